@@ -1,0 +1,23 @@
+"""Keep freed memory in the process instead of handing it back to the kernel.
+
+glibc maps every large block anew and unmaps it at free, so each training step pays page faults for the same
+gigabytes again. Raising the two thresholds keeps the pages. Other C libraries are left alone.
+"""
+
+import ctypes
+import platform
+
+# From malloc.h; the values are C ints, so 2^31 - 1 is the largest trim threshold. Blocks above the mmap threshold still
+# go back at once: no tensor of a step should be that large, and keeping such blocks would bloat the process.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGEST_INT = 2**31 - 1
+_MMAP_THRESHOLD = 512 * 2**20
+
+
+def keep_freed_memory() -> bool:
+    """Raise glibc's mmap and trim thresholds. True when that was possible, False on other C libraries."""
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))

@@ -1,0 +1,14 @@
+"""Errors a person can act on: one sentence that says what was expected, what came and what to do."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class CapiError(ValueError):
+    """Bad input. The command line prints its message alone and exits with code 2."""
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str:
+    """`; did you mean "x"?` for the closest candidate, or an empty string when nothing is close."""
+    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
+    return f'; did you mean "{matches[0]}"?' if matches else ""

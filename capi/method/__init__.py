@@ -1,0 +1,1 @@
+"""The paper: masking, clustering, student, teacher and losses as tensor mathematics."""

@@ -1,0 +1,24 @@
+"""Cross-entropy with soft targets, and the entropy of those targets (paper: loss formulation)."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capi.types import Float
+
+
+def soft_cross_entropy(
+    logits: Float[Tensor, "*batch k"], targets: Float[Tensor, "*batch k"], *, temperature: float
+) -> Float[Tensor, ""]:
+    """Mean over tokens of the cross-entropy between `targets` and softmax(logits / temperature), in float32 or better."""
+    log_probabilities = F.log_softmax(_at_least_float32(logits) / temperature, dim=-1)
+    return -(targets * log_probabilities).sum(-1).mean()
+
+
+def target_entropy(targets: Float[Tensor, "*batch k"]) -> Float[Tensor, ""]:
+    """Mean entropy of the targets in nat: how undecided the clustering is. The released recipe settles near 0.5."""
+    return torch.special.entr(targets).sum(-1).mean()
+
+
+def _at_least_float32(value: Tensor) -> Tensor:
+    return value if value.dtype == torch.float64 else value.float()

@@ -1,0 +1,148 @@
+"""Which patches are hidden from the student, and which of those it must predict (paper: masking strategy).
+
+A mask is a function of a grid, a count and one random key per image, and hides exactly that count in every image. All
+images of a batch are drawn at once. A new kind of mask is one function and one line in `MASKS`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from capi.errors import CapiError, nearest
+from capi.randomness import Stream, uniforms
+from capi.types import Bool, Float, Int
+
+ASPECT_RANGE = (0.5, 2.0)
+
+
+class Grid(NamedTuple):
+    """The patch grid of an image."""
+
+    rows: int
+    columns: int
+
+    @property
+    def size(self) -> int:
+        return self.rows * self.columns
+
+
+class MaskIndex(NamedTuple):
+    """Row-major patch indices, ascending within each image."""
+
+    visible: Int[Tensor, "b v"]
+    predict: Int[Tensor, "b p"]
+
+
+def random_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+    """`count` patches drawn uniformly."""
+    return _lowest(uniforms(keys, Stream.MASK, grid.size), count)
+
+
+def block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+    """One block of `count` patches: log-uniform aspect, uniform place, the excess cut at its lower right end."""
+    height, width, top, left = block_boxes(grid, count, keys)
+    row, column = torch.arange(grid.rows), torch.arange(grid.columns)
+    in_rows = (row >= top[:, None]) & (row < (top + height)[:, None])
+    in_columns = (column >= left[:, None]) & (column < (left + width)[:, None])
+    block = (in_rows[:, :, None] & in_columns[:, None, :]).flatten(1)
+    return block & (block.cumsum(1) <= count)
+
+
+def inverse_block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+    """Everything but a block of visible patches."""
+    return ~block_mask(grid, grid.size - count, keys)
+
+
+MASKS: dict[str, Callable[[Grid, int, Tensor], Tensor]] = {
+    "random": random_mask,
+    "block": block_mask,
+    "inverse_block": inverse_block_mask,
+}
+
+
+class BlockBoxes(NamedTuple):
+    """The rectangle of each image's block, in patches."""
+
+    height: Int[Tensor, " b"]
+    width: Int[Tensor, " b"]
+    top: Int[Tensor, " b"]
+    left: Int[Tensor, " b"]
+
+
+def block_boxes(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> BlockBoxes:
+    """Rectangles that hold at least `count` patches and fit the grid."""
+    draw_aspect, draw_top, draw_left = uniforms(keys, Stream.MASK, 3).unbind(1)
+    # height <= rows and width <= columns hold exactly for aspects in this interval, and it is never empty.
+    fits = torch.tensor([count / grid.columns**2, grid.rows**2 / count], dtype=torch.float64).log()
+    low, high = torch.tensor(ASPECT_RANGE, dtype=torch.float64).log().clamp(fits[0], fits[1])
+    aspect = torch.exp(low + draw_aspect * (high - low))
+    # The clamps only undo rounding at the ends of the interval.
+    height = (count * aspect).sqrt().ceil().long().clamp(max=grid.rows)
+    width = (count / aspect).sqrt().ceil().long().clamp(max=grid.columns)
+    top = (draw_top * (grid.rows - height + 1)).long()
+    left = (draw_left * (grid.columns - width + 1)).long()
+    return BlockBoxes(height, width, top, left)
+
+
+def roll(grid: Grid, mask: Bool[Tensor, "b n"], keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+    """A uniform circular shift in both directions, so that every position is masked equally often."""
+    size = torch.tensor(grid, dtype=torch.float64)
+    shift = (uniforms(keys, Stream.ROLL, 2) * size).long()
+    row = (torch.arange(grid.rows) - shift[:, :1]) % grid.rows
+    column = (torch.arange(grid.columns) - shift[:, 1:]) % grid.columns
+    source = row[:, :, None] * grid.columns + column[:, None, :]
+    return mask.gather(1, source.flatten(1))
+
+
+class MaskSampler:
+    """Draws the mask of every image of a batch; the loader is given one and calls it in its workers."""
+
+    def __init__(self, *, kind: str, ratio: float, roll: bool, predict: int | float) -> None:
+        """`predict` is a count of patches (int) or a share of the masked ones (float)."""
+        if kind not in MASKS:
+            raise CapiError(f'there is no mask "{kind}", only {", ".join(MASKS)}{nearest(kind, MASKS)}')
+        self.kind = kind
+        self.ratio = ratio
+        self.roll = roll
+        self.predict = predict
+
+    def counts(self, grid: Grid) -> tuple[int, int, int]:
+        """How many patches are visible, masked and predicted: the same in every image of this grid."""
+        masked = int(grid.size * self.ratio)
+        if not 1 <= masked < grid.size:
+            raise CapiError(
+                f"a masking ratio of {self.ratio} hides {masked} of the {grid.size} patches of a "
+                f"{grid.rows} x {grid.columns} grid, but at least one must be hidden and one visible: "
+                "change masking.ratio, the image size or the patch size"
+            )
+        predicted = self.predict if isinstance(self.predict, int) else max(1, int(masked * self.predict))
+        if not 1 <= predicted <= masked:
+            raise CapiError(
+                f"{predicted} patches to predict were asked for, but a {grid.rows} x {grid.columns} grid masked at "
+                f"{self.ratio} hides {masked}: set masking.predict between 1 and {masked}"
+            )
+        return grid.size - masked, masked, predicted
+
+    def __call__(self, grid: Grid, keys: Int[Tensor, " b"]) -> MaskIndex:
+        visible, masked, predicted = self.counts(grid)
+        mask = MASKS[self.kind](grid, masked, keys)
+        if self.roll:
+            mask = roll(grid, mask, keys)
+        # Visible patches score above every draw, so the lowest scores are masked ones in uniform order.
+        scores = uniforms(keys, Stream.PREDICT, grid.size) + (~mask).double()
+        return MaskIndex(
+            visible=_positions(~mask, visible),
+            predict=_positions(_lowest(scores, predicted), predicted),
+        )
+
+
+def _lowest(scores: Float[Tensor, "b n"], count: int) -> Bool[Tensor, "b n"]:
+    chosen = scores.topk(count, dim=1, largest=False, sorted=False).indices
+    return torch.zeros_like(scores, dtype=torch.bool).scatter_(1, chosen, True)
+
+
+def _positions(selected: Bool[Tensor, "b n"], count: int) -> Int[Tensor, "b {count}"]:
+    """The selected indices of each image, ascending; every image has `count` of them."""
+    return selected.nonzero()[:, 1].view(-1, count)

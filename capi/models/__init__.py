@@ -1,0 +1,1 @@
+"""The networks, written for one device. Nothing here imports more than torch."""

@@ -1,0 +1,109 @@
+"""The vision transformer: registers and patches, rotary positions, all patches or only the visible ones."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from capi.errors import CapiError
+from capi.models.layers import Block, final_norm
+from capi.models.rope import RopeVariant, patch_coordinates, register_coordinates, rotary_table
+from capi.types import Float, Int
+
+INITIAL_TOKEN_STD = 0.02
+
+
+class Encoded(NamedTuple):
+    """Final-normed tokens, registers first, with their coordinates (s is 1 when all images share them)."""
+
+    tokens: Float[Tensor, "b t d"]
+    coordinates: Float[Tensor, "s t 2"]
+
+
+class PatchEmbedding(nn.Module):
+    """A convolution whose kernel and stride are the patch size, computed for the wanted patches only."""
+
+    def __init__(self, *, width: int, channels: int, patch_size: int) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(channels, width, patch_size, patch_size)
+        nn.init.xavier_uniform_(convolution.weight.view(width, -1))
+        self.weight = convolution.weight
+        self.bias = convolution.bias
+
+    @property
+    def patch_size(self) -> int:
+        return self.weight.shape[-1]
+
+    def grid(self, images: Float[Tensor, "b c height width"]) -> tuple[int, int]:
+        """Rows and columns of patches; an image the model cannot take is an error."""
+        _, channels, height, width = images.shape
+        size = self.patch_size
+        if channels != self.weight.shape[1]:
+            raise CapiError(f"the model takes images of {self.weight.shape[1]} channels, but these have {channels}")
+        if not height or not width or height % size or width % size:
+            raise CapiError(
+                f"the sides of an image must be multiples of the patch size {size}, but this one is "
+                f"{height} x {width}: resize it to {max(height // size, 1) * size} x {max(width // size, 1) * size}"
+            )
+        return height // size, width // size
+
+    def forward(
+        self, images: Float[Tensor, "b c height width"], visible_index: Int[Tensor, "b v"] | None
+    ) -> Float[Tensor, "b v d"]:
+        rows, columns = self.grid(images)
+        size = self.patch_size
+        patches = images.unflatten(3, (columns, size)).unflatten(2, (rows, size))
+        patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        if visible_index is not None:
+            patches = patches.gather(1, visible_index[..., None].expand(-1, -1, patches.shape[-1]))
+        return F.linear(patches, self.weight.flatten(1), self.bias)
+
+
+class Encoder(nn.Module):
+    """Encodes whole images (teacher, evaluation) or their visible patches (student)."""
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        depth: int,
+        heads: int,
+        patch_size: int,
+        registers: int,
+        channels: int = 3,
+        mlp_width: int,
+        rope: RopeVariant = "axial",
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.head_width = width // heads
+        self.rope: RopeVariant = rope
+        self.patch_embedding = PatchEmbedding(width=width, channels=channels, patch_size=patch_size)
+        self.registers = nn.Parameter(torch.empty(1, registers, width).normal_(std=INITIAL_TOKEN_STD))
+        self.blocks = nn.ModuleList(
+            Block(width=width, heads=heads, mlp_width=mlp_width, drop_rate=drop_rate) for _ in range(depth)
+        )
+
+    @property
+    def num_registers(self) -> int:
+        return self.registers.shape[1]
+
+    def forward(
+        self, images: Float[Tensor, "b c height width"], visible_index: Int[Tensor, "b v"] | None = None
+    ) -> Encoded:
+        patches = self.patch_embedding(images, visible_index)
+        positions = patch_coordinates(*self.patch_embedding.grid(images), device=images.device)[None]
+        if visible_index is not None:
+            positions = positions[0][visible_index]
+        coordinates = torch.cat([register_coordinates(positions, self.num_registers), positions], dim=1)
+        rotary = rotary_table(coordinates, self.head_width, self.rope)
+        x = torch.cat([self.registers.expand(len(images), -1, -1), patches], dim=1)
+        for block in self.blocks:
+            x = block(x, rotary)
+        return Encoded(final_norm(x), coordinates)
+
+    def patches(self, encoded: Encoded) -> Float[Tensor, "b v d"]:
+        """The patch tokens of an encoding, registers left out."""
+        return encoded.tokens[:, self.num_registers :]

@@ -1,0 +1,144 @@
+"""The transformer block of encoder and predictor: pre-norm, RMSNorm, no biases, efficient stochastic depth."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from capi.errors import CapiError
+from capi.models.rope import RotaryTable, rotate
+from capi.types import Float
+
+NORM_EPS = 1e-5
+
+
+class RMSNorm(nn.Module):
+    """Root-mean-square norm over channels with a learned scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPS)
+
+
+def final_norm(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """The norm at the end of encoder and predictor: no learned scale."""
+    return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Every linear map of the networks: no bias, xavier-uniform."""
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.xavier_uniform_(layer.weight)
+    return layer
+
+
+class Attention(nn.Module):
+    """Softmax attention from x to a context, with rotary positions on queries and keys."""
+
+    def __init__(self, *, width: int, heads: int, context_width: int) -> None:
+        super().__init__()
+        if width % heads or (width // heads) % 4:
+            raise CapiError(
+                f"a width of {width} with {heads} heads gives a head width of {width / heads:g}, but rotary positions "
+                "need a multiple of 4: change the width or the number of heads"
+            )
+        self.heads = heads
+        self.query = linear(width, width)
+        self.key = linear(context_width, width)
+        self.value = linear(context_width, width)
+        self.output = linear(width, width)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b q d"],
+        context: Float[Tensor, "b t e"],
+        query_rotary: RotaryTable,
+        key_rotary: RotaryTable,
+    ) -> Float[Tensor, "b q d"]:
+        query = rotate(self._split(self.query(x)), query_rotary)
+        key = rotate(self._split(self.key(context)), key_rotary)
+        value = self._split(self.value(context))
+        attended = F.scaled_dot_product_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+        output: Tensor = self.output(attended.transpose(1, 2).flatten(2))
+        return output
+
+    def _split(self, x: Float[Tensor, "b t d"]) -> Float[Tensor, "b t h w"]:
+        return x.unflatten(-1, (self.heads, -1))
+
+
+class MLP(nn.Module):
+    """Two linear maps with an exact GELU between them."""
+
+    def __init__(self, *, width: int, hidden: int) -> None:
+        super().__init__()
+        self.expand = linear(width, hidden)
+        self.contract = linear(hidden, width)
+
+    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+        output: Tensor = self.contract(F.gelu(self.expand(x)))
+        return output
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); in training each branch runs for a random part of the images.
+
+    Without a context the attention is over x itself; with one it is cross-attention, and the norm before it applies to
+    the queries only.
+    """
+
+    def __init__(
+        self, *, width: int, heads: int, mlp_width: int, drop_rate: float, context_width: int | None = None
+    ) -> None:
+        super().__init__()
+        self.drop_rate = drop_rate
+        self.attention_norm = RMSNorm(width)
+        self.attention = Attention(width=width, heads=heads, context_width=context_width or width)
+        self.mlp_norm = RMSNorm(width)
+        self.mlp = MLP(width=width, hidden=mlp_width)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b q d"],
+        query_rotary: RotaryTable,
+        context: Float[Tensor, "b t e"] | None = None,
+        key_rotary: RotaryTable | None = None,
+    ) -> Float[Tensor, "b q d"]:
+        if not self.training or self.drop_rate == 0:
+            x = x + self._attend(x, query_rotary, context, key_rotary)
+            return x + self.mlp(self.mlp_norm(x))
+        kept = self._draw_kept(x)
+        branch = self._attend(
+            x.index_select(0, kept),
+            query_rotary.select(kept),
+            None if context is None else context.index_select(0, kept),
+            None if key_rotary is None else key_rotary.select(kept),
+        )
+        x = _add_to_kept(x, branch, kept)
+        kept = self._draw_kept(x)
+        return _add_to_kept(x, self.mlp(self.mlp_norm(x.index_select(0, kept))), kept)
+
+    def _attend(
+        self, x: Tensor, query_rotary: RotaryTable, context: Tensor | None, key_rotary: RotaryTable | None
+    ) -> Tensor:
+        normed = self.attention_norm(x)
+        attended: Tensor = self.attention(
+            normed,
+            normed if context is None else context,
+            query_rotary,
+            query_rotary if key_rotary is None else key_rotary,
+        )
+        return attended
+
+    def images_kept(self, images: int) -> int:
+        """For how many images of a batch a residual branch runs in training."""
+        return max(int(images * (1 - self.drop_rate)), 1)
+
+    def _draw_kept(self, x: Tensor) -> Tensor:
+        return torch.randperm(len(x), device=x.device)[: self.images_kept(len(x))]
+
+
+def _add_to_kept(x: Tensor, branch: Tensor, kept: Tensor) -> Tensor:
+    """Add a branch that ran for some images only, scaled so that its expectation is that of the full branch."""
+    return x.index_add(0, kept, branch, alpha=len(x) / len(kept))

@@ -1,0 +1,226 @@
+"""Checkpoints in the released layout: a flat state dict of the student, to and from our modules.
+
+Loading is strict: the architecture is read off the file, and a missing, extra or misshapen key is an error that names
+it. Each block of the file carries its table of rotary frequencies, whose pattern tells the variant: [a, a, c, c] is
+`released`; a run trained with `axial` is written with its query and key channels reordered and the table [a, c, a, c],
+so that the released formula computes the same.
+"""
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from capi.errors import CapiError
+from capi.models.encoder import Encoder
+from capi.models.features import CapiEncoder
+from capi.models.heads import LinearHead
+from capi.models.predictor import Predictor
+from capi.models.rope import RopeVariant, frequencies
+
+State = dict[str, Tensor]
+
+_PLAIN_KEYS = {
+    "encoder.patch_embedding.weight": "backbone.patch_embed.weight",
+    "encoder.patch_embedding.bias": "backbone.patch_embed.bias",
+    "encoder.registers": "backbone.registers",
+    "predictor.mask_token": "backbone.mask_token",
+    "head.direction": "head.last_layer.weight_v",
+    "head.length": "head.last_layer.weight_g",
+}
+_STACKS = {"encoder": "backbone.encoder", "predictor": "backbone.decoder"}
+_BLOCK_KEYS = {
+    "attention_norm.weight": "residual1.norm.weight",
+    "attention.query.weight": "residual1.fn.q_proj.weight",
+    "attention.key.weight": "residual1.fn.k_proj.weight",
+    "attention.value.weight": "residual1.fn.v_proj.weight",
+    "attention.output.weight": "residual1.fn.proj.weight",
+    "mlp_norm.weight": "residual2.norm.weight",
+    "mlp.expand.weight": "residual2.fn.fc1.weight",
+    "mlp.contract.weight": "residual2.fn.fc2.weight",
+}
+_TABLE_KEY = "residual1.fn.rope.freqs"
+_ROTATED = ("attention.query.weight", "attention.key.weight")
+
+
+def load_released(path: Path) -> CapiEncoder:
+    """The frozen model of a checkpoint file, in evaluation mode."""
+    return from_released(read_state(path), source=str(path))
+
+
+def read_state(path: Path) -> State:
+    """The tensors of a `.pth` or `.safetensors` file. Pickles are opened without running anything they contain."""
+    if not path.is_file():
+        raise CapiError(f"{path} is not a file: give the path of a checkpoint")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise CapiError(
+            f"{path} could not be opened as a checkpoint of tensors ({type(error).__name__}): expected a state dict "
+            "written by torch.save or a safetensors file, and nothing else is unpickled"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise CapiError(f"{path} holds something other than a flat dict of tensors: save the student's state dict alone")
+    return state
+
+
+def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
+    """Our modules with the weights of a released state dict."""
+    variant = _rope_variant(state, source)
+    with torch.device("meta"):
+        model = _build(state, variant, source)
+    expected = {theirs: (ours, tuple(model.get_parameter(ours).shape)) for ours, theirs in _key_map(model).items()}
+    tables = set(_table_keys(model))
+    _check_keys(state, expected={key: shape for key, (_, shape) in expected.items()}, tables=tables, source=source)
+    weights = {ours: state[theirs].float() for theirs, (ours, _) in expected.items()}
+    model.load_state_dict(_reorder_for(variant, weights, model), strict=True, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def to_released(model: CapiEncoder) -> State:
+    """A released state dict that computes exactly what `model` computes, whichever rotary variant it has."""
+    variant = model.encoder.rope
+    weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    weights = _reorder_for(variant, weights, model)
+    state = {theirs: weights[ours].clone() for ours, theirs in _key_map(model).items()}
+    for key in _table_keys(model):
+        stack = model.encoder if key.startswith(_STACKS["encoder"]) else model.predictor
+        state[key] = _table(stack.head_width, variant)
+    return state
+
+
+def _key_map(model: CapiEncoder) -> dict[str, str]:
+    """Our parameter names to those of the released layout."""
+    names = {}
+    for ours in model.state_dict():
+        if ours in _PLAIN_KEYS:
+            names[ours] = _PLAIN_KEYS[ours]
+        else:
+            stack, _, number, rest = ours.split(".", 3)
+            names[ours] = f"{_STACKS[stack]}.blocks.{number}.{_BLOCK_KEYS[rest]}"
+    return names
+
+
+def _table_keys(model: CapiEncoder) -> Iterable[str]:
+    for stack, depth in (("encoder", len(model.encoder.blocks)), ("predictor", len(model.predictor.blocks))):
+        for number in range(depth):
+            yield f"{_STACKS[stack]}.blocks.{number}.{_TABLE_KEY}"
+
+
+def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
+    """The architecture that the shapes of a state dict speak of."""
+    patches = _get(state, "backbone.patch_embed.weight", 4, source)
+    if patches.shape[2] != patches.shape[3]:
+        raise CapiError(f"{source} has patches of {patches.shape[2]} x {patches.shape[3]} pixels; they must be square")
+    encoder = Encoder(
+        **_stack_sizes(state, "encoder", patches.shape[0], source),
+        channels=patches.shape[1],
+        patch_size=patches.shape[2],
+        registers=_get(state, "backbone.registers", 3, source).shape[1],
+        rope=variant,
+    )
+    mask_token = _get(state, "backbone.mask_token", 2, source)
+    predictor = Predictor(
+        **_stack_sizes(state, "predictor", mask_token.shape[1], source), context_width=encoder.width, rope=variant
+    )
+    head = None
+    if any(key.startswith("head.") for key in state):
+        direction = _get(state, "head.last_layer.weight_v", 2, source)
+        head = LinearHead(width=predictor.width, prototypes=direction.shape[0])
+    return CapiEncoder(encoder=encoder, predictor=predictor, head=head)
+
+
+def _stack_sizes(state: State, stack: str, width: int, source: str) -> dict[str, int]:
+    """Depth, heads and MLP width of encoder or predictor; the head width is that of its rotary table."""
+    first = f"{_STACKS[stack]}.blocks.0"
+    head_width = _get(state, f"{first}.{_TABLE_KEY}", 2, source).shape[1]
+    hidden = _get(state, f"{first}.{_BLOCK_KEYS['mlp.expand.weight']}", 2, source).shape[0]
+    if not head_width or width % head_width:
+        raise CapiError(f"{source} has a {stack} of width {width}, which its head width of {head_width} does not divide")
+    pattern = re.compile(rf"{re.escape(_STACKS[stack])}\.blocks\.(\d+)\.")
+    numbers = {int(match[1]) for key in state if (match := pattern.match(key))}
+    return {"width": width, "depth": max(numbers) + 1, "heads": width // head_width, "mlp_width": hidden}
+
+
+def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
+    if key not in state:
+        raise CapiError(f'{source} lacks the key "{key}" of the released layout')
+    if state[key].ndim != dimensions:
+        raise CapiError(f'{source} has "{key}" with {state[key].ndim} dimensions, expected {dimensions}')
+    return state[key]
+
+
+def _check_keys(state: State, *, expected: dict[str, tuple[int, ...]], tables: set[str], source: str) -> None:
+    """Every key there, none too many, each of the shape that the rest of the file asks for."""
+    missing = sorted((expected.keys() | tables) - state.keys())
+    extra = sorted(state.keys() - expected.keys() - tables)
+    wrong = sorted(key for key in expected.keys() & state.keys() if tuple(state[key].shape) != expected[key])
+    if missing:
+        raise CapiError(f"{source} lacks {_some(missing)} of the released layout")
+    if extra:
+        raise CapiError(f"{source} has {_some(extra)}, which the released layout does not know")
+    if wrong:
+        key = wrong[0]
+        raise CapiError(
+            f'{source} has "{key}" of shape {tuple(state[key].shape)}, but its other tensors ask for {expected[key]}'
+        )
+
+
+def _some(keys: list[str], most: int = 3) -> str:
+    named = ", ".join(f'"{key}"' for key in keys[:most])
+    return named if len(keys) <= most else f"{named} and {len(keys) - most} more keys"
+
+
+def _table(head_width: int, variant: RopeVariant) -> Tensor:
+    """The rotary table as the released layout stores it: a row of frequencies for each axis, zero where it has no say."""
+    values = frequencies(head_width, "cpu")
+    zero = torch.zeros_like(values)
+    if variant == "released":
+        return torch.stack([torch.cat([values, values, zero, zero]), torch.cat([zero, zero, values, values])])
+    return torch.stack([torch.cat([values, zero, values, zero]), torch.cat([zero, values, zero, values])])
+
+
+def _rope_variant(state: State, source: str) -> RopeVariant:
+    """The variant that all rotary tables of a file agree on."""
+    tables = {key: value for key, value in state.items() if key.endswith(_TABLE_KEY)}
+    if not tables:
+        raise CapiError(f'{source} lacks rotary tables ("*.{_TABLE_KEY}"): it is no checkpoint in the released layout')
+    found = {_variant_of(key, table, source) for key, table in tables.items()}
+    if len(found) > 1:
+        raise CapiError(f"{source} mixes both rotary variants; all blocks must have the same")
+    return found.pop()
+
+
+def _variant_of(key: str, table: Tensor, source: str) -> RopeVariant:
+    if table.ndim == 2 and table.shape[0] == 2 and table.shape[1] and table.shape[1] % 4 == 0:
+        variants: tuple[RopeVariant, ...] = ("released", "axial")
+        for variant in variants:
+            if torch.allclose(table.float(), _table(table.shape[1], variant), rtol=1e-4, atol=1e-7):
+                return variant
+    raise CapiError(
+        f'{source} has a table "{key}" of shape {tuple(table.shape)} that is neither rotary variant: expected '
+        "(2, head width) with frequencies from 7 down to 7e-4 cycles"
+    )
+
+
+def _reorder_for(variant: RopeVariant, weights: State, model: CapiEncoder) -> State:
+    """Swap the middle quarters of each head's query and key channels for `axial`; the swap undoes itself."""
+    if variant == "released":
+        return weights
+    widths = {"encoder": model.encoder.head_width, "predictor": model.predictor.head_width}
+    return {
+        name: _swap_quarters(weight, widths[name.split(".")[0]]) if name.endswith(_ROTATED) else weight
+        for name, weight in weights.items()
+    }
+
+
+def _swap_quarters(weight: Tensor, head_width: int) -> Tensor:
+    quarters = weight.unflatten(0, (-1, 4, head_width // 4))
+    return quarters[:, [0, 2, 1, 3]].flatten(0, 2)

@@ -1,0 +1,1 @@
+"""One iteration, the optimisers and the schedules."""

@@ -1,0 +1,76 @@
+"""The floating-point operations that one iteration of the method requires.
+
+Only matrix products are counted, a multiply-add as two. What an implementation computes twice to save memory is not
+counted twice, and residual branches dropped by stochastic depth are not counted at all.
+"""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from capi.method.clustering import OnlineClustering
+from capi.method.student import Student
+from capi.models.encoder import Encoder
+from capi.models.layers import Block
+
+# A backward pass computes two products for each one of the forward pass: for the weights and for the inputs.
+TRAINING = 3
+
+
+class IterationFlop(NamedTuple):
+    """FLOP for one image, part by part."""
+
+    teacher: float
+    clustering: float
+    student_encoder: float
+    predictor: float
+    head: float
+
+
+def iteration_flop(
+    student: Student, clustering: OnlineClustering, *, batch_size: int, patches: int, visible: int, predicted: int
+) -> IterationFlop:
+    """FLOP of one image of a batch, of whose `patches` so many are visible and so many predicted."""
+    encoder, predictor = student.encoder, student.predictor
+    context = encoder.num_registers + visible
+    embedding = _embedding_flop(encoder, visible)
+    kept = _kept_share(encoder.blocks, batch_size)
+    prototypes = clustering.prototypes.numel()
+    return IterationFlop(
+        teacher=encoder_flop(encoder, patches),
+        clustering=2 * 2 * patches * prototypes,
+        # Images need no gradient, so the patch embedding has one product less.
+        student_encoder=TRAINING * kept * _stack_flop(encoder.blocks, context, context) + 2 * embedding,
+        predictor=TRAINING * kept * _stack_flop(predictor.blocks, predicted, context),
+        head=TRAINING * 2 * predicted * student.head.direction.numel(),
+    )
+
+
+def encoder_flop(encoder: Encoder, patches: int) -> float:
+    """FLOP of encoding one whole image."""
+    tokens = encoder.num_registers + patches
+    return _embedding_flop(encoder, patches) + _stack_flop(encoder.blocks, tokens, tokens)
+
+
+def _embedding_flop(encoder: Encoder, patches: int) -> float:
+    return 2 * patches * encoder.patch_embedding.weight.numel()
+
+
+def _stack_flop(blocks: nn.ModuleList, queries: int, context: int) -> float:
+    return sum(_block_flop(block, queries, context) for block in blocks if isinstance(block, Block))
+
+
+def _block_flop(block: Block, queries: int, context: int) -> float:
+    attention, mlp = block.attention, block.mlp
+    on_queries = (attention.query, attention.output, mlp.expand, mlp.contract)
+    on_context = (attention.key, attention.value)
+    linear = queries * sum(layer.weight.numel() for layer in on_queries)
+    linear += context * sum(layer.weight.numel() for layer in on_context)
+    products = 2 * queries * context * attention.query.out_features
+    return 2 * (linear + products)
+
+
+def _kept_share(blocks: nn.ModuleList, batch_size: int) -> float:
+    block = blocks[0]
+    assert isinstance(block, Block)
+    return block.images_kept(batch_size) / batch_size

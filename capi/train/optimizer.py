@@ -1,0 +1,65 @@
+"""The two AdamW optimisers and their parameter groups.
+
+Student: biases are not decayed, norm scales at a tenth; the patch embedding learns five times slower. Prototypes: half
+the learning rate, a weight decay of their own that covers their bias too.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.optim import AdamW
+
+from capi.method.clustering import OnlineClustering
+from capi.method.student import Student
+from capi.models.encoder import PatchEmbedding
+from capi.models.layers import RMSNorm
+
+BETAS = (0.9, 0.95)
+EPS = 1e-8
+
+
+def student_optimizer(
+    student: Student,
+    *,
+    weight_decay: float,
+    norm_decay_multiplier: float = 0.1,
+    patch_embedding_rate_multiplier: float = 0.2,
+) -> AdamW:
+    """Learning rates start at 0; `set_learning_rate` gives each step its own."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for module, name, parameter in _owned_parameters(student):
+        decay = weight_decay
+        if name == "bias":
+            decay = 0.0
+        elif isinstance(module, RMSNorm):
+            decay = weight_decay * norm_decay_multiplier
+        rate = patch_embedding_rate_multiplier if isinstance(module, PatchEmbedding) else 1.0
+        groups.setdefault((rate, decay), []).append(parameter)
+    return _adamw(
+        {"params": parameters, "rate_multiplier": rate, "weight_decay": decay}
+        for (rate, decay), parameters in groups.items()
+    )
+
+
+def clustering_optimizer(
+    clustering: OnlineClustering, *, weight_decay: float, rate_multiplier: float = 0.5
+) -> AdamW:
+    parameters = list(clustering.parameters())
+    return _adamw([{"params": parameters, "rate_multiplier": rate_multiplier, "weight_decay": weight_decay}])
+
+
+def set_learning_rate(optimizer: AdamW, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["rate_multiplier"]
+
+
+def _adamw(groups: Any) -> AdamW:
+    return AdamW(groups, lr=0.0, betas=BETAS, eps=EPS, fused=True)
+
+
+def _owned_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Every parameter once, with the module that owns it and its name there."""
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            yield owner, name, parameter

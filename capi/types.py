@@ -1,0 +1,63 @@
+"""What the rooms hand to each other, and the letters used for tensor axes everywhere.
+
+    b images of a batch      n patches of an image    v visible patches     p predicted patches
+    r registers              d width of a token       k prototypes          h attention heads
+    c image channels         t tokens of a sequence   w width of one attention head
+
+Shapes stand in the annotations (`Float[Tensor, "b n d"]`). Only the test run enforces them, so jaxtyping is not
+needed to use the package: without it the annotations fall back to `Tensor`.
+"""
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
+else:
+    try:
+        from jaxtyping import Bool, Float, Int
+    except ImportError:
+
+        class Float:
+            """Stands in for a jaxtyping annotation where jaxtyping is not installed."""
+
+            def __class_getitem__(cls, _: object) -> type[Tensor]:
+                return Tensor
+
+        Bool = Int = Float
+
+__all__ = ["Bool", "Features", "Float", "Int", "MaskedBatch", "Reduction", "VisionEncoder"]
+
+
+class MaskedBatch(NamedTuple):
+    """What the loader yields: images, and for each image which patches the student sees and which it predicts."""
+
+    images: Float[Tensor, "b c height width"]
+    visible_index: Int[Tensor, "b v"]
+    predict_index: Int[Tensor, "b p"]
+
+
+class Features(NamedTuple):
+    """What every encoder gives for a batch of images. `pooled` is None when it was not asked for."""
+
+    pooled: Float[Tensor, "b d"] | None
+    registers: Float[Tensor, "b r d"]
+    feature_map: Float[Tensor, "b rows columns d"]
+
+
+class VisionEncoder(Protocol):
+    """The contract of an encoder: normalised images in, features out."""
+
+    width: int
+    patch_size: int
+
+    def __call__(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features: ...
+
+
+class Reduction(Protocol):
+    """How a statistic of this process becomes that of the global batch."""
+
+    def sum(self, value: Tensor) -> Tensor: ...
+
+    def max(self, value: Tensor) -> Tensor: ...
