@@ -7,10 +7,11 @@ the same allocator settings in the same interleaved run.
 """
 
 import argparse
+from functools import partial
 
 import torch
 import torch.nn.functional as F
-from measure import interleaved_best, peak_extra_bytes
+from measure import Work, interleaved_best, peak_extra_bytes
 from torch import Tensor
 
 from capi.allocator import keep_freed_memory
@@ -20,6 +21,7 @@ from capi.method.clustering import OnlineClustering
 
 def plain(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and targets as the formulas say, with autograd for the gradient."""
+    clustering.zero_grad()
     settings = clustering.settings
     logits = F.linear(F.normalize(tokens, dim=-1, eps=1e-7), clustering.prototypes, clustering.bias)
     samples = (0,) if settings.sinkhorn == "positionwise" else (0, 1)
@@ -37,6 +39,8 @@ def plain(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -
 
 
 def chunked(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and targets in bounded memory."""
+    clustering.zero_grad()
     loss, targets = clustering(tokens, predict_index)
     loss.backward()
     return loss.detach(), targets
@@ -48,11 +52,12 @@ def compare(sinkhorn: str, arguments: argparse.Namespace) -> None:
     predict_index = torch.rand(tokens.shape[:2]).argsort(1)[:, : arguments.predictions]
     settings = ClusteringSettings(sinkhorn=sinkhorn)  # type: ignore[arg-type]
     clustering = OnlineClustering(width=arguments.width, prototypes=arguments.prototypes, settings=settings)
-    works = {
-        name: lambda work=work: (clustering.zero_grad(), work(clustering, tokens, predict_index))[1]
-        for name, work in (("plain", plain), ("chunked", chunked))
+    works: dict[str, Work] = {
+        "plain": partial(plain, clustering, tokens, predict_index),
+        "chunked": partial(chunked, clustering, tokens, predict_index),
     }
-    (plain_loss, plain_targets), (loss, targets) = works["plain"](), works["chunked"]()
+    plain_loss, plain_targets = plain(clustering, tokens, predict_index)
+    loss, targets = chunked(clustering, tokens, predict_index)
     print(f"{sinkhorn}: loss differs by {abs(loss - plain_loss) / plain_loss:.1e}, ", end="")
     print(f"targets by {(targets - plain_targets).abs().max():.1e}")
     del plain_targets, targets

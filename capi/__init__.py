@@ -1,0 +1,46 @@
+"""CAPI: cluster and predict latent patches for improved masked image modeling.
+
+    import capi
+    encoder = capi.load("student.pth")
+    pooled, registers, feature_map = encoder(images)
+
+Names are imported when they are first used, so that `import capi` costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from capi.api import build_learner as build_learner
+    from capi.api import check as check
+    from capi.api import load as load
+    from capi.api import load_config as load_config
+    from capi.errors import CapiError as CapiError
+    from capi.types import Features as Features
+    from capi.types import MaskedBatch as MaskedBatch
+    from capi.types import VisionEncoder as VisionEncoder
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "build_learner": "capi.api",
+    "check": "capi.api",
+    "load": "capi.api",
+    "load_config": "capi.api",
+    "CapiError": "capi.errors",
+    "Features": "capi.types",
+    "MaskedBatch": "capi.types",
+    "VisionEncoder": "capi.types",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'capi' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,7 +8,7 @@ Shapes stand in the annotations (`Float[Tensor, "b n d"]`). Only the test run en
 needed to use the package: without it the annotations fall back to `Tensor`.
 """
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ class Features(NamedTuple):
     feature_map: Float[Tensor, "b rows columns d"]
 
 
+@runtime_checkable
 class VisionEncoder(Protocol):
     """The contract of an encoder: normalised images in, features out."""
 
@@ -55,6 +56,7 @@ class VisionEncoder(Protocol):
     def __call__(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features: ...
 
 
+@runtime_checkable
 class Reduction(Protocol):
     """How a statistic of this process becomes that of the global batch."""
 

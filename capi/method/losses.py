@@ -10,7 +10,7 @@ from capi.types import Float
 def soft_cross_entropy(
     logits: Float[Tensor, "*batch k"], targets: Float[Tensor, "*batch k"], *, temperature: float
 ) -> Float[Tensor, ""]:
-    """Mean over tokens of the cross-entropy between `targets` and softmax(logits / temperature), in float32 or better."""
+    """Mean over tokens of the cross-entropy of softmax(logits / temperature) to `targets`, in float32 or better."""
     log_probabilities = F.log_softmax(_at_least_float32(logits) / temperature, dim=-1)
     return -(targets * log_probabilities).sum(-1).mean()
 

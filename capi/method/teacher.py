@@ -1,7 +1,6 @@
 """The teacher: an exponential moving average of the student that sees the whole image."""
 
 import copy
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,9 @@ class Teacher(nn.Module):
         self.average = copy.deepcopy(student).requires_grad_(False)
         self.train(False)
 
-    def train(self, mode: bool = True) -> "Teacher":
+    def train(self, mode: bool = True) -> "Teacher":  # noqa: ARG002 - the signature is torch's
         """Stays in evaluation mode, whatever the modules around it are set to."""
-        return cast("Teacher", super().train(False))
+        return super().train(False)
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n d"]:
@@ -31,5 +30,6 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def follow(self, student: Student, momentum: float) -> None:
         """average = momentum * average + (1 - momentum) * student."""
-        mine, theirs = list(self.average.parameters()), [parameter.detach() for parameter in student.parameters()]
+        mine: list[Tensor] = list(self.average.parameters())
+        theirs: list[Tensor] = list(student.parameters())
         torch._foreach_lerp_(mine, theirs, 1 - momentum)

@@ -67,7 +67,9 @@ def read_state(path: Path) -> State:
             "written by torch.save or a safetensors file, and nothing else is unpickled"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CapiError(f"{path} holds something other than a flat dict of tensors: save the student's state dict alone")
+        raise CapiError(
+            f"{path} holds something other than a flat dict of tensors: save the student's state dict alone"
+        )
     return state
 
 
@@ -143,7 +145,9 @@ def _stack_sizes(state: State, stack: str, width: int, source: str) -> dict[str,
     head_width = _get(state, f"{first}.{_TABLE_KEY}", 2, source).shape[1]
     hidden = _get(state, f"{first}.{_BLOCK_KEYS['mlp.expand.weight']}", 2, source).shape[0]
     if not head_width or width % head_width:
-        raise CapiError(f"{source} has a {stack} of width {width}, which its head width of {head_width} does not divide")
+        raise CapiError(
+            f"{source} has a {stack} of width {width}, which its head width of {head_width} does not divide"
+        )
     pattern = re.compile(rf"{re.escape(_STACKS[stack])}\.blocks\.(\d+)\.")
     numbers = {int(match[1]) for key in state if (match := pattern.match(key))}
     return {"width": width, "depth": max(numbers) + 1, "heads": width // head_width, "mlp_width": hidden}
@@ -179,7 +183,7 @@ def _some(keys: list[str], most: int = 3) -> str:
 
 
 def _table(head_width: int, variant: RopeVariant) -> Tensor:
-    """The rotary table as the released layout stores it: a row of frequencies for each axis, zero where it has no say."""
+    """The rotary table of the released layout: a row of frequencies for each axis, zero where it has no say."""
     values = frequencies(head_width, "cpu")
     zero = torch.zeros_like(values)
     if variant == "released":

@@ -42,14 +42,14 @@ def student_optimizer(
     )
 
 
-def clustering_optimizer(
-    clustering: OnlineClustering, *, weight_decay: float, rate_multiplier: float = 0.5
-) -> AdamW:
+def clustering_optimizer(clustering: OnlineClustering, *, weight_decay: float, rate_multiplier: float = 0.5) -> AdamW:
+    """The optimiser of the prototypes and their bias."""
     parameters = list(clustering.parameters())
     return _adamw([{"params": parameters, "rate_multiplier": rate_multiplier, "weight_decay": weight_decay}])
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:
+    """Set the rate of this step, each group at its own multiple."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["rate_multiplier"]
 

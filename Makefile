@@ -1,0 +1,43 @@
+# `make test` needs Python 3.11 or newer, make and a compiler; it sets up everything else in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: test lint types layers pytest format benchmarks clean
+
+test:
+	@$(MAKE) --no-print-directory $(STAMP)
+	@bash scripts/timed.sh "lint and format" $(MAKE) lint
+	@bash scripts/timed.sh "types" $(MAKE) types
+	@bash scripts/timed.sh "import layers" $(MAKE) layers
+	@bash scripts/timed.sh "tests" $(MAKE) pytest
+	@echo "all passed"
+
+$(STAMP): pyproject.toml
+	@bash scripts/timed.sh "set up .venv" bash scripts/setup.sh "$(PYTHON)"
+	@touch $(STAMP)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+layers: $(STAMP)
+	$(BIN)/lint-imports
+
+# One OpenMP thread a worker: with more they fight for the cores.
+pytest: $(STAMP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: $(STAMP)
+	$(BIN)/python benchmarks/clustering.py
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache

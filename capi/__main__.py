@@ -1,0 +1,5 @@
+"""`python -m capi` is the command line."""
+
+from capi.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""Every knob of a run, typed and documented, and the recipes that set them."""

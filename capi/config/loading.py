@@ -1,0 +1,209 @@
+"""Recipes and configs as files: reading, inheriting, overriding, migrating, and errors that name the nearest key."""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from capi.config.schema import CONFIG_VERSION, Config
+from capi.errors import CapiError, nearest
+
+Tree = dict[str, Any]
+
+# From version to the function that lifts a config to the next one.
+MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {}
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
+
+
+def load_config(recipe: str, overrides: Iterable[str] = ()) -> Config:
+    """The config of a recipe by name, or of a YAML file by path, with overrides of the form `key.sub=value`."""
+    return parse_config(_read_recipe(recipe), overrides, source=recipe)
+
+
+def parse_config(tree: Tree, overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
+    """A config from plain values: migrated to the present version, overridden, checked."""
+    tree = migrate(tree, source)
+    for override in overrides:
+        key, value = _parse_override(override)
+        tree = merge(tree, _nested(key.split("."), value))
+    try:
+        # Strict JSON: no number passes for a string nor the reverse, but a list may fill a pair.
+        return Config.model_validate_json(_to_json(tree, source))
+    except ValidationError as error:
+        raise CapiError(f"{source}: {_explain(error)}") from error
+
+
+def dump_config(config: Config) -> str:
+    """The whole config as YAML, every value written out."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def recipe_text(name: str) -> str:
+    """The file of a recipe as it stands."""
+    path = _recipe_path(name)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CapiError(
+            f"{path} could not be read as a recipe ({type(error).__name__}): expected a YAML file"
+        ) from error
+
+
+def recipe_title(name: str) -> str:
+    """The first line of a recipe's opening comment."""
+    return recipe_text(name).splitlines()[0].removeprefix("#").strip()
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
+    """`base` with the values of `changes`, section by section."""
+    merged = dict(base)
+    for key, value in changes.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = merge(merged[key], value) if both else value
+    return merged
+
+
+def migrate(tree: Tree, source: str) -> Tree:
+    """Lift an older config to the present version; a newer one is refused."""
+    version = tree.get("version", CONFIG_VERSION)
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise CapiError(f"{source}: version must be a whole number, not {version!r}")
+    if version > CONFIG_VERSION:
+        raise CapiError(
+            f"{source} has config version {version}, but this capi knows versions up to {CONFIG_VERSION}: install a "
+            "newer capi"
+        )
+    for number in range(version, CONFIG_VERSION):
+        if number not in MIGRATIONS:
+            raise CapiError(f"{source} has config version {version}, which this capi can no longer read")
+        tree = MIGRATIONS[number](tree) | {"version": number + 1}
+    return tree
+
+
+def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
+    """A recipe with what it extends filled in."""
+    if name in seen:
+        raise CapiError(f"recipe {name} extends itself: {' -> '.join((*seen, name))}")
+    tree = _parse_yaml(recipe_text(name), name)
+    if not isinstance(tree, dict):
+        raise CapiError(f"{name} must hold a mapping of sections such as `model:`, but holds {type(tree).__name__}")
+    base = tree.pop("extends", None)
+    if base is None:
+        return tree
+    if not isinstance(base, str):
+        raise CapiError(f"{name}: extends must be the name of a recipe, not {base!r}")
+    return merge(_read_recipe(base, (*seen, name)), tree)
+
+
+def _recipe_path(name: str) -> Any:
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise CapiError(f"there is no file {name}: give a recipe's name or the path of a YAML file")
+        return Path(name)
+    if name not in recipe_names():
+        raise CapiError(
+            f'there is no recipe "{name}"{nearest(name, recipe_names())} (`capi recipes` lists them; a file must end '
+            "in .yaml)"
+        )
+    return _folder() / f"{name}.yaml"
+
+
+def _folder() -> Any:
+    return resources.files("capi.config") / "recipes"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which 1e-3 is a number and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for number, key in enumerate(keys):
+            if key in keys[:number]:
+                raise yaml.constructor.ConstructorError(None, None, f'the key "{key}" stands twice', node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def _parse_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
+    except yaml.YAMLError as error:
+        raise CapiError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _parse_override(override: str) -> tuple[str, Any]:
+    key, equals, value = override.partition("=")
+    if not equals or not all(key.split(".")):
+        raise CapiError(f'"{override}" is not an override: expected key=value, such as model.depth=6')
+    return key, _parse_yaml(value, f'the value of "{override}"')
+
+
+def _nested(path: list[str], value: Any) -> Tree:
+    return {path[0]: value if len(path) == 1 else _nested(path[1:], value)}
+
+
+def _to_json(tree: Tree, source: str) -> str:
+    try:
+        return json.dumps(tree)
+    except TypeError as error:
+        raise CapiError(f"{source} holds a value that is no number, text, list or section: {error}") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """The first complaint in one sentence, with the path of the key."""
+    first = error.errors()[0]
+    # Within a choice of types pydantic adds the type's name to the path; the key ends before it.
+    path = [str(part) for part in first["loc"]]
+    fields, known = _known_path(path)
+    key = ".".join(fields)
+    if first["type"] == "extra_forbidden":
+        return f'there is no key "{key}"{_nearest_key(fields, known)}'
+    if first["type"] == "value_error":
+        return first["msg"].removeprefix("Value error, ")
+    options = [each["msg"] for each in error.errors() if [str(part) for part in each["loc"]][: len(fields)] == fields]
+    expected = ", or ".join(dict.fromkeys(message[:1].lower() + message[1:] for message in options))
+    return f"{key} = {json.dumps(first['input'])} does not fit: {expected}"
+
+
+def _known_path(path: list[str]) -> tuple[list[str], type[BaseModel]]:
+    """The part of an error's path that names sections and a key, and the section it ends in."""
+    section: type[BaseModel] = Config
+    fields: list[str] = []
+    for part in path:
+        fields.append(part)
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+            break
+        section = annotation
+    return fields, section
+
+
+def _nearest_key(fields: list[str], section: type[BaseModel]) -> str:
+    """The closest key of the same section, else the closest of all, given as a full path."""
+    prefix = "".join(f"{field}." for field in fields[:-1])
+    siblings = [prefix + name for name in section.model_fields]
+    if close := nearest(".".join(fields), siblings):
+        return close
+    # Someone who leaves out the section means its key: the one nearest to the root where several have that name.
+    same_name = sorted((path for path in _all_keys(Config) if path.endswith(f".{fields[-1]}")), key=len)
+    return f'; did you mean "{same_name[0]}"?' if same_name else nearest(fields[-1], _all_keys(Config))
+
+
+def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterable[str]:
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _all_keys(field.annotation, f"{prefix}{name}.")

@@ -1,0 +1,184 @@
+"""Every knob of a run. Frozen, strict about types, and unknown keys are errors."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+CONFIG_VERSION = 1
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """What all parts of the config share."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+class PredictorConfig(Section):
+    """The cross-attention predictor. What is left null follows the encoder."""
+
+    depth: Count | None = None
+    """Number of blocks; null means half of the encoder's, at least one."""
+    width: Count | None = None
+    """Width of a token; null means the encoder's."""
+    heads: Count | None = None
+    """Attention heads; null keeps the encoder's head width."""
+
+
+class ModelConfig(Section):
+    """The vision transformer and its predictor."""
+
+    width: Count = 384
+    """Width of a token (d)."""
+    depth: Count = 12
+    """Number of transformer blocks."""
+    heads: Count = 6
+    """Attention heads; width / heads must be a multiple of 4."""
+    patch_size: Count = 16
+    """Side of a patch in pixels."""
+    registers: Annotated[int, Field(ge=0)] = 16
+    """Extra tokens without image content (r)."""
+    channels: Count = 3
+    """Channels of an image."""
+    mlp_ratio: Positive = 4.0
+    """Width of an MLP's hidden layer, in units of the token width."""
+    rope: Literal["axial", "released"] = "axial"
+    """Rotary positions: `axial` is a true rotation, `released` is what the published weights were trained with."""
+    stochastic_depth: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    """Share of the images for which each residual branch is dropped, in the student only."""
+    predictor: PredictorConfig = PredictorConfig()
+    """The predictor's shape."""
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> "ModelConfig":
+        for name, width, heads in (
+            ("model", self.width, self.heads),
+            ("model.predictor", self.predictor_width, self.predictor_heads),
+        ):
+            if width % heads or (width // heads) % 4:
+                raise ValueError(
+                    f"{name}.width of {width} with {heads} heads gives a head width of {width / heads:g}, expected a "
+                    f"multiple of 4: change {name}.width or {name}.heads"
+                )
+        return self
+
+    @property
+    def predictor_depth(self) -> int:
+        return self.predictor.depth or max(self.depth // 2, 1)
+
+    @property
+    def predictor_width(self) -> int:
+        return self.predictor.width or self.width
+
+    @property
+    def predictor_heads(self) -> int:
+        return self.predictor.heads or max(self.predictor_width * self.heads // self.width, 1)
+
+
+class ClusteringConfig(Section):
+    """The online clustering that makes the targets."""
+
+    prototypes: Count = 16384
+    """Number of prototypes (k)."""
+    bias: bool = True
+    """Whether prototypes have a bias: the released run does, the paper's formula does not."""
+    sinkhorn: Literal["positionwise", "standard"] = "positionwise"
+    """Balance the batch at each position separately, or all patches together."""
+    iterations: Count = 3
+    """Sinkhorn-Knopp iterations."""
+    target_temperature: Positive = 0.06
+    """Temperature of the assignments."""
+    prediction_temperature: Positive = 0.12
+    """Temperature of the softmax that the prototypes are trained through."""
+    learning_rate_multiplier: Positive = 0.5
+    """Learning rate of the prototypes, in units of the backbone's."""
+    weight_decay: NotNegative = 0.01
+    """Weight decay of the prototypes and their bias."""
+    chunk_mib: Count | None = None
+    """Working memory of the clustering in MiB; null chooses 96 on a CPU and 1024 on an accelerator."""
+
+
+class MaskingConfig(Section):
+    """Which patches are hidden and which of those are predicted."""
+
+    kind: Literal["random", "block", "inverse_block"] = "inverse_block"
+    """Shape of the mask; `inverse_block` leaves one block visible."""
+    ratio: Share = 0.65
+    """Share of the patches that is hidden."""
+    roll: bool = True
+    """Shift the mask circularly, so that every position is hidden equally often."""
+    predict: Count | Annotated[float, Field(gt=0, le=1)] = 7
+    """Patches to predict in each image: a count (an integer) or a share of the hidden ones (with a decimal point)."""
+
+
+class OptimizationConfig(Section):
+    """Both optimisers, the schedules and the student's temperature."""
+
+    batch_size: Count = 16384
+    """Images in an iteration, over all processes."""
+    steps: Count = 500_000
+    """Iterations of the whole run."""
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the steps in which the learning rate rises."""
+    learning_rate: Positive = 1e-3
+    """Peak learning rate."""
+    cosine_kept: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Share of the cosine that is run through after the warm-up."""
+    weight_decay: NotNegative = 0.1
+    """Weight decay of the student; biases have none."""
+    norm_decay_multiplier: NotNegative = 0.1
+    """Weight decay of norm scales, in units of the student's."""
+    patch_embedding_rate_multiplier: Positive = 0.2
+    """Learning rate of the patch embedding, in units of the student's."""
+    teacher_momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
+    """Momentum of the teacher where the learning rate is highest."""
+    student_temperature: Positive = 0.12
+    """Temperature of the student's predictions."""
+
+    @property
+    def warmup_steps(self) -> int:
+        return int(self.steps * self.warmup_share)
+
+
+class DataConfig(Section):
+    """The images."""
+
+    image_size: Count | tuple[Count, Count] = 224
+    """Side of the square crop in pixels, or [height, width]."""
+
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+
+class Config(Section):
+    """A whole run."""
+
+    version: int = CONFIG_VERSION
+    """Version of this format; older files are migrated when they are read."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of everything random."""
+    data: DataConfig = DataConfig()
+    model: ModelConfig = ModelConfig()
+    masking: MaskingConfig = MaskingConfig()
+    clustering: ClusteringConfig = ClusteringConfig()
+    optimization: OptimizationConfig = OptimizationConfig()
+
+    @model_validator(mode="after")
+    def _patches_fill_images(self) -> "Config":
+        size = self.model.patch_size
+        if any(side % size for side in self.data.height_and_width):
+            height, width = self.data.height_and_width
+            raise ValueError(
+                f"data.image_size of {height} x {width} is no multiple of model.patch_size = {size}: change one of them"
+            )
+        return self
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        height, width = self.data.height_and_width
+        return height // self.model.patch_size, width // self.model.patch_size

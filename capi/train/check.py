@@ -1,0 +1,92 @@
+"""What a recipe costs on this machine: parameters, FLOP, memory, and the time of real iterations on random images."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from capi.method.masking import Grid, MaskSampler
+from capi.randomness import sample_keys
+from capi.train.flop import IterationFlop, iteration_flop
+from capi.train.step import Learner, train_step
+from capi.types import MaskedBatch
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """The cost of an iteration. `seconds` is the best of several; `peak_bytes` that of the process or the device."""
+
+    batch_size: int
+    encoder_parameters: int
+    trained_parameters: int
+    flop_an_image: IterationFlop
+    seconds: float
+    peak_bytes: int
+    student_loss: float
+
+    @property
+    def images_per_second(self) -> float:
+        return self.batch_size / self.seconds
+
+    @property
+    def flop_per_second(self) -> float:
+        return sum(self.flop_an_image) * self.images_per_second
+
+
+def random_batch(
+    *,
+    masks: MaskSampler,
+    grid: Grid,
+    image_shape: tuple[int, int, int],
+    batch_size: int,
+    seed: int,
+    device: torch.device,
+) -> MaskedBatch:
+    """Noise instead of photos, with real masks."""
+    visible, predict = masks(grid, sample_keys(seed, 0, torch.arange(batch_size)))
+    images = torch.randn(batch_size, *image_shape, generator=torch.Generator().manual_seed(seed))
+    return MaskedBatch(images.to(device), visible.to(device), predict.to(device))
+
+
+def measure_step(
+    learner: Learner, batch: MaskedBatch, patches: int, rounds: int, progress: Callable[[], None]
+) -> StepCost:
+    """Run one iteration to warm up and `rounds` more that are timed; `progress` is called after each."""
+    flop = iteration_flop(
+        learner.student,
+        learner.clustering,
+        batch_size=len(batch.images),
+        patches=patches,
+        visible=batch.visible_index.shape[1],
+        predicted=batch.predict_index.shape[1],
+    )
+    best = float("inf")
+    for step in range(rounds + 1):
+        start = time.perf_counter()
+        # Reading the loss waits for the device.
+        loss = float(train_step(learner, batch, step).student_loss)
+        if step:
+            best = min(best, time.perf_counter() - start)
+        progress()
+    trained = (*learner.student.parameters(), *learner.clustering.parameters())
+    return StepCost(
+        batch_size=len(batch.images),
+        encoder_parameters=sum(parameter.numel() for parameter in learner.student.encoder.parameters()),
+        trained_parameters=sum(parameter.numel() for parameter in trained),
+        flop_an_image=flop,
+        seconds=best,
+        peak_bytes=_peak_bytes(batch.images.device),
+        student_loss=loss,
+    )
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    # ru_maxrss counts bytes on macOS and KiB elsewhere.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

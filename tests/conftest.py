@@ -1,0 +1,52 @@
+"""What the tests share: the reference tensors, and small models."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from capi.config.loading import parse_config
+from capi.config.schema import Config
+
+REFERENCE = Path(__file__).parent / "reference" / "tiny"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def reference() -> dict[str, Tensor]:
+    """Inputs and true outputs of the released implementation."""
+    return load_file(REFERENCE / "tensors.safetensors")
+
+
+@pytest.fixture(scope="session")
+def reference_config() -> dict[str, Any]:
+    return json.loads((REFERENCE / "config.json").read_text())
+
+
+@pytest.fixture
+def reference_checkpoint(tmp_path: Path) -> Path:
+    """A copy of the reference checkpoint that a test may change."""
+    return Path(shutil.copy(REFERENCE / "student.pth", tmp_path / "student.pth"))
+
+
+@pytest.fixture
+def small_config() -> Config:
+    """A model that trains in milliseconds, on a grid that is not square."""
+    return parse_config(
+        {
+            "data": {"image_size": [32, 24]},
+            "model": {"width": 32, "depth": 2, "heads": 2, "patch_size": 4, "registers": 4},
+            "clustering": {"prototypes": 24},
+            "masking": {"predict": 5},
+            "optimization": {"batch_size": 6, "steps": 20},
+        }
+    )
