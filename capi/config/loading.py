@@ -148,6 +148,8 @@ def _parse_override(override: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not all(key.split(".")):
         raise CapiError(f'"{override}" is not an override: expected key=value, such as model.depth=6')
+    if key == "version":
+        raise CapiError("version is the format of the file that is read, and cannot be overridden")
     return key, _parse_yaml(value, f'the value of "{override}"')
 
 

@@ -46,21 +46,21 @@ def iteration_flop(
     )
 
 
-def encoder_flop(encoder: Encoder, patches: int) -> float:
+def encoder_flop(encoder: Encoder, patches: int) -> int:
     """FLOP of encoding one whole image."""
     tokens = encoder.num_registers + patches
     return _embedding_flop(encoder, patches) + _stack_flop(encoder.blocks, tokens, tokens)
 
 
-def _embedding_flop(encoder: Encoder, patches: int) -> float:
+def _embedding_flop(encoder: Encoder, patches: int) -> int:
     return 2 * patches * encoder.patch_embedding.weight.numel()
 
 
-def _stack_flop(blocks: nn.ModuleList, queries: int, context: int) -> float:
+def _stack_flop(blocks: nn.ModuleList, queries: int, context: int) -> int:
     return sum(_block_flop(block, queries, context) for block in blocks if isinstance(block, Block))
 
 
-def _block_flop(block: Block, queries: int, context: int) -> float:
+def _block_flop(block: Block, queries: int, context: int) -> int:
     attention, mlp = block.attention, block.mlp
     on_queries = (attention.query, attention.output, mlp.expand, mlp.contract)
     on_context = (attention.key, attention.value)

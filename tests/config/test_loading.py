@@ -1,0 +1,143 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from capi.config import loading
+from capi.config.loading import dump_config, load_config, merge, parse_config
+from capi.errors import CapiError
+
+
+def test__overrides_change_one_value_and_keep_the_rest() -> None:
+    base, changed = load_config("tiny4"), load_config("tiny4", ["model.depth=6", "optimization.learning_rate=2e-4"])
+    assert changed.model.depth == 6
+    assert changed.optimization.learning_rate == 2e-4
+    assert changed.model.width == base.model.width
+    assert changed.clustering == base.clustering
+
+
+@pytest.mark.parametrize(
+    ("override", "read", "value"),
+    [
+        ("model.predictor.depth=3", lambda config: config.model.predictor.depth, 3),
+        ("masking.predict=0.1", lambda config: config.masking.predict, 0.1),
+        ("masking.predict=3", lambda config: config.masking.predict, 3),
+        ("masking.roll=false", lambda config: config.masking.roll, False),
+        ("data.image_size=[32, 64]", lambda config: config.data.height_and_width, (32, 64)),
+        ("clustering.chunk_mib=null", lambda config: config.clustering.chunk_mib, None),
+        ("optimization.weight_decay=0", lambda config: config.optimization.weight_decay, 0.0),
+    ],
+)
+def test__override_values_are_yaml(override: str, read, value: object) -> None:
+    result = read(load_config("tiny4", [override]))
+    assert result == value
+    assert type(result) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.dept=3", 'no key "model.dept"; did you mean "model.depth"'),
+        ("modle.depth=3", 'no key "modle"; did you mean "model"'),
+        ("prototypes=3", 'no key "prototypes"; did you mean "clustering.prototypes"'),
+        ("depth=3", 'no key "depth"; did you mean "model.depth"'),
+        ("model.predictor.widht=3", 'did you mean "model.predictor.width"'),
+        ("zzz=3", 'no key "zzz"'),
+        ("model.depth=two", 'model.depth = "two" does not fit: input should be a valid integer'),
+        ('model.depth="6"', 'model.depth = "6" does not fit: input should be a valid integer'),
+        ("model.depth=6.0", "model.depth = 6.0 does not fit"),
+        ("model.depth=0", "greater than or equal to 1"),
+        ("model.depth=true", "valid integer"),
+        ("masking.ratio=1.5", "less than 1"),
+        ("masking.predict=0", "greater than or equal to 1"),
+        ("masking.predict=0.0", "greater than 0"),
+        ("masking.kind=blocks", "'random', 'block' or 'inverse_block'"),
+        ("model=3", "model = 3 does not fit"),
+        ("model.width=100", "head width of 33.3333"),
+        ("data.image_size=30", "no multiple of model.patch_size"),
+        ("data.image_size=[32]", "data.image_size"),
+        ("nonsense", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("model..depth=3", "expected key=value"),
+        ("model.depth=[", "not valid YAML"),
+        ("version=99", "cannot be overridden"),
+    ],
+)
+def test__wrong_overrides_say_what_to_do(override: str, message: str) -> None:
+    with pytest.raises(CapiError) as caught:
+        load_config("tiny4", [override])
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test__an_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(CapiError, match='no recipe "vitl144"; did you mean "vitl14"'):
+        load_config("vitl144")
+
+
+def test__files_are_recipes_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("extends: tiny4\nmodel:\n  depth: 3\n")
+    config = load_config(str(path))
+    assert config.model.depth == 3
+    assert config.model.width == load_config("tiny4").model.width
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a\n- b\n", "must hold a mapping"),
+        ("", "must hold a mapping"),
+        ("model: {depth: 3, depth: 4}\n", 'the key "depth" stands twice'),
+        ("model: [", "not valid YAML"),
+        ("extends: nowhere\n", 'no recipe "nowhere"'),
+        ("extends: 3\n", "extends must be the name"),
+        ("seed: 2026-01-01\n", "no number, text, list or section"),
+        ("version: x\n", "version must be a whole number"),
+        ("version: 99\n", "install a newer capi"),
+        ("model: !!python/object/apply:os.mkdir [evil]\n", "not valid YAML"),
+        (b"\xff\xfe\x00", "could not be read"),
+    ],
+)
+def test__broken_files_say_what_is_wrong(tmp_path: Path, text: str | bytes, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(CapiError) as caught:
+        load_config(str(path))
+    assert message in str(caught.value)
+
+
+def test__a_missing_file_and_a_circle_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CapiError, match="there is no file"):
+        load_config(str(tmp_path / "nowhere.yaml"))
+    path = tmp_path / "circle.yaml"
+    path.write_text(f"extends: {path}\n")
+    with pytest.raises(CapiError, match="extends itself"):
+        load_config(str(path))
+
+
+def test__what_is_dumped_parses_to_the_same_config() -> None:
+    config = load_config("vits14", ["data.image_size=[224, 448]"])
+    assert parse_config(yaml.safe_load(dump_config(config))) == config
+
+
+def test__older_configs_are_migrated_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rename(tree: dict) -> dict:
+        tree = dict(tree)
+        return tree | {"model": {"depth": tree.pop("layers")}} if "layers" in tree else tree
+
+    def drop(tree: dict) -> dict:
+        return {key: value for key, value in tree.items() if key not in ("obsolete", "layers")}
+
+    monkeypatch.setattr(loading, "CONFIG_VERSION", 3)
+    monkeypatch.setattr(loading, "MIGRATIONS", {1: rename, 2: drop})
+    config = parse_config({"version": 1, "layers": 5, "obsolete": True})
+    assert config.model.depth == 5
+    assert config.version == 3
+    with pytest.raises(CapiError, match="can no longer read"):
+        parse_config({"version": 0})
+
+
+def test__merge_goes_section_by_section() -> None:
+    assert merge({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}, "c": 5}) == {"a": {"x": 1, "y": 4}, "b": 3, "c": 5}
+    assert merge({"a": {"x": 1}}, {"a": 2}) == {"a": 2}

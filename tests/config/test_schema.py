@@ -1,0 +1,39 @@
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from capi.config.schema import Config
+
+
+def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
+    inner = [field.annotation for field in section.model_fields.values()]
+    return [section] + [
+        found for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel) for found in sections(kind)
+    ]
+
+
+@pytest.mark.parametrize("section", sections(Config))
+def test__every_field_is_documented(section: type[BaseModel]) -> None:
+    undocumented = [
+        name
+        for name, field in section.model_fields.items()
+        if not field.description and not (isinstance(field.annotation, type) and field.annotation.__doc__)
+    ]
+    assert undocumented == []
+
+
+def test__configs_are_frozen() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Config().seed = 3
+
+
+def test__defaults_are_the_paper_s() -> None:
+    config = Config()
+    assert config.optimization.warmup_steps == 50_000
+    assert (config.clustering.prototypes, config.masking.ratio, config.masking.predict) == (16384, 0.65, 7)
+    assert config.model.predictor_depth == config.model.depth // 2
+    assert config.grid == (14, 14)
+
+
+def test__the_predictor_keeps_the_head_width_when_only_its_width_is_set() -> None:
+    model = Config.model_validate({"model": {"width": 1024, "heads": 16, "predictor": {"width": 1536}}}).model
+    assert model.predictor_heads == 24

@@ -1,0 +1,71 @@
+import torch
+
+from capi.method.bounded import ClusteringSettings
+from capi.method.clustering import OnlineClustering
+
+
+def run(clustering: OnlineClustering, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return clustering(tokens, torch.arange(tokens.shape[1]).expand(len(tokens), -1))
+
+
+def test__prototypes_start_normal_and_the_bias_at_zero() -> None:
+    clustering = OnlineClustering(width=64, prototypes=2000)
+    assert abs(clustering.prototypes.std() - 1) < 0.02
+    assert (clustering.bias == 0).all()
+    assert OnlineClustering(width=4, prototypes=3, bias=False).bias is None
+
+
+def test__the_gradient_reaches_the_prototypes_and_nothing_else() -> None:
+    clustering = OnlineClustering(width=8, prototypes=6)
+    tokens = torch.randn(3, 4, 8, requires_grad=True)
+    loss, targets = run(clustering, tokens)
+    loss.backward()
+    assert tokens.grad is None
+    assert not targets.requires_grad
+    assert clustering.prototypes.grad.abs().sum() > 0
+    assert clustering.bias.grad.abs().sum() > 0
+
+
+def test__the_length_of_a_token_does_not_matter() -> None:
+    clustering = OnlineClustering(width=8, prototypes=6)
+    tokens = torch.randn(3, 4, 8)
+    scaled = tokens * torch.rand(3, 4, 1).add(0.5)
+    for ours, theirs in zip(run(clustering, tokens), run(clustering, scaled), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test__positionwise_targets_carry_no_position() -> None:
+    """Tokens that are nothing but their position collapse standard Sinkhorn, and leave positionwise none the wiser."""
+    positions = torch.nn.functional.normalize(torch.randn(1, 8, 16), dim=-1)
+    tokens = positions + 0.05 * torch.randn(64, 8, 16)
+    shared = {}
+    for sinkhorn in ("positionwise", "standard"):
+        clustering = OnlineClustering(width=16, prototypes=8, settings=ClusteringSettings(sinkhorn=sinkhorn))
+        joint = run(clustering, tokens)[1].mean(0) / 8
+        marginals = joint.sum(0, keepdim=True) * joint.sum(1, keepdim=True)
+        shared[sinkhorn] = float((joint * (joint / marginals).log().nan_to_num()).sum())
+    assert shared["positionwise"] < 0.1 * shared["standard"]
+
+
+def test__autocast_changes_nothing() -> None:
+    clustering = OnlineClustering(width=8, prototypes=6)
+    tokens = torch.randn(3, 4, 8)
+    plain = run(clustering, tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        under_autocast = run(clustering, tokens)
+    for ours, theirs in zip(plain, under_autocast, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test__training_the_prototypes_lowers_their_loss() -> None:
+    clustering = OnlineClustering(width=8, prototypes=6)
+    tokens = torch.randn(16, 4, 8)
+    optimizer = torch.optim.AdamW(clustering.parameters(), lr=0.05)
+    losses = []
+    for _ in range(30):
+        loss, _ = run(clustering, tokens)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.7 * losses[0]

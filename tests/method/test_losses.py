@@ -1,0 +1,23 @@
+import math
+
+import torch
+
+from capi.method.losses import soft_cross_entropy, target_entropy
+
+
+def test__equals_torch_cross_entropy_with_soft_targets() -> None:
+    logits, targets = torch.randn(3, 4, 9), torch.softmax(torch.randn(3, 4, 9), -1)
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1) / 0.12, targets.flatten(0, 1))
+    torch.testing.assert_close(soft_cross_entropy(logits, targets, temperature=0.12), expected)
+
+
+def test__low_precision_logits_are_lifted_to_float32() -> None:
+    logits, targets = torch.randn(3, 4, 9).bfloat16(), torch.softmax(torch.randn(3, 4, 9), -1)
+    loss = soft_cross_entropy(logits, targets, temperature=0.12)
+    assert loss.dtype == torch.float32
+    assert torch.equal(loss, soft_cross_entropy(logits.float(), targets, temperature=0.12))
+
+
+def test__entropy_of_certain_and_uniform_targets() -> None:
+    assert target_entropy(torch.eye(4)[None]) == 0
+    torch.testing.assert_close(target_entropy(torch.full((2, 3, 8), 1 / 8)), torch.tensor(math.log(8)))

@@ -1,0 +1,29 @@
+"""The benchmarks run, and say what they claim to measure; their numbers stand in docs/performance.md."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(BENCHMARKS / name), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def test__clustering_agrees_with_the_plain_version_and_needs_less_memory() -> None:
+    output = run("clustering.py", "--images=16", "--positions=100", "--width=16", "--prototypes=8192", "--rounds=1")
+    differences = [float(value) for value in re.findall(r"by ([\d.e+-]+)", output)]
+    assert len(differences) == 4
+    assert max(differences) < 1e-4
+    ratios = [int(value) for value in re.findall(r"memory 1/(\d+)", output)]
+    assert len(ratios) == 2
+    assert min(ratios) >= 2
+
+
+def test__step_prints_speed_and_share_of_the_peak() -> None:
+    output = run("step.py", "--rounds=1", "--peak-size=256", "--only=tiny4", "--batch-size=4")
+    assert re.search(r"GEMM peak +\d+ GFLOP/s", output)
+    assert re.search(r"tiny4 .* images/s, .*% of the peak", output)

@@ -1,0 +1,96 @@
+"""The package as it is imported and shipped."""
+
+import re
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import capi
+
+ROOT = Path(__file__).parent.parent
+
+
+def test__importing_capi_imports_nothing_heavy() -> None:
+    code = "import sys, capi; print([n for n in ('torch', 'numpy', 'pydantic', 'yaml', 'typer') if n in sys.modules])"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "[]"
+
+
+def test__showing_recipes_does_not_wait_for_torch() -> None:
+    code = "import sys, capi.cli; print('torch' in sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert output.stdout.strip() == "False"
+
+
+def test__every_public_name_is_there() -> None:
+    assert set(capi.__all__) <= set(dir(capi))
+    for name in capi.__all__:
+        assert getattr(capi, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = capi.nonsense
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this checkout, installed into a folder of its own."""
+    folder = tmp_path_factory.mktemp("wheel")
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)], check=True)
+    (wheel,) = folder.glob("capi-*.whl")
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(folder / "site"), str(wheel)], check=True)
+    return folder
+
+
+def test__the_wheel_runs_outside_the_checkout(installed: Path) -> None:
+    code = (
+        "import sys, capi; from capi.cli import main; assert capi.__file__.startswith(sys.argv[1]), capi.__file__; "
+        "sys.argv[1:] = ['recipes', 'show', 'vitl14']; main()"
+    )
+    site = str(installed / "site")
+    output = subprocess.run(
+        [sys.executable, "-c", code, site],
+        cwd=installed,
+        env={"PYTHONPATH": site, "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "width: 1024" in output.stdout
+
+
+def test__the_wheel_holds_the_package_and_nothing_else(installed: Path) -> None:
+    (wheel,) = installed.glob("capi-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert "capi/config/recipes/vitl14.yaml" in names
+    assert all(name.startswith(("capi/", f"capi-{capi.__version__}.dist-info/")) for name in names)
+    assert not [name for name in names if "test" in name or "__pycache__" in name]
+
+
+def test__the_core_install_is_small() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
+    assert names == {"numpy", "pydantic", "pyyaml", "rich", "safetensors", "torch", "typer"}
+
+
+def test__tests_mirror_the_tree() -> None:
+    missing = [
+        str(module)
+        for module in sorted((ROOT / "capi").rglob("*.py"))
+        if not module.name.startswith("__")
+        and not (ROOT / "tests" / module.relative_to(ROOT / "capi").parent / f"test_{module.name}").exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
+def test__python_in_the_readme_runs_as_written(code: str) -> None:
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("line", re.findall(r"^capi .*$", (ROOT / "README.md").read_text(), re.MULTILINE))
+def test__commands_in_the_readme_run_as_written(line: str) -> None:
+    subprocess.run([sys.executable, "-m", *line.split()], cwd=ROOT, check=True, capture_output=True)

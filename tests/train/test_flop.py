@@ -1,0 +1,42 @@
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from capi.api import build_learner, build_student, load_config
+from capi.config.loading import parse_config
+from capi.train.flop import encoder_flop, iteration_flop
+from capi.train.step import train_step
+from tests.train.test_step import batch_of
+
+
+def test__equals_what_torch_counts_in_one_iteration() -> None:
+    config = parse_config(
+        {
+            "data": {"image_size": [32, 24]},
+            "model": {"width": 32, "depth": 4, "heads": 2, "patch_size": 4, "predictor": {"width": 48, "heads": 3}},
+            "clustering": {"prototypes": 40},
+            "optimization": {"batch_size": 10},
+        }
+    )
+    learner = build_learner(config)
+    batch = batch_of(config)
+    # torch counts no FLOP for flash attention on a CPU, and none for products that are added in place.
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        train_step(learner, batch, 0)
+    ours = iteration_flop(
+        learner.student,
+        learner.clustering,
+        batch_size=10,
+        patches=48,
+        visible=batch.visible_index.shape[1],
+        predicted=batch.predict_index.shape[1],
+    )
+    prototype_gradient = 2 * (10 * 48) * 32 * 40
+    assert 10 * sum(ours) == pytest.approx(counter.get_total_flops() + prototype_gradient, rel=1e-9)
+
+
+def test__vit_l_14_needs_the_flop_of_the_paper() -> None:
+    with torch.device("meta"):
+        student = build_student(load_config("vitl14").model, 16384)
+    assert encoder_flop(student.encoder, 256) == pytest.approx(1.70e11, rel=0.02)

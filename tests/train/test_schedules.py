@@ -1,0 +1,27 @@
+import numpy as np
+import pytest
+
+from capi.train.schedules import Schedule
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 10])
+def test__warm_up_is_a_linspace_and_the_rest_a_cut_cosine(warmup: int) -> None:
+    schedule = Schedule(total_steps=50, warmup_steps=warmup, cosine_kept=0.8)
+    rates = [schedule.learning_rate(step, peak=3e-3) for step in range(50)]
+    rest = 50 - warmup
+    cosine = 3e-3 * 0.5 * (1 + np.cos(np.pi * 0.8 * np.arange(rest) / rest))
+    np.testing.assert_allclose(rates, np.concatenate([np.linspace(0, 3e-3, warmup), cosine]), rtol=1e-12)
+
+
+def test__the_cosine_never_reaches_its_end() -> None:
+    schedule = Schedule(total_steps=1000, warmup_steps=100)
+    final = schedule.learning_rate(999, peak=1.0)
+    assert 0.5 * (1 + np.cos(np.pi * 0.8)) < final < 0.1
+
+
+def test__momentum_starts_at_one_and_is_lowest_at_the_peak() -> None:
+    schedule = Schedule(total_steps=100, warmup_steps=10)
+    momenta = [schedule.teacher_momentum(step, peak=0.99) for step in range(100)]
+    assert momenta[0] == 1
+    assert min(momenta) == pytest.approx(0.99)
+    assert momenta.index(min(momenta)) in (9, 10)
