@@ -36,6 +36,7 @@ format: $(STAMP)
 	$(BIN)/ruff format .
 
 benchmarks: $(STAMP)
+	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/clustering.py
 	$(BIN)/python benchmarks/step.py
 

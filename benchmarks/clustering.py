@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from measure import Work, interleaved_best, peak_extra_bytes
 from torch import Tensor
 
-from capi.allocator import keep_freed_memory
+from capi.allocator import LARGEST_KEPT_BLOCK, keep_freed_memory
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
 
@@ -74,8 +74,11 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--predictions", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--keep-mib", type=int, default=LARGEST_KEPT_BLOCK // 2**20, help="largest block the allocator keeps"
+    )
     arguments = parser.parse_args()
-    keep_freed_memory()
+    keep_freed_memory(arguments.keep_mib * 2**20)
     for sinkhorn in ("positionwise", "standard"):
         compare(sinkhorn, arguments)
 

@@ -18,7 +18,7 @@ from capi.allocator import keep_freed_memory
 PAPER = ["clustering.prototypes=16384", "masking.predict=7"]
 CASES = {
     "tiny4": ("ViT-tiny/4 at 32 px", 128, ["clustering.prototypes=4096", "masking.predict=7"]),
-    "vits16": ("ViT-S/16 at 224 px", 32, PAPER),
+    "vits16": ("ViT-S/16 at 224 px", 64, PAPER),
 }
 
 

@@ -12,12 +12,12 @@ import platform
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST_INT = 2**31 - 1
-_MMAP_THRESHOLD = 512 * 2**20
+LARGEST_KEPT_BLOCK = 512 * 2**20
 
 
-def keep_freed_memory() -> bool:
+def keep_freed_memory(largest_block: int = LARGEST_KEPT_BLOCK) -> bool:
     """Raise glibc's mmap and trim thresholds. True when that was possible, False on other C libraries."""
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))
+    return bool(mallopt(_M_MMAP_THRESHOLD, largest_block)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))
