@@ -1,12 +1,13 @@
 # `make test` needs Python 3.11 or newer, make and a compiler; it sets up everything else in .venv.
 PYTHON ?= python3
+MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STAMP := .venv/.installed
 
 .PHONY: test lint types layers pytest format benchmarks clean
 
 test:
-	@$(MAKE) --no-print-directory $(STAMP)
+	@$(MAKE) $(STAMP)
 	@bash scripts/timed.sh "lint and format" $(MAKE) lint
 	@bash scripts/timed.sh "types" $(MAKE) types
 	@bash scripts/timed.sh "import layers" $(MAKE) layers
@@ -25,7 +26,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 layers: $(STAMP)
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 
 # One OpenMP thread a worker: with more they fight for the cores.
 pytest: $(STAMP)
@@ -38,6 +39,7 @@ format: $(STAMP)
 benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/clustering.py
+	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/step.py
 
 clean:
