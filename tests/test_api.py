@@ -8,6 +8,43 @@ from capi.api import build_learner, choose_device, mask_sampler
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 
+UNUSUAL = {
+    "model": {
+        "width": 48,
+        "depth": 3,
+        "heads": 4,
+        "patch_size": 8,
+        "registers": 5,
+        "channels": 2,
+        "mlp_ratio": 2.5,
+        "rope": "released",
+        "stochastic_depth": 0.3,
+        "predictor": {"depth": 2, "width": 24, "heads": 3},
+    },
+    "clustering": {
+        "prototypes": 13,
+        "bias": False,
+        "sinkhorn": "standard",
+        "iterations": 4,
+        "target_temperature": 0.05,
+        "prediction_temperature": 0.2,
+        "learning_rate_multiplier": 0.25,
+        "weight_decay": 0.02,
+        "chunk_mib": 3,
+    },
+    "optimization": {
+        "steps": 200,
+        "warmup_share": 0.2,
+        "learning_rate": 0.01,
+        "cosine_kept": 0.5,
+        "weight_decay": 0.3,
+        "norm_decay_multiplier": 0.5,
+        "patch_embedding_rate_multiplier": 0.7,
+        "teacher_momentum": 0.9,
+        "student_temperature": 0.3,
+    },
+}
+
 
 def test__load_gives_a_vision_encoder(reference_checkpoint: Path) -> None:
     for path in (reference_checkpoint, str(reference_checkpoint)):
@@ -18,44 +55,7 @@ def test__load_gives_a_vision_encoder(reference_checkpoint: Path) -> None:
 
 
 def test__every_knob_of_the_config_reaches_its_component() -> None:
-    config = parse_config(
-        {
-            "model": {
-                "width": 48,
-                "depth": 3,
-                "heads": 4,
-                "patch_size": 8,
-                "registers": 5,
-                "channels": 2,
-                "mlp_ratio": 2.5,
-                "rope": "released",
-                "stochastic_depth": 0.3,
-                "predictor": {"depth": 2, "width": 24, "heads": 3},
-            },
-            "clustering": {
-                "prototypes": 13,
-                "bias": False,
-                "sinkhorn": "standard",
-                "iterations": 4,
-                "target_temperature": 0.05,
-                "prediction_temperature": 0.2,
-                "learning_rate_multiplier": 0.25,
-                "weight_decay": 0.02,
-                "chunk_mib": 3,
-            },
-            "optimization": {
-                "steps": 200,
-                "warmup_share": 0.2,
-                "learning_rate": 0.01,
-                "cosine_kept": 0.5,
-                "weight_decay": 0.3,
-                "norm_decay_multiplier": 0.5,
-                "patch_embedding_rate_multiplier": 0.7,
-                "teacher_momentum": 0.9,
-                "student_temperature": 0.3,
-            },
-        }
-    )
+    config = parse_config(UNUSUAL)
     learner = build_learner(config)
     encoder, predictor = learner.student.encoder, learner.student.predictor
     assert encoder.patch_embedding.weight.shape == (48, 2, 8, 8)

@@ -73,6 +73,7 @@ def cluster(
     rows = F.normalize(tokens.float().transpose(0, 1), dim=-1, eps=_NORMALIZE_EPS).flatten(0, 1)
     group_size = images if settings.sinkhorn == "positionwise" else images * positions
     image = torch.arange(images, device=tokens.device)[:, None]
+    bias = None if bias is None else bias.float()
     walk = _Walk(rows, prototypes.float(), bias, predict_index * images + image, settings, reduction, group_size)
     if walk.plan.streamed:
         walk.streaming()
@@ -148,23 +149,32 @@ class _Walk:
         for begin, end in _ranges(0, len(self.rows), self.group_size):
             shift, sums = self._shift_and_sums(begin, end)
             u, v = update(torch.ones_like(sums), sums), self.rows.new_ones(1, self.group_size)
-            for iteration in range(self.settings.iterations):
-                last_iteration = iteration == self.settings.iterations - 1
-                sums = torch.zeros_like(u)
-                for start, stop in _ranges(begin, end, self.plan.chunk_rows):
-                    logits = self._logits(start, stop)
-                    for first, last in _ranges(start, stop, self.plan.piece_rows):
-                        piece = logits[first - start : last - start]
-                        kernel = self._kernel(piece[None], shift)
-                        factor = v[:, first - begin : last - begin]
-                        factor.copy_(update(factor, over_prototypes(kernel, u)))
-                        if last_iteration:
-                            self._absorb(first, piece, kernel[0].mul_(u).mul_(factor[0, :, None]))
-                        else:
-                            sums += over_samples(kernel, factor)
-                    if last_iteration:
-                        self._add_gradient(start, stop, logits)
-                u = update(u, self.reduction.sum(sums))
+            for _ in range(self.settings.iterations - 1):
+                u = update(u, self.reduction.sum(self._update_samples(begin, end, shift, u, v)))
+            self._absorb_group(begin, end, shift, u, v)
+
+    def _update_samples(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> Float[Tensor, "1 k"]:
+        """Update the factors v of a group in place; the sums over its samples that the next u needs."""
+        sums = torch.zeros_like(u)
+        for start, stop in _ranges(begin, end, self.plan.chunk_rows):
+            logits = self._logits(start, stop)
+            for first, last in _ranges(start, stop, self.plan.piece_rows):
+                kernel = self._kernel(logits[None, first - start : last - start], shift)
+                factor = v[:, first - begin : last - begin]
+                factor.copy_(update(factor, over_prototypes(kernel, u)))
+                sums += over_samples(kernel, factor)
+        return sums
+
+    def _absorb_group(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> None:
+        """The last walk over a group: the final factors, and with them assignments, loss and gradient."""
+        for start, stop in _ranges(begin, end, self.plan.chunk_rows):
+            logits = self._logits(start, stop)
+            for first, last in _ranges(start, stop, self.plan.piece_rows):
+                piece = logits[first - start : last - start]
+                kernel = self._kernel(piece[None], shift)
+                factor = update(v[:, first - begin : last - begin], over_prototypes(kernel, u))
+                self._absorb(first, piece, kernel[0].mul_(u).mul_(factor[0, :, None]))
+            self._add_gradient(start, stop, logits)
 
     def _shift_and_sums(self, begin: int, end: int) -> tuple[Float[Tensor, "1 k"], Float[Tensor, "1 k"]]:
         """Each prototype's maximum and the sum of its shifted exponentials, in one walk that rescales as it goes."""
@@ -212,8 +222,8 @@ class _Walk:
         scale = 1 / (self.settings.prediction_temperature * len(self.rows))
         return Totals(
             loss=self.loss / len(self.rows),
-            prototype_gradient=self.prototype_gradient * scale,
-            bias_gradient=self.bias_gradient * scale,
+            prototype_gradient=self.prototype_gradient.mul_(scale),
+            bias_gradient=self.bias_gradient.mul_(scale),
             targets=self.targets.view(*wanted_shape, -1),
         )
 

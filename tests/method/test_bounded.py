@@ -80,18 +80,18 @@ def test__logits_a_hundred_apart_give_no_nan(sinkhorn: Any) -> None:
     torch.testing.assert_close(totals.prototype_gradient.double(), expected[2], rtol=1e-3, atol=1e-5)
 
 
-class LiveBytes(TorchDispatchMode):
-    """The most memory that the tensors made under it held at one time, as far as each single operation shows."""
+class LargestTensor(TorchDispatchMode):
+    """The bytes of the largest tensor that is made under it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.largest = 0
+        self.bytes = 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         for tensor in torch.utils._pytree.tree_leaves(result):
             if isinstance(tensor, Tensor):
-                self.largest = max(self.largest, tensor.untyped_storage().nbytes())
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
         return result
 
 
@@ -102,9 +102,9 @@ def test__no_tensor_outgrows_the_budget_whatever_the_number_of_positions(sinkhor
     largest = []
     for positions in (16, 64, 256):
         tokens, predict_index = torch.randn(images, positions, width), torch.zeros(images, 1, dtype=torch.int64)
-        with LiveBytes() as live:
+        with LargestTensor() as seen:
             cluster(tokens, predict_index, torch.randn(prototypes, width), None, settings, OneProcess())
-        largest.append(live.largest)
+        largest.append(seen.bytes)
     assert max(largest) <= budget
     # The plain version would hold this many bytes in each of its several tensors.
     assert images * 256 * prototypes * 4 > 10 * budget
