@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from capi.api import build_learner as build_learner
     from capi.api import check as check
     from capi.api import load as load
-    from capi.api import load_config as load_config
+    from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
     from capi.types import Features as Features
     from capi.types import MaskedBatch as MaskedBatch
@@ -26,7 +26,7 @@ _HOME = {
     "build_learner": "capi.api",
     "check": "capi.api",
     "load": "capi.api",
-    "load_config": "capi.api",
+    "load_config": "capi.config.loading",
     "CapiError": "capi.errors",
     "Features": "capi.types",
     "MaskedBatch": "capi.types",

@@ -20,4 +20,7 @@ def keep_freed_memory(largest_block: int = LARGEST_KEPT_BLOCK) -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_MMAP_THRESHOLD, largest_block)) and bool(mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT))
+    trimmed = mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
+    # Some releases of glibc refuse more than 32 MiB.
+    mapped = mallopt(_M_MMAP_THRESHOLD, largest_block) or mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+    return bool(trimmed and mapped)

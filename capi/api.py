@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from capi.allocator import keep_freed_memory
-from capi.config.loading import dump_config, load_config, recipe_names, recipe_text, recipe_title
 from capi.config.schema import Config, ModelConfig
 from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings
@@ -24,20 +23,6 @@ from capi.train.check import StepCost, measure_step, random_batch
 from capi.train.optimizer import clustering_optimizer, student_optimizer
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
-
-__all__ = [
-    "build_learner",
-    "build_student",
-    "check",
-    "choose_device",
-    "dump_config",
-    "load",
-    "load_config",
-    "mask_sampler",
-    "recipe_names",
-    "recipe_text",
-    "recipe_title",
-]
 
 
 def load(path: str | Path) -> CapiEncoder:
@@ -91,6 +76,7 @@ def build_student(model: ModelConfig, prototypes: int) -> Student:
 
 def build_learner(config: Config, device: torch.device | str = "cpu") -> Learner:
     """Everything one iteration needs, freshly initialised from the config's seed."""
+    keep_freed_memory()
     torch.manual_seed(config.seed)
     optimization = config.optimization
     student = build_student(config.model, config.clustering.prototypes).to(device)
@@ -142,7 +128,6 @@ def check(
     progress: Callable[[], None] = lambda: None,
 ) -> StepCost:
     """Build a config, run real iterations on random images, and say what they cost. Nothing is written."""
-    keep_freed_memory()
     chosen = choose_device(None if device is None else str(device))
     masks = mask_sampler(config)
     batch = random_batch(

@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ import capi
 from capi.api import build_learner, choose_device, mask_sampler
 from capi.config.loading import parse_config
 from capi.config.schema import Config
+from tests.conftest import REFERENCE
 
 UNUSUAL = {
     "model": {
@@ -81,6 +84,14 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
     assert learner.learning_rate(120) == pytest.approx(0.01 * 0.5 * (1 + 2**-0.5))
     assert learner.teacher_momentum(40) == pytest.approx(0.9)
     assert learner.student_temperature == 0.3
+
+
+@pytest.mark.parametrize("images", ["torch.randn(3, 16, 24)", "torch.zeros(1, 3, 16, 24, dtype=torch.uint8)"])
+def test__images_of_another_kind_are_refused(images: str) -> None:
+    """In a process of its own: here the annotations would speak first."""
+    code = f"import torch, capi; capi.load('{REFERENCE / 'student.pth'}')({images})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "CapiError: images must be normalised floats of shape (batch, channels, height, width)" in result.stderr
 
 
 def test__the_seed_decides_the_weights(small_config: Config) -> None:

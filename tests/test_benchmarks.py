@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
 

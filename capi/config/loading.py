@@ -14,7 +14,10 @@ from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, nearest
 
 Tree = dict[str, Any]
+_FILE_ENDINGS = (".yaml", ".yml")
 
+# What a file without a version is taken for.
+FIRST_VERSION = 1
 # From version to the function that lifts a config to the next one.
 MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {}
 
@@ -74,7 +77,7 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tree:
 
 def migrate(tree: Tree, source: str) -> Tree:
     """Lift an older config to the present version; a newer one is refused."""
-    version = tree.get("version", CONFIG_VERSION)
+    version = tree.get("version", FIRST_VERSION)
     if not isinstance(version, int) or isinstance(version, bool):
         raise CapiError(f"{source}: version must be a whole number, not {version!r}")
     if version > CONFIG_VERSION:
@@ -86,7 +89,7 @@ def migrate(tree: Tree, source: str) -> Tree:
         if number not in MIGRATIONS:
             raise CapiError(f"{source} has config version {version}, which this capi can no longer read")
         tree = MIGRATIONS[number](tree) | {"version": number + 1}
-    return tree
+    return tree | {"version": CONFIG_VERSION}
 
 
 def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
@@ -97,15 +100,19 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
     if not isinstance(tree, dict):
         raise CapiError(f"{name} must hold a mapping of sections such as `model:`, but holds {type(tree).__name__}")
     base = tree.pop("extends", None)
+    # Before the merge: a file and what it extends may be of different versions.
+    tree = migrate(tree, name)
     if base is None:
         return tree
     if not isinstance(base, str):
         raise CapiError(f"{name}: extends must be the name of a recipe, not {base!r}")
+    if base.endswith(_FILE_ENDINGS):
+        base = str(Path(name).parent / base)
     return merge(_read_recipe(base, (*seen, name)), tree)
 
 
 def _recipe_path(name: str) -> Any:
-    if name.endswith((".yaml", ".yml")):
+    if name.endswith(_FILE_ENDINGS):
         if not Path(name).is_file():
             raise CapiError(f"there is no file {name}: give a recipe's name or the path of a YAML file")
         return Path(name)

@@ -15,7 +15,9 @@ Count = Annotated[int, Field(ge=1)]
 class Section(BaseModel):
     """What all parts of the config share."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class PredictorConfig(Section):
@@ -160,7 +162,7 @@ class Config(Section):
 
     version: int = CONFIG_VERSION
     """Version of this format; older files are migrated when they are read."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything random."""
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()

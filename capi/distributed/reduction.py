@@ -5,7 +5,10 @@ from torch import Tensor
 
 
 class AllProcesses:
-    """The reduction of a run with many processes: what each of them sees becomes that of the global batch."""
+    """The reduction of a run with many processes: what each of them sees becomes that of the global batch.
+
+    Every process must reduce the same tensors in the same order, which equal batch sizes ensure.
+    """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group

@@ -7,7 +7,7 @@ gradient
 
 and the targets of those of its patches that the student predicts. Samples that are balanced together form a group
 (positionwise: all images at one position; standard: everything). Groups that fit are balanced in memory. A group that
-does not is streamed once for each iteration, and its logits are computed anew each time.
+does not is streamed once for each iteration, and logits that do not fit either are computed anew each time.
 
 A chunk is what one matrix product handles and wants to be large; within it a piece of a few groups is worked on at a
 time, small enough to stay in the cache of a CPU.
@@ -28,14 +28,18 @@ from capi.types import Float, Int, Reduction
 
 CPU_CHUNK_BYTES = 96 * 2**20
 ACCELERATOR_CHUNK_BYTES = 2**30
-# A piece needs three buffers (kernel turned assignments, probabilities, a product) of this share of the budget each.
-_PIECE_BUFFERS = 3
-_PIECE_SHARE = 1 / 8
+# A piece needs three buffers of its rows (kernel turned assignments, probabilities, a product) and some four vectors
+# for each of its groups (shift, factor, sums, a temporary). It may take this share of the budget.
+_PIECE_BUFFERS, _GROUP_VECTORS = 3, 4
+_PIECE_SHARE = 3 / 8
+# A chunk needs its logits, and its tokens in three stages: gathered, squared for their norm, normalised.
+_TOKEN_BUFFERS = 3
 # Rows of 2^n floats would all fall into the same cache sets; a little padding makes the products 5 to 15 % faster.
 _ROW_PADDING = 16
 _NORMALIZE_EPS = 1e-7
-# exp of less than this is taken as 0: near 1e-38 floats lose their normal form, and exp becomes five times slower. A
-# sample this far from all prototypes is left without assignment by eps: with 3 iterations none moves by more than 2e-8.
+# exp of less than this is taken as 0: near 1e-38 floats lose their normal form, and exp becomes five times slower.
+# Samples this far from all prototypes are left without assignment by eps anyway: with 3 iterations, 64 images and 16384
+# prototypes none moves by more than 2e-8.
 _SMALLEST_EXPONENT = -83.0
 
 
@@ -68,18 +72,13 @@ def cluster(
     reduction: Reduction,
 ) -> Totals:
     """Loss, its gradient and the targets of the predicted patches."""
-    images, positions, _ = tokens.shape
-    # Position-major, so that the images of one position lie together and any chunk is a range of rows.
-    rows = F.normalize(tokens.float().transpose(0, 1), dim=-1, eps=_NORMALIZE_EPS).flatten(0, 1)
-    group_size = images if settings.sinkhorn == "positionwise" else images * positions
-    image = torch.arange(images, device=tokens.device)[:, None]
     bias = None if bias is None else bias.float()
-    walk = _Walk(rows, prototypes.float(), bias, predict_index * images + image, settings, reduction, group_size)
+    walk = _Walk(tokens, predict_index, prototypes.float(), bias, settings, reduction)
     if walk.plan.streamed:
         walk.streaming()
     else:
         walk.in_memory()
-    return walk.totals(predict_index.shape)
+    return walk.totals()
 
 
 class ChunkPlan(NamedTuple):
@@ -90,65 +89,76 @@ class ChunkPlan(NamedTuple):
     streamed: bool
 
 
-def plan_chunks(rows: int, group_size: int, prototypes: int, chunk_bytes: int) -> ChunkPlan:
+def plan_chunks(rows: int, group_size: int, prototypes: int, width: int, chunk_bytes: int) -> ChunkPlan:
     """The largest chunk and piece within the budget: whole groups where a group fits, else as many rows as do."""
-    affordable = chunk_bytes // (4 * (prototypes + _ROW_PADDING))
-    streamed = affordable < group_size * (1 + _PIECE_BUFFERS)
+    budget = chunk_bytes // 4
+    chunk_row = prototypes + _ROW_PADDING + _TOKEN_BUFFERS * width
+    piece_row = prototypes * (_PIECE_BUFFERS + _GROUP_VECTORS / group_size)
+    streamed = budget < group_size * (chunk_row + piece_row)
     unit = 1 if streamed else group_size
-    piece = max(int(affordable * _PIECE_SHARE) // unit, 1) * unit
-    chunk = max((affordable - _PIECE_BUFFERS * piece) // unit, 1) * unit
-    return ChunkPlan(min(chunk, rows), min(piece, rows), streamed)
+    piece = max(int(budget * _PIECE_SHARE / piece_row) // unit, 1) * unit
+    chunk = max(int((budget - piece * piece_row) / chunk_row) // unit, 1) * unit
+    return ChunkPlan(min(chunk, rows), min(piece, chunk, rows), streamed)
 
 
 class _Walk:
-    """One walk over all rows, adding up loss, gradient and wanted targets.
+    """One walk over all tokens, adding up loss, gradient and wanted targets.
 
+    Tokens are rows in position-major order, so that the images of one position lie together and any chunk is a range.
     Logits are kept divided by the prediction temperature; `sharpness` brings them to the target temperature.
     """
 
     def __init__(
         self,
-        rows: Float[Tensor, "rows d"],
+        tokens: Float[Tensor, "b n d"],
+        predict_index: Int[Tensor, "b p"],
         prototypes: Float[Tensor, "k d"],
         bias: Float[Tensor, " k"] | None,
-        wanted: Int[Tensor, "b p"],
         settings: ClusteringSettings,
         reduction: Reduction,
-        group_size: int,
     ) -> None:
-        self.rows, self.prototypes, self.bias = rows, prototypes, bias
-        self.settings, self.reduction, self.group_size = settings, reduction, group_size
+        self.tokens, self.prototypes, self.bias = tokens, prototypes, bias
+        self.settings, self.reduction = settings, reduction
         self.sharpness = settings.prediction_temperature / settings.target_temperature
-        default = CPU_CHUNK_BYTES if rows.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
+        self.images, positions, width = tokens.shape
+        self.num_rows = self.images * positions
+        self.group_size = self.images if settings.sinkhorn == "positionwise" else self.num_rows
+        default = CPU_CHUNK_BYTES if tokens.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
         chunk_bytes = default if settings.chunk_bytes is None else settings.chunk_bytes
-        self.plan = plan_chunks(len(rows), group_size, len(prototypes), chunk_bytes)
-        self.logits_buffer = rows.new_empty(self.plan.chunk_rows, len(prototypes) + _ROW_PADDING)
-        self.kernel_buffer = rows.new_empty(self.plan.piece_rows, len(prototypes))
-        self.loss = rows.new_zeros(())
+        self.plan = plan_chunks(self.num_rows, self.group_size, len(prototypes), width, chunk_bytes)
+        self.logits_buffer = prototypes.new_empty(self.plan.chunk_rows, len(prototypes) + _ROW_PADDING)
+        self.kernel_buffer = prototypes.new_empty(self.plan.piece_rows, len(prototypes))
+        self.held: tuple[int, int] | None = None
+        self.loss = prototypes.new_zeros(())
         self.prototype_gradient = torch.zeros_like(prototypes)
-        self.bias_gradient = rows.new_zeros(len(prototypes))
-        self.targets = rows.new_empty(wanted.numel(), len(prototypes))
-        self.wanted, self.order = wanted.flatten().sort()
-        # On the host, so that finding a piece's share needs no synchronisation with the device.
+        self.bias_gradient = prototypes.new_zeros(len(prototypes))
+        self._note_wanted(predict_index)
+
+    def _note_wanted(self, predict_index: Int[Tensor, "b p"]) -> None:
+        """Sort the rows whose targets are wanted."""
+        image = torch.arange(self.images, device=predict_index.device)[:, None]
+        self.wanted, self.order = (predict_index * self.images + image).flatten().sort()
+        # One wait for the device here; finding each piece's share then needs none.
         self.wanted_rows: list[int] = self.wanted.tolist()
+        self.targets = self.prototypes.new_empty(*predict_index.shape, len(self.prototypes))
 
     def in_memory(self) -> None:
         """Balance the groups of each piece at once."""
-        for start, stop in _ranges(0, len(self.rows), self.plan.chunk_rows):
-            logits = self._logits(start, stop)
+        for start, stop in _ranges(0, self.num_rows, self.plan.chunk_rows):
+            rows, logits = self._chunk(start, stop)
             for first, last in _ranges(start, stop, self.plan.piece_rows):
                 piece = logits[first - start : last - start]
                 groups = piece.unflatten(0, (-1, self.group_size))
                 kernel = self._kernel(groups, self.reduction.max(groups.amax(1)))
                 u, v = balance(kernel, self.settings.iterations, self.reduction)
                 self._absorb(first, piece, kernel.mul_(u[:, None]).mul_(v[..., None]).flatten(0, 1))
-            self._add_gradient(start, stop, logits)
+            self._add_gradient(rows, logits)
 
     def streaming(self) -> None:
         """Balance groups that do not fit: each iteration walks over the group and keeps only the factors."""
-        for begin, end in _ranges(0, len(self.rows), self.group_size):
+        for begin, end in _ranges(0, self.num_rows, self.group_size):
             shift, sums = self._shift_and_sums(begin, end)
-            u, v = update(torch.ones_like(sums), sums), self.rows.new_ones(1, self.group_size)
+            u, v = update(torch.ones_like(sums), sums), sums.new_ones(1, self.group_size)
             for _ in range(self.settings.iterations - 1):
                 u = update(u, self.reduction.sum(self._update_samples(begin, end, shift, u, v)))
             self._absorb_group(begin, end, shift, u, v)
@@ -157,7 +167,7 @@ class _Walk:
         """Update the factors v of a group in place; the sums over its samples that the next u needs."""
         sums = torch.zeros_like(u)
         for start, stop in _ranges(begin, end, self.plan.chunk_rows):
-            logits = self._logits(start, stop)
+            _, logits = self._chunk(start, stop)
             for first, last in _ranges(start, stop, self.plan.piece_rows):
                 kernel = self._kernel(logits[None, first - start : last - start], shift)
                 factor = v[:, first - begin : last - begin]
@@ -168,32 +178,49 @@ class _Walk:
     def _absorb_group(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> None:
         """The last walk over a group: the final factors, and with them assignments, loss and gradient."""
         for start, stop in _ranges(begin, end, self.plan.chunk_rows):
-            logits = self._logits(start, stop)
+            rows, logits = self._chunk(start, stop)
             for first, last in _ranges(start, stop, self.plan.piece_rows):
                 piece = logits[first - start : last - start]
                 kernel = self._kernel(piece[None], shift)
                 factor = update(v[:, first - begin : last - begin], over_prototypes(kernel, u))
                 self._absorb(first, piece, kernel[0].mul_(u).mul_(factor[0, :, None]))
-            self._add_gradient(start, stop, logits)
+            self._add_gradient(rows, logits)
 
     def _shift_and_sums(self, begin: int, end: int) -> tuple[Float[Tensor, "1 k"], Float[Tensor, "1 k"]]:
         """Each prototype's maximum and the sum of its shifted exponentials, in one walk that rescales as it goes."""
-        shift = self.rows.new_full((1, len(self.prototypes)), -torch.inf)
+        shift = self.prototypes.new_full((1, len(self.prototypes)), -torch.inf)
         sums = torch.zeros_like(shift)
         for start, stop in _ranges(begin, end, self.plan.chunk_rows):
-            for piece in self._logits(start, stop).split(self.plan.piece_rows):
+            for piece in self._chunk(start, stop)[1].split(self.plan.piece_rows):
                 raised = torch.maximum(shift, piece.amax(0))
                 sums = sums * torch.exp((shift - raised) * self.sharpness) + self._kernel(piece[None], raised).sum(1)
                 shift = raised
         overall = self.reduction.max(shift)
         return overall, self.reduction.sum(sums * torch.exp((shift - overall) * self.sharpness))
 
-    def _logits(self, start: int, stop: int) -> Float[Tensor, "s k"]:
-        rows = self.rows[start:stop] / self.settings.prediction_temperature
+    def _rows(self, start: int, stop: int) -> Float[Tensor, "s d"]:
+        """A range of tokens in position-major order, L2-normalised."""
+        first, last = start // self.images, -(-stop // self.images)
+        rows = self.tokens[:, first:last].transpose(0, 1).flatten(0, 1)
+        offset = first * self.images
+        return F.normalize(rows[start - offset : stop - offset].float(), dim=-1, eps=_NORMALIZE_EPS)
+
+    def _chunk(self, start: int, stop: int) -> tuple[Float[Tensor, "s d"], Float[Tensor, "s k"]]:
+        """Rows and logits of a chunk, not computed anew while the buffer still holds them."""
+        if self.held != (start, stop):
+            self.rows = self._rows(start, stop)
+            self.held = (start, stop)
+            self._fill_logits(self.rows)
+        return self.rows, self.logits_buffer[: stop - start, : len(self.prototypes)]
+
+    def _fill_logits(self, rows: Float[Tensor, "s d"]) -> None:
         logits = self.logits_buffer[: len(rows), : len(self.prototypes)]
+        scale = 1 / self.settings.prediction_temperature
         if self.bias is None:
-            return torch.mm(rows, self.prototypes.t(), out=logits)
-        return torch.addmm(self.bias / self.settings.prediction_temperature, rows, self.prototypes.t(), out=logits)
+            # With beta = 0 the first argument is not read.
+            torch.addmm(self.bias_gradient, rows, self.prototypes.t(), beta=0, alpha=scale, out=logits)
+        else:
+            torch.addmm(self.bias, rows, self.prototypes.t(), beta=scale, alpha=scale, out=logits)
 
     def _kernel(self, logits: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]) -> Float[Tensor, "g s k"]:
         """exp((l - shift) / T_target), in the buffer of the piece."""
@@ -205,7 +232,7 @@ class _Walk:
     def _absorb(self, start: int, logits: Float[Tensor, "s k"], assignments: Float[Tensor, "s k"]) -> None:
         """Add a piece to loss and targets, and leave softmax - assignments in place of its logits."""
         low, high = bisect_left(self.wanted_rows, start), bisect_left(self.wanted_rows, start + len(logits))
-        self.targets[self.order[low:high]] = assignments[self.wanted[low:high] - start]
+        self.targets.flatten(0, 1)[self.order[low:high]] = assignments[self.wanted[low:high] - start]
         largest = logits.amax(1)
         agreement = torch.linalg.vecdot(assignments, logits)
         probabilities = torch.softmax(logits, dim=1)
@@ -214,17 +241,19 @@ class _Walk:
         self.loss += torch.dot(assignments.sum(1), log_sum) - agreement.sum()
         torch.sub(probabilities, assignments, out=logits)
 
-    def _add_gradient(self, start: int, stop: int, difference: Float[Tensor, "s k"]) -> None:
-        self.prototype_gradient.addmm_(difference.t(), self.rows[start:stop])
+    def _add_gradient(self, rows: Float[Tensor, "s d"], difference: Float[Tensor, "s k"]) -> None:
+        self.prototype_gradient.addmm_(difference.t(), rows)
         self.bias_gradient += difference.sum(0)
+        # The differences stand where the logits were.
+        self.held = None
 
-    def totals(self, wanted_shape: torch.Size) -> Totals:
-        scale = 1 / (self.settings.prediction_temperature * len(self.rows))
+    def totals(self) -> Totals:
+        scale = 1 / (self.settings.prediction_temperature * self.num_rows)
         return Totals(
-            loss=self.loss / len(self.rows),
+            loss=self.loss / self.num_rows,
             prototype_gradient=self.prototype_gradient.mul_(scale),
             bias_gradient=self.bias_gradient.mul_(scale),
-            targets=self.targets.view(*wanted_shape, -1),
+            targets=self.targets,
         )
 
 

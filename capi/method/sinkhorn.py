@@ -21,6 +21,9 @@ from capi.types import Float, Reduction
 
 SinkhornVariant = Literal["positionwise", "standard"]
 EPS = 1e-8
+# A sample that no prototype reaches has sums of 0, and its factor grows by 1 / eps each time; its assignments stay 0 as
+# long as the factor stays finite.
+_LARGEST_FACTOR = 1e30
 
 
 class OneProcess:
@@ -35,7 +38,7 @@ class OneProcess:
 
 def update(factor: Tensor, sums: Tensor) -> Tensor:
     """One side of an iteration: `sums` are the kernel's products with the other side's factor."""
-    return factor / (factor * sums + EPS)
+    return (factor / (factor * sums + EPS)).clamp_(max=_LARGEST_FACTOR)
 
 
 def balance(
@@ -51,10 +54,17 @@ def balance(
 
 
 def over_samples(kernel: Float[Tensor, "g s k"], v: Float[Tensor, "g s"]) -> Float[Tensor, "g k"]:
-    """K^T v for each group. A loop, because a batched matrix-vector product is several times slower on a CPU."""
-    return torch.stack([matrix.t().mv(vector) for matrix, vector in zip(kernel, v, strict=True)])
+    """K^T v for each group."""
+    return _products(kernel.transpose(1, 2), v)
 
 
 def over_prototypes(kernel: Float[Tensor, "g s k"], u: Float[Tensor, "g k"]) -> Float[Tensor, "g s"]:
     """K u for each group."""
-    return torch.stack([matrix.mv(vector) for matrix, vector in zip(kernel, u, strict=True)])
+    return _products(kernel, u)
+
+
+def _products(matrices: Float[Tensor, "g i j"], vectors: Float[Tensor, "g j"]) -> Float[Tensor, "g i"]:
+    """A matrix-vector product for each group. On a CPU the batched product is several times slower than a loop."""
+    if matrices.device.type == "cpu":
+        return torch.stack([matrix.mv(vector) for matrix, vector in zip(matrices, vectors, strict=True)])
+    return torch.bmm(matrices, vectors[..., None])[..., 0]

@@ -35,8 +35,13 @@ class PatchEmbedding(nn.Module):
     def patch_size(self) -> int:
         return self.weight.shape[-1]
 
-    def grid(self, images: Float[Tensor, "b c height width"]) -> tuple[int, int]:
+    def grid(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of patches; an image the model cannot take is an error."""
+        if images.ndim != 4 or not images.is_floating_point():
+            raise CapiError(
+                "images must be normalised floats of shape (batch, channels, height, width), but these are "
+                f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+            )
         _, channels, height, width = images.shape
         size = self.patch_size
         if channels != self.weight.shape[1]:

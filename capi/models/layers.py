@@ -141,4 +141,5 @@ class Block(nn.Module):
 
 def _add_to_kept(x: Tensor, branch: Tensor, kept: Tensor) -> Tensor:
     """Add a branch that ran for some images only, scaled so that its expectation is that of the full branch."""
-    return x.index_add(0, kept, branch, alpha=len(x) / len(kept))
+    # Under autocast the branch is of lower precision than the residual stream.
+    return x.index_add(0, kept, branch.to(x.dtype), alpha=len(x) / len(kept))

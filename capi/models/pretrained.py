@@ -7,7 +7,6 @@ so that the released formula computes the same.
 """
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -66,7 +65,10 @@ def read_state(path: Path) -> State:
             f"{path} could not be opened as a checkpoint of tensors ({type(error).__name__}): expected a state dict "
             "written by torch.save or a safetensors file, and nothing else is unpickled"
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+    flat = isinstance(state, dict) and all(
+        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+    )
+    if not flat:
         raise CapiError(
             f"{path} holds something other than a flat dict of tensors: save the student's state dict alone"
         )
@@ -78,10 +80,11 @@ def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
     variant = _rope_variant(state, source)
     with torch.device("meta"):
         model = _build(state, variant, source)
-    expected = {theirs: (ours, tuple(model.get_parameter(ours).shape)) for ours, theirs in _key_map(model).items()}
-    tables = set(_table_keys(model))
-    _check_keys(state, expected={key: shape for key, (_, shape) in expected.items()}, tables=tables, source=source)
-    weights = {ours: state[theirs].float() for theirs, (ours, _) in expected.items()}
+    names = _key_map(model)
+    shapes = {theirs: tuple(model.get_parameter(ours).shape) for ours, theirs in names.items()}
+    shapes |= {key: (2, head_width) for key, head_width in _table_keys(model).items()}
+    _check_keys(state, shapes, source)
+    weights = {ours: state[theirs].float() for ours, theirs in names.items()}
     model.load_state_dict(_reorder_for(variant, weights, model), strict=True, assign=True)
     return model.requires_grad_(False).eval()
 
@@ -92,10 +95,8 @@ def to_released(model: CapiEncoder) -> State:
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     weights = _reorder_for(variant, weights, model)
     state = {theirs: weights[ours].clone() for ours, theirs in _key_map(model).items()}
-    for key in _table_keys(model):
-        stack = model.encoder if key.startswith(_STACKS["encoder"]) else model.predictor
-        state[key] = _table(stack.head_width, variant)
-    return state
+    tables = {key: _table(head_width, variant) for key, head_width in _table_keys(model).items()}
+    return state | tables
 
 
 def _key_map(model: CapiEncoder) -> dict[str, str]:
@@ -110,10 +111,14 @@ def _key_map(model: CapiEncoder) -> dict[str, str]:
     return names
 
 
-def _table_keys(model: CapiEncoder) -> Iterable[str]:
-    for stack, depth in (("encoder", len(model.encoder.blocks)), ("predictor", len(model.predictor.blocks))):
-        for number in range(depth):
-            yield f"{_STACKS[stack]}.blocks.{number}.{_TABLE_KEY}"
+def _table_keys(model: CapiEncoder) -> dict[str, int]:
+    """The key of every block's rotary table, and the head width there."""
+    stacks = (("encoder", model.encoder), ("predictor", model.predictor))
+    return {
+        f"{_STACKS[name]}.blocks.{number}.{_TABLE_KEY}": stack.head_width
+        for name, stack in stacks
+        for number in range(len(stack.blocks))
+    }
 
 
 def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
@@ -161,10 +166,10 @@ def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
     return state[key]
 
 
-def _check_keys(state: State, *, expected: dict[str, tuple[int, ...]], tables: set[str], source: str) -> None:
+def _check_keys(state: State, expected: dict[str, tuple[int, ...]], source: str) -> None:
     """Every key there, none too many, each of the shape that the rest of the file asks for."""
-    missing = sorted((expected.keys() | tables) - state.keys())
-    extra = sorted(state.keys() - expected.keys() - tables)
+    missing = sorted(expected.keys() - state.keys())
+    extra = sorted(state.keys() - expected.keys())
     wrong = sorted(key for key in expected.keys() & state.keys() if tuple(state[key].shape) != expected[key])
     if missing:
         raise CapiError(f"{source} lacks {_some(missing)} of the released layout")
@@ -206,7 +211,9 @@ def _variant_of(key: str, table: Tensor, source: str) -> RopeVariant:
     if table.ndim == 2 and table.shape[0] == 2 and table.shape[1] and table.shape[1] % 4 == 0:
         variants: tuple[RopeVariant, ...] = ("released", "axial")
         for variant in variants:
-            if torch.allclose(table.float(), _table(table.shape[1], variant), rtol=1e-4, atol=1e-7):
+            # Half precision rounds the frequencies; they are constants, so that does no harm.
+            expected = _table(table.shape[1], variant).to(table.dtype)
+            if torch.allclose(table.float(), expected.float(), rtol=1e-4, atol=1e-7):
                 return variant
     raise CapiError(
         f'{source} has a table "{key}" of shape {tuple(table.shape)} that is neither rotary variant: expected '

@@ -16,7 +16,7 @@ class Schedule:
         """The rate at a step; `peak` is where the warm-up ends and the cosine begins."""
         if step < self.warmup_steps:
             return peak * step / max(self.warmup_steps - 1, 1)
-        progress = (step - self.warmup_steps) / (self.total_steps - self.warmup_steps)
+        progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)
         return peak * 0.5 * (1 + math.cos(math.pi * self.cosine_kept * progress))
 
     def teacher_momentum(self, step: int, *, peak: float) -> float:

@@ -53,6 +53,8 @@ def test__override_values_are_yaml(override: str, read, value: object) -> None:
         ("masking.predict=0.0", "greater than 0"),
         ("masking.kind=blocks", "'random', 'block' or 'inverse_block'"),
         ("model=3", "model = 3 does not fit"),
+        ("seed=99999999999999999999", "seed"),
+        ("optimization.learning_rate=.inf", "optimization.learning_rate"),
         ("model.width=100", "head width of 33.3333"),
         ("data.image_size=30", "no multiple of model.patch_size"),
         ("data.image_size=[32]", "data.image_size"),
@@ -111,7 +113,7 @@ def test__a_missing_file_and_a_circle_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="there is no file"):
         load_config(str(tmp_path / "nowhere.yaml"))
     path = tmp_path / "circle.yaml"
-    path.write_text(f"extends: {path}\n")
+    path.write_text("extends: circle.yaml\n")
     with pytest.raises(CapiError, match="extends itself"):
         load_config(str(path))
 
@@ -136,6 +138,15 @@ def test__older_configs_are_migrated_step_by_step(monkeypatch: pytest.MonkeyPatc
     assert config.version == 3
     with pytest.raises(CapiError, match="can no longer read"):
         parse_config({"version": 0})
+
+
+def test__each_file_is_migrated_before_it_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "CONFIG_VERSION", 2)
+    monkeypatch.setattr(loading, "MIGRATIONS", {1: lambda tree: {"model": {"depth": tree["layers"]}}})
+    (tmp_path / "base.yaml").write_text("layers: 5\n")
+    (tmp_path / "mine.yaml").write_text("version: 2\nextends: base.yaml\nmodel:\n  width: 48\n")
+    config = load_config(str(tmp_path / "mine.yaml"))
+    assert (config.model.depth, config.model.width, config.version) == (5, 48, 2)
 
 
 def test__merge_goes_section_by_section() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from capi.api import build_student, load_config, mask_sampler, recipe_names, recipe_text, recipe_title
+from capi.api import build_student, mask_sampler
+from capi.config.loading import load_config, recipe_names, recipe_text, recipe_title
 from capi.method.masking import Grid
 
 NAMES = recipe_names()

@@ -1,7 +1,10 @@
+from typing import get_args
+
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from capi.config.schema import Config
+from capi.config.schema import Config, MaskingConfig
+from capi.method.masking import MASKS
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
@@ -32,6 +35,10 @@ def test__defaults_are_the_paper_s() -> None:
     assert (config.clustering.prototypes, config.masking.ratio, config.masking.predict) == (16384, 0.65, 7)
     assert config.model.predictor_depth == config.model.depth // 2
     assert config.grid == (14, 14)
+
+
+def test__every_mask_can_be_chosen() -> None:
+    assert get_args(MaskingConfig.model_fields["kind"].annotation) == tuple(MASKS)
 
 
 def test__the_predictor_keeps_the_head_width_when_only_its_width_is_set() -> None:

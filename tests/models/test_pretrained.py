@@ -178,6 +178,22 @@ def test__an_unknown_rotary_table_is_named() -> None:
         from_released(state)
 
 
+def test__a_rotary_table_of_another_head_width_is_named() -> None:
+    state = to_released(random_model())
+    key = "backbone.encoder.blocks.1.residual1.fn.rope.freqs"
+    state[key] = to_released(random_model(predictor_width=192))["backbone.decoder.blocks.0.residual1.fn.rope.freqs"]
+    with pytest.raises(CapiError, match=f'"{key}" of shape'):
+        from_released(state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test__other_precisions_load_as_float32(dtype: torch.dtype) -> None:
+    state = {key: value.to(dtype) for key, value in to_released(random_model("axial")).items()}
+    model = from_released(state)
+    assert model.encoder.rope == "axial"
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
 def test__mixed_rotary_variants_are_refused() -> None:
     released, axial = to_released(random_model()), to_released(random_model("axial"))
     key = "backbone.encoder.blocks.2.residual1.fn.rope.freqs"
@@ -221,6 +237,9 @@ def test__other_contents_are_refused(tmp_path: Path) -> None:
     torch.save({"model": {"weight": torch.zeros(2)}}, tmp_path / "nested.pth")
     with pytest.raises(CapiError, match="flat dict of tensors"):
         load_released(tmp_path / "nested.pth")
+    torch.save({3: torch.zeros(2)}, tmp_path / "numbers.pth")
+    with pytest.raises(CapiError, match="flat dict of tensors"):
+        load_released(tmp_path / "numbers.pth")
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
     with pytest.raises(CapiError, match="lacks"):
         load_released(tmp_path / "other.pth")
