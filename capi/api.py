@@ -1,5 +1,6 @@
 """What a user calls, and the one place that wires the rooms together."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,7 @@ from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
 from capi.models.predictor import Predictor
 from capi.models.pretrained import load_released
-from capi.train.check import StepCost, measure_step, random_batch
+from capi.train.check import StepCost, measure_step, memory_of, random_batch
 from capi.train.optimizer import clustering_optimizer, student_optimizer
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
@@ -41,7 +42,7 @@ def choose_device(name: str | None = None) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
+        torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise CapiError(f'the device "{name}" is not there: use cpu, or another device that torch finds') from error
     return device
@@ -129,16 +130,50 @@ def check(
 ) -> StepCost:
     """Build a config, run real iterations on random images, and say what they cost. Nothing is written."""
     chosen = choose_device(None if device is None else str(device))
-    masks = mask_sampler(config)
-    batch = random_batch(
-        masks=masks,
-        grid=Grid(*config.grid),
-        image_shape=(config.model.channels, *config.data.height_and_width),
-        batch_size=config.optimization.batch_size,
-        seed=config.seed,
-        device=chosen,
+    masks, grid = mask_sampler(config), Grid(*config.grid)
+    visible, _, _ = masks.counts(grid)
+    if least_bytes(config, visible) > memory_of(chosen):
+        raise CapiError(_too_large(config))
+    try:
+        batch = random_batch(
+            masks=masks,
+            grid=grid,
+            image_shape=(config.model.channels, *config.data.height_and_width),
+            batch_size=config.optimization.batch_size,
+            seed=config.seed,
+            device=chosen,
+        )
+        cost = measure_step(build_learner(config, chosen), batch, grid.size, rounds, progress)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CapiError(_too_large(config)) from error
+    except RuntimeError as error:
+        # What torch raises when the memory of a CPU runs out has no class of its own.
+        if "alloc" not in str(error):
+            raise
+        raise CapiError(_too_large(config)) from error
+    if not math.isfinite(cost.student_loss):
+        raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
+    return cost
+
+
+def least_bytes(config: Config, visible: int) -> int:
+    """Less than an iteration can do with: images, weights with their optimiser, and what the backward pass keeps."""
+    model, batch_size = config.model, config.optimization.batch_size
+    height, width = config.data.height_and_width
+    images = batch_size * model.channels * height * width
+    # Weights, gradients, two moments and the teacher's copy.
+    weights = 5 * (12 * model.depth * model.width**2 + 2 * config.clustering.prototypes * model.width)
+    # Norms, queries, keys, values, attention, and the MLP's hidden layer before and after its GELU.
+    token = model.width * (6 + 2 * model.mlp_ratio)
+    kept = batch_size * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
+    return int(4 * (images + weights + kept))
+
+
+def _too_large(config: Config) -> str:
+    return (
+        f"a batch of {config.optimization.batch_size} images does not fit the memory of this machine: lower "
+        "optimization.batch_size, or the model"
     )
-    return measure_step(build_learner(config, chosen), batch, Grid(*config.grid).size, rounds, progress)
 
 
 def _clustering_settings(config: Config) -> ClusteringSettings:

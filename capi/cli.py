@@ -1,6 +1,7 @@
 """The command line: parse, build the config, call api. Bad input ends with one sentence and exit code 2."""
 
 import sys
+import traceback
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,7 +34,8 @@ def main() -> None:
         app()
     except CapiError as error:
         if "--traceback" in sys.argv:
-            raise
+            traceback.print_exc()
+            sys.exit(2)
         Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {error}")
         sys.exit(2)
 
@@ -46,7 +48,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
+    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 import capi
-from capi.api import build_learner, choose_device, mask_sampler
+from capi.api import build_learner, check, choose_device, least_bytes, mask_sampler
 from capi.config.loading import parse_config
 from capi.config.schema import Config
+from capi.method.masking import Grid
 from tests.conftest import REFERENCE
 
 UNUSUAL = {
@@ -86,12 +87,15 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
     assert learner.student_temperature == 0.3
 
 
-@pytest.mark.parametrize("images", ["torch.randn(3, 16, 24)", "torch.zeros(1, 3, 16, 24, dtype=torch.uint8)"])
+@pytest.mark.parametrize(
+    "images",
+    ["torch.randn(3, 16, 24)", "torch.zeros(1, 3, 16, 24, dtype=torch.uint8)", "torch.zeros(1, 3, 16, 24).double()"],
+)
 def test__images_of_another_kind_are_refused(images: str) -> None:
     """In a process of its own: here the annotations would speak first."""
     code = f"import torch, capi; capi.load('{REFERENCE / 'student.pth'}')({images})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "CapiError: images must be normalised floats of shape (batch, channels, height, width)" in result.stderr
+    assert "CapiError: images must be float32 of shape (batch, channels, height, width)" in result.stderr
 
 
 def test__the_seed_decides_the_weights(small_config: Config) -> None:
@@ -108,6 +112,13 @@ def test__masks_that_do_not_fit_the_grid_are_refused_at_once(small_config: Confi
     tree["masking"]["predict"] = 40
     with pytest.raises(capi.CapiError, match=r"masking\.predict between 1 and 31"):
         mask_sampler(parse_config(tree))
+
+
+def test__the_least_memory_is_less_than_a_real_step_takes() -> None:
+    config = parse_config({"optimization": {"batch_size": 8}, "model": {"depth": 2}, "clustering": {"prototypes": 512}})
+    cost = check(config, device="cpu", rounds=1)
+    visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
+    assert 1e6 < least_bytes(config, visible) < cost.peak_bytes
 
 
 def test__a_device_that_is_not_there_is_refused() -> None:

@@ -48,6 +48,10 @@ def test__check_reports_the_cost_of_a_step() -> None:
         (["check", "tiny4", "model.depth=two"], "valid integer"),
         (["check", "nowhere.yaml"], "there is no file nowhere.yaml"),
         (["check", "tiny4", "masking.ratio=0.001"], "change masking.ratio"),
+        (["check", "vitl14"], "a batch of 16384 images does not fit the memory of this machine"),
+        (["check", "tiny4", "clustering.prototypes=1000000000000"], "does not fit the memory"),
+        (["check", "tiny4", *SMALL, "clustering.target_temperature=1e-30", "--rounds", "1"], "the loss is nan"),
+        (["check", "tiny4", "--device", "meta"], 'the device "meta" is not there'),
         (["check", "tiny4", "--device", "toaster"], 'the device "toaster" is not there'),
     ],
 )
@@ -62,7 +66,7 @@ def test__bad_input_gets_one_sentence_and_exit_code_2(arguments: list[str], mess
 
 def test__a_flag_shows_the_traceback() -> None:
     result = run("--traceback", "recipes", "show", "vitl144")
-    assert result.returncode != 0
+    assert result.returncode == 2
     assert "Traceback" in result.stderr
     assert 'did you mean "vitl14"?' in result.stderr
 

@@ -27,15 +27,15 @@ def recipe_names() -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
 
 
-def load_config(recipe: str, overrides: Iterable[str] = ()) -> Config:
+def load_config(recipe: str | Path, overrides: Iterable[str] = ()) -> Config:
     """The config of a recipe by name, or of a YAML file by path, with overrides of the form `key.sub=value`."""
-    return parse_config(_read_recipe(recipe), overrides, source=recipe)
+    return parse_config(_read_recipe(str(recipe)), overrides, source=str(recipe))
 
 
 def parse_config(tree: Tree, overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
     """A config from plain values: migrated to the present version, overridden, checked."""
     tree = migrate(tree, source)
-    for override in overrides:
+    for override in [overrides] if isinstance(overrides, str) else overrides:
         key, value = _parse_override(override)
         tree = merge(tree, _nested(key.split("."), value))
     try:
@@ -98,7 +98,8 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
         raise CapiError(f"recipe {name} extends itself: {' -> '.join((*seen, name))}")
     tree = _parse_yaml(recipe_text(name), name)
     if not isinstance(tree, dict):
-        raise CapiError(f"{name} must hold a mapping of sections such as `model:`, but holds {type(tree).__name__}")
+        held = "is empty" if tree is None else f"holds a {type(tree).__name__}"
+        raise CapiError(f"{name} must hold a mapping of sections such as `model:`, but {held}")
     base = tree.pop("extends", None)
     # Before the merge: a file and what it extends may be of different versions.
     tree = migrate(tree, name)

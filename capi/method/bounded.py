@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.method.sinkhorn import SinkhornVariant, balance, over_prototypes, over_samples, update
+from capi.method.sinkhorn import SinkhornVariant, balance, centred, over_prototypes, over_samples, update
 from capi.types import Float, Int, Reduction
 
 CPU_CHUNK_BYTES = 96 * 2**20
@@ -158,9 +158,9 @@ class _Walk:
         """Balance groups that do not fit: each iteration walks over the group and keeps only the factors."""
         for begin, end in _ranges(0, self.num_rows, self.group_size):
             shift, sums = self._shift_and_sums(begin, end)
-            u, v = update(torch.ones_like(sums), sums), sums.new_ones(1, self.group_size)
+            u, v = centred(update(torch.ones_like(sums), sums), sums.new_ones(1, self.group_size))
             for _ in range(self.settings.iterations - 1):
-                u = update(u, self.reduction.sum(self._update_samples(begin, end, shift, u, v)))
+                u, v = centred(update(u, self.reduction.sum(self._update_samples(begin, end, shift, u, v))), v)
             self._absorb_group(begin, end, shift, u, v)
 
     def _update_samples(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> Float[Tensor, "1 k"]:

@@ -113,14 +113,14 @@ class MaskSampler:
         masked = int(grid.size * self.ratio)
         if not 1 <= masked < grid.size:
             raise CapiError(
-                f"a masking ratio of {self.ratio} hides {masked} of the {grid.size} patches of a "
-                f"{grid.rows} x {grid.columns} grid, but at least one must be hidden and one visible: "
+                f"a masking ratio of {self.ratio} hides {masked} of {grid.size} patches "
+                f"({grid.rows} x {grid.columns}), but at least one must be hidden and one visible: "
                 "change masking.ratio, the image size or the patch size"
             )
         predicted = self.predict if isinstance(self.predict, int) else max(1, int(masked * self.predict))
         if not 1 <= predicted <= masked:
             raise CapiError(
-                f"{predicted} patches to predict were asked for, but a {grid.rows} x {grid.columns} grid masked at "
+                f"{predicted} patches to predict were asked for, but masking {grid.rows} x {grid.columns} patches at "
                 f"{self.ratio} hides {masked}: set masking.predict between 1 and {masked}"
             )
         return grid.size - masked, masked, predicted

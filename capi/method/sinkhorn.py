@@ -48,9 +48,15 @@ def balance(
     groups, samples, prototypes = kernel.shape
     u, v = kernel.new_ones(groups, prototypes), kernel.new_ones(groups, samples)
     for _ in range(iterations):
-        u = update(u, reduction.sum(over_samples(kernel, v)))
+        u, v = centred(update(u, reduction.sum(over_samples(kernel, v))), v)
         v = update(v, over_prototypes(kernel, u))
     return u, v
+
+
+def centred(u: Float[Tensor, "g k"], v: Float[Tensor, "g s"]) -> tuple[Float[Tensor, "g k"], Float[Tensor, "g s"]]:
+    """The same assignments with factors of moderate size: otherwise u grows and v shrinks with every iteration."""
+    mean = u.log().mean(1, keepdim=True).exp()
+    return u / mean, (v * mean).clamp_(max=_LARGEST_FACTOR)
 
 
 def over_samples(kernel: Float[Tensor, "g s k"], v: Float[Tensor, "g s"]) -> Float[Tensor, "g k"]:

@@ -37,15 +37,19 @@ class PatchEmbedding(nn.Module):
 
     def grid(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of patches; an image the model cannot take is an error."""
-        if images.ndim != 4 or not images.is_floating_point():
+        expected, given = (str(kind).removeprefix("torch.") for kind in (self.weight.dtype, images.dtype))
+        if images.ndim != 4 or (given != expected and not torch.is_autocast_enabled(images.device.type)):
             raise CapiError(
-                "images must be normalised floats of shape (batch, channels, height, width), but these are "
-                f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+                f"images must be {expected} of shape (batch, channels, height, width), but these are {given} of shape "
+                f"{tuple(images.shape)}: convert and normalise them first"
             )
         _, channels, height, width = images.shape
         size = self.patch_size
         if channels != self.weight.shape[1]:
-            raise CapiError(f"the model takes images of {self.weight.shape[1]} channels, but these have {channels}")
+            raise CapiError(
+                f"the model takes images with {self.weight.shape[1]} channels, but these have {channels}: "
+                "channels come before height and width"
+            )
         if not height or not width or height % size or width % size:
             raise CapiError(
                 f"the sides of an image must be multiples of the patch size {size}, but this one is "

@@ -54,25 +54,32 @@ def read_state(path: Path) -> State:
     if not path.is_file():
         raise CapiError(f"{path} is not a file: give the path of a checkpoint")
     try:
-        if path.suffix == ".safetensors":
+        if _is_pickle(path):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        else:
             from safetensors.torch import load_file
 
             state = load_file(path)
-        else:
-            state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CapiError(
             f"{path} could not be opened as a checkpoint of tensors ({type(error).__name__}): expected a state dict "
             "written by torch.save or a safetensors file, and nothing else is unpickled"
         ) from error
     flat = isinstance(state, dict) and all(
-        isinstance(key, str) and isinstance(value, Tensor) for key, value in state.items()
+        isinstance(key, str) and isinstance(value, Tensor) and value.layout is torch.strided
+        for key, value in state.items()
     )
     if not flat:
         raise CapiError(
             f"{path} holds something other than a flat dict of tensors: save the student's state dict alone"
         )
     return state
+
+
+def _is_pickle(path: Path) -> bool:
+    """Whether torch.save wrote a file: its first bytes are those of a zip archive, or of a bare pickle long ago."""
+    with path.open("rb") as file:
+        return file.read(2).startswith((b"PK", b"\x80"))
 
 
 def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
@@ -124,8 +131,11 @@ def _table_keys(model: CapiEncoder) -> dict[str, int]:
 def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
     """The architecture that the shapes of a state dict speak of."""
     patches = _get(state, "backbone.patch_embed.weight", 4, source)
-    if patches.shape[2] != patches.shape[3]:
-        raise CapiError(f"{source} has patches of {patches.shape[2]} x {patches.shape[3]} pixels; they must be square")
+    if patches.shape[2] != patches.shape[3] or not patches.numel():
+        raise CapiError(
+            f'{source} has "backbone.patch_embed.weight" of shape {tuple(patches.shape)}, expected '
+            "(width, channels, patch size, patch size)"
+        )
     encoder = Encoder(
         **_stack_sizes(state, "encoder", patches.shape[0], source),
         channels=patches.shape[1],
@@ -151,11 +161,14 @@ def _stack_sizes(state: State, stack: str, width: int, source: str) -> dict[str,
     hidden = _get(state, f"{first}.{_BLOCK_KEYS['mlp.expand.weight']}", 2, source).shape[0]
     if not head_width or width % head_width:
         raise CapiError(
-            f"{source} has a {stack} of width {width}, which its head width of {head_width} does not divide"
+            f"{source} has width {width} in its {stack}, which is no multiple of the head width {head_width} there"
         )
     pattern = re.compile(rf"{re.escape(_STACKS[stack])}\.blocks\.(\d+)\.")
-    numbers = {int(match[1]) for key in state if (match := pattern.match(key))}
-    return {"width": width, "depth": max(numbers) + 1, "heads": width // head_width, "mlp_width": hidden}
+    blocks = {int(match[1]): key for key in state if (match := pattern.match(key))}
+    gap = next(number for number in range(len(blocks) + 1) if number not in blocks)
+    if gap < len(blocks):
+        raise CapiError(f'{source} has "{blocks[max(blocks)]}", but nothing of "{_STACKS[stack]}.blocks.{gap}."')
+    return {"width": width, "depth": len(blocks), "heads": width // head_width, "mlp_width": hidden}
 
 
 def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
@@ -168,6 +181,9 @@ def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
 
 def _check_keys(state: State, expected: dict[str, tuple[int, ...]], source: str) -> None:
     """Every key there, none too many, each of the shape that the rest of the file asks for."""
+    unreal = sorted(key for key, value in state.items() if not value.is_floating_point())
+    if unreal:
+        raise CapiError(f"{source} has {_some(unreal)} that hold no real numbers")
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = sorted(key for key in expected.keys() & state.keys() if tuple(state[key].shape) != expected[key])

@@ -1,5 +1,6 @@
 """What a recipe costs on this machine: parameters, FLOP, memory, and the time of real iterations on random images."""
 
+import os
 import resource
 import sys
 import time
@@ -81,6 +82,13 @@ def measure_step(
         peak_bytes=_peak_bytes(batch.images.device),
         student_loss=loss,
     )
+
+
+def memory_of(device: torch.device) -> int:
+    """All the memory there is: the accelerator's, or the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _peak_bytes(device: torch.device) -> int:

@@ -80,7 +80,8 @@ def test__an_unknown_recipe_names_the_nearest() -> None:
 def test__files_are_recipes_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: tiny4\nmodel:\n  depth: 3\n")
-    config = load_config(str(path))
+    config = load_config(path)
+    assert config == load_config(str(path)) == load_config("tiny4", "model.depth=3")
     assert config.model.depth == 3
     assert config.model.width == load_config("tiny4").model.width
 

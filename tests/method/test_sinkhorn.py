@@ -47,6 +47,14 @@ def test__rows_sum_to_one_and_prototypes_are_used_evenly() -> None:
     torch.testing.assert_close(assignments.sum(1), torch.full((2, 8), 60 / 8), rtol=1e-3, atol=0)
 
 
+def test__factors_stay_finite_over_many_iterations_with_few_samples() -> None:
+    """u would grow by prototypes / samples in each iteration, and leave the range of float32 after some ten."""
+    kernel = torch.exp(torch.randn(1, 2, 400))
+    u, v = balance(kernel, 40, OneProcess())
+    assignments = (kernel * u[:, None] * v[..., None])[0]
+    torch.testing.assert_close(assignments, slow_sinkhorn(kernel[0], 40).float(), rtol=1e-3, atol=1e-6)
+
+
 def test__groups_do_not_see_each_other() -> None:
     kernel = torch.rand(4, 5, 6)
     u, v = balance(kernel, 3, OneProcess())

@@ -122,6 +122,9 @@ def test__loaded_models_are_frozen_and_in_evaluation_mode(reference_checkpoint: 
 def test__safetensors_and_files_without_a_head_load_too(tmp_path: Path) -> None:
     model = random_model(head=False)
     save_file(to_released(model), tmp_path / "model.safetensors")
+    # The contents tell what a file is, not its name.
+    save_file(to_released(model), tmp_path / "misnamed.pth")
+    assert load_released(tmp_path / "misnamed.pth").head is None
     loaded = load_released(tmp_path / "model.safetensors")
     assert loaded.head is None
     images = torch.randn(1, 2, 14, 14)
@@ -166,8 +169,21 @@ def test__an_extra_key_is_named(key: str) -> None:
 
 def test__a_gap_in_the_blocks_is_named() -> None:
     state = {key: value for key, value in to_released(random_model()).items() if "encoder.blocks.1." not in key}
-    with pytest.raises(CapiError, match=r"encoder\.blocks\.1\.residual1"):
+    with pytest.raises(CapiError, match=r"nothing of \"backbone\.encoder\.blocks\.1\."):
         from_released(state)
+
+
+def test__a_stray_block_is_named() -> None:
+    key = "backbone.encoder.blocks.3000.residual1.norm.weight"
+    with pytest.raises(CapiError, match=key):
+        from_released(to_released(random_model()) | {key: torch.ones(32)})
+
+
+def test__tensors_that_hold_no_real_numbers_are_named() -> None:
+    state = to_released(random_model())
+    for dtype in (torch.complex64, torch.int64):
+        with pytest.raises(CapiError, match=r"backbone\.registers"):
+            from_released(state | {"backbone.registers": state["backbone.registers"].to(dtype)})
 
 
 def test__an_unknown_rotary_table_is_named() -> None:
