@@ -13,7 +13,6 @@ A chunk is what one matrix product handles and wants to be large; within it a pi
 time, small enough to stay in the cache of a CPU.
 """
 
-import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,15 +30,15 @@ ACCELERATOR_CHUNK_BYTES = 2**30
 # A piece needs three buffers of its rows (kernel turned assignments, probabilities, a product) and some four vectors
 # for each of its groups (shift, factor, sums, a temporary). It may take this share of the budget.
 _PIECE_BUFFERS, _GROUP_VECTORS = 3, 4
-_PIECE_SHARE = 3 / 8
+_PIECE_SHARE = 1 / 8
 # A chunk needs its logits, and its tokens in three stages: gathered, squared for their norm, normalised.
 _TOKEN_BUFFERS = 3
 # Rows of 2^n floats would all fall into the same cache sets; a little padding makes the products 5 to 15 % faster.
 _ROW_PADDING = 16
 _NORMALIZE_EPS = 1e-7
-# exp of less than this is taken as 0: near 1e-38 floats lose their normal form, and exp becomes five times slower.
-# Samples this far from all prototypes are left without assignment by eps anyway: with 3 iterations, 64 images and 16384
-# prototypes none moves by more than 2e-8.
+# Exponents end here: near exp(-87) floats lose their normal form, and exp becomes five times slower. Samples this
+# far from all prototypes are left without assignment by eps anyway: with 3 iterations, 64 images and 16384 prototypes
+# none moves by more than 2e-8.
 _SMALLEST_EXPONENT = -83.0
 
 
@@ -151,7 +150,7 @@ class _Walk:
                 groups = piece.unflatten(0, (-1, self.group_size))
                 kernel = self._kernel(groups, self.reduction.max(groups.amax(1)))
                 u, v = balance(kernel, self.settings.iterations, self.reduction)
-                self._absorb(first, piece, kernel.mul_(u[:, None]).mul_(v[..., None]).flatten(0, 1))
+                self._absorb(first, piece, kernel.mul_(u[:, None]).flatten(0, 1), v.flatten())
             self._add_gradient(rows, logits)
 
     def streaming(self) -> None:
@@ -183,7 +182,7 @@ class _Walk:
                 piece = logits[first - start : last - start]
                 kernel = self._kernel(piece[None], shift)
                 factor = update(v[:, first - begin : last - begin], over_prototypes(kernel, u))
-                self._absorb(first, piece, kernel[0].mul_(u).mul_(factor[0, :, None]))
+                self._absorb(first, piece, kernel[0].mul_(u), factor[0])
             self._add_gradient(rows, logits)
 
     def _shift_and_sums(self, begin: int, end: int) -> tuple[Float[Tensor, "1 k"], Float[Tensor, "1 k"]]:
@@ -214,32 +213,37 @@ class _Walk:
         return self.rows, self.logits_buffer[: stop - start, : len(self.prototypes)]
 
     def _fill_logits(self, rows: Float[Tensor, "s d"]) -> None:
+        """Products with the prototypes. The bias comes later: balancing takes any constant of a prototype away."""
         logits = self.logits_buffer[: len(rows), : len(self.prototypes)]
+        # With beta = 0 the first argument is not read.
         scale = 1 / self.settings.prediction_temperature
-        if self.bias is None:
-            # With beta = 0 the first argument is not read.
-            torch.addmm(self.bias_gradient, rows, self.prototypes.t(), beta=0, alpha=scale, out=logits)
-        else:
-            torch.addmm(self.bias, rows, self.prototypes.t(), beta=scale, alpha=scale, out=logits)
+        torch.addmm(self.bias_gradient, rows, self.prototypes.t(), beta=0, alpha=scale, out=logits)
 
     def _kernel(self, logits: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]) -> Float[Tensor, "g s k"]:
         """exp((l - shift) / T_target), in the buffer of the piece."""
         kernel = self.kernel_buffer.flatten()[: logits.numel()].view(logits.shape)
         torch.add(shift[:, None] * -self.sharpness, logits, alpha=self.sharpness, out=kernel)
-        kernel.clamp_min_(_SMALLEST_EXPONENT).exp_()
-        return torch.threshold_(kernel, math.exp(_SMALLEST_EXPONENT) * 1.001, 0.0)
+        return kernel.clamp_min_(_SMALLEST_EXPONENT).exp_()
 
-    def _absorb(self, start: int, logits: Float[Tensor, "s k"], assignments: Float[Tensor, "s k"]) -> None:
-        """Add a piece to loss and targets, and leave softmax - assignments in place of its logits."""
+    def _absorb(
+        self, start: int, logits: Float[Tensor, "s k"], scaled: Float[Tensor, "s k"], v: Float[Tensor, " s"]
+    ) -> None:
+        """Add a piece to loss and targets, and leave softmax - assignments in place of its logits.
+
+        The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass.
+        """
+        if self.bias is not None:
+            logits += self.bias / self.settings.prediction_temperature
         low, high = bisect_left(self.wanted_rows, start), bisect_left(self.wanted_rows, start + len(logits))
-        self.targets.flatten(0, 1)[self.order[low:high]] = assignments[self.wanted[low:high] - start]
+        chosen = self.wanted[low:high] - start
+        self.targets.flatten(0, 1)[self.order[low:high]] = scaled[chosen] * v[chosen, None]
         largest = logits.amax(1)
-        agreement = torch.linalg.vecdot(assignments, logits)
+        agreement = torch.linalg.vecdot(scaled, logits)
         probabilities = torch.softmax(logits, dim=1)
         # log sum exp of a row from its largest entry, since softmax already did the work.
         log_sum = largest - probabilities.amax(1).log()
-        self.loss += torch.dot(assignments.sum(1), log_sum) - agreement.sum()
-        torch.sub(probabilities, assignments, out=logits)
+        self.loss += torch.dot(v, scaled.sum(1) * log_sum - agreement)
+        torch.addcmul(probabilities, scaled, v[:, None], value=-1, out=logits)
 
     def _add_gradient(self, rows: Float[Tensor, "s d"], difference: Float[Tensor, "s k"]) -> None:
         self.prototype_gradient.addmm_(difference.t(), rows)
