@@ -232,14 +232,15 @@ class _Walk:
 
         The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass.
         """
-        if self.bias is not None:
-            logits += self.bias / self.settings.prediction_temperature
+        offset = 0.0 if self.bias is None else self.bias / self.settings.prediction_temperature
+        # In rows without padding, which softmax would otherwise make for itself.
+        biased = logits + offset
         low, high = bisect_left(self.wanted_rows, start), bisect_left(self.wanted_rows, start + len(logits))
         chosen = self.wanted[low:high] - start
         self.targets.flatten(0, 1)[self.order[low:high]] = scaled[chosen] * v[chosen, None]
-        largest = logits.amax(1)
-        agreement = torch.linalg.vecdot(scaled, logits)
-        probabilities = torch.softmax(logits, dim=1)
+        largest = biased.amax(1)
+        agreement = torch.linalg.vecdot(scaled, biased)
+        probabilities = torch.softmax(biased, dim=1, out=biased)
         # log sum exp of a row from its largest entry, since softmax already did the work.
         log_sum = largest - probabilities.amax(1).log()
         self.loss += torch.dot(v, scaled.sum(1) * log_sum - agreement)
