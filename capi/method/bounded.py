@@ -33,7 +33,7 @@ _PIECE_BUFFERS, _GROUP_VECTORS = 3, 4
 _PIECE_SHARE = 1 / 8
 # A chunk needs its logits, and its tokens in three stages: gathered, squared for their norm, normalised.
 _TOKEN_BUFFERS = 3
-# Rows of 2^n floats would all fall into the same cache sets; a little padding makes the products 5 to 15 % faster.
+# Rows of 2^n floats would all fall into the same cache sets; a little padding made most products faster.
 _ROW_PADDING = 16
 _NORMALIZE_EPS = 1e-7
 # Exponents end here: near exp(-87) floats lose their normal form, and exp becomes five times slower. Samples this
