@@ -24,6 +24,11 @@ class Stream(IntEnum):
     MASK = 1
     ROLL = 2
     PREDICT = 3
+    CROP = 4
+    FLIP = 5
+    REPLACEMENT = 6
+    ORDER = 7
+    STEP = 8
 
 
 def sample_keys(seed: int, step: int, sample_index: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
@@ -39,6 +44,38 @@ def uniforms(keys: Int[Tensor, " b"], stream: Stream, count: int) -> Float[Tenso
     streams = _absorb(keys.numpy().view(np.uint64), np.uint64(stream))
     bits = _absorb(streams[:, None], np.arange(count, dtype=np.uint64)[None, :])
     return torch.from_numpy((bits >> np.uint64(11)) * 2.0**-53)
+
+
+def permuted(
+    positions: Int[Tensor, " b"], size: int, seed: int, epoch: Int[Tensor, " b"], *, rounds: int = 6
+) -> Int[Tensor, " b"]:
+    """Where a shuffle of range(size), another one for each epoch, puts these positions; nothing is stored.
+
+    A Feistel network permutes the next power of 4; what it leads outside of the range is sent through again, which
+    ends within the range because a permutation walks in cycles.
+    """
+    half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
+    low = np.uint64(2 ** int(half) - 1)
+    keys = _absorb(np.full(epoch.shape, seed % 2**64, dtype=np.uint64), np.uint64(Stream.ORDER))
+    keys = _absorb(keys, epoch.numpy().astype(np.uint64))
+    result = positions.numpy().astype(np.uint64)
+    outside = np.ones(len(result), dtype=bool)
+    while outside.any():
+        left, right = result[outside] >> half, result[outside] & low
+        for number in range(rounds):
+            mixed = _absorb(_absorb(keys[outside], np.uint64(number)), right)
+            left, right = right, left ^ (mixed & low)
+        result[outside] = (left << half) | right
+        outside = result >= size
+    return torch.from_numpy(result.astype(np.int64))
+
+
+def step_seed(seed: int, step: int, process: int = 0) -> int:
+    """The seed of what torch itself draws within a step (stochastic depth), so that resuming needs no state."""
+    state = np.array([seed % 2**64], dtype=np.uint64)
+    for word in (Stream.STEP, step, process):
+        state = _absorb(state, np.uint64(word))
+    return int(state[0] >> np.uint64(1))
 
 
 def _absorb(state: _UINT64, word: _UINT64 | np.uint64) -> _UINT64:

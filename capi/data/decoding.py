@@ -1,0 +1,250 @@
+"""From an image file as it is in the wild to a crop of pixels.
+
+Whatever the file holds becomes values from 0 to 255 with the channels that the model wants: bytes where the file has
+bytes, floats where it has more (16-bit images keep their depth). Images are turned as their EXIF tag says; palettes
+are looked up; what is transparent is laid on white. A JPEG is decoded at 1/2, 1/4 or 1/8 of its size where the crop
+stays at least as large as the model's input; that is for training alone, never for evaluation.
+"""
+
+import io
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+
+from capi.data.tiff import TiffFile, has_tiff_reader, is_tiff, open_tiff
+from capi.errors import CapiError
+
+Pixels = npt.NDArray[Any]
+Source = Path | bytes
+JPEG_FACTORS = (8, 4, 2)
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+# A TIFF of more pixels is read in parts.
+READ_IN_PARTS = 2**24
+# Before a strong reduction whole blocks of pixels are averaged; three times the final size is left for the filter.
+_REDUCING_GAP = 3.0
+_TURNED = (5, 6, 7, 8)
+
+
+class BrokenImageError(Exception):
+    """A file that cannot be used, and why."""
+
+
+class Box(NamedTuple):
+    """A rectangle in pixels."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    def scaled(self, horizontal: float, vertical: float) -> "Box":
+        return Box(self.left * horizontal, self.top * vertical, self.right * horizontal, self.bottom * vertical)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How files become pixels: the channels wanted, and what is refused."""
+
+    channels: int = 3
+    max_pixels: int = 178_000_000
+    smallest_side: int = 1
+    reduced: bool = False
+
+    def open(self, source: Source) -> "Picture":
+        """Read the header. A file that is refused or no image raises `BrokenImageError`."""
+        with self.guarded():
+            picture = self._open_tiff(source) or self._open_with_pillow(source)
+        self._check_size(picture.shape.width, picture.shape.height)
+        return picture
+
+    def _open_with_pillow(self, source: Source) -> "Picture":
+        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+        # Formats that are not about photographs stay outside: EPS runs another program, for one.
+        if image.format not in FORMATS:
+            raise BrokenImageError(f"{image.format} is not one of {', '.join(FORMATS)}")
+        return PillowPicture(self, image)
+
+    def _open_tiff(self, source: Source) -> "Picture | None":
+        """What Pillow cannot open (other than 1 or 3 channels), or would decode whole where a part is enough."""
+        if not is_tiff(source):
+            return None
+        if self.channels not in {1, 3}:
+            return TiffPicture(self, open_tiff(source))
+        if has_tiff_reader():
+            file = open_tiff(source)
+            if file.is_plain and file.width * file.height > READ_IN_PARTS:
+                return TiffPicture(self, file)
+        return None
+
+    def _check_size(self, width: int, height: int) -> None:
+        if width * height > self.max_pixels:
+            raise BrokenImageError(
+                f"{width} x {height} pixels are more than data.max_megapixels = {self.max_pixels / 1e6:g} allows"
+            )
+        if min(width, height) < self.smallest_side:
+            raise BrokenImageError(f"{width} x {height} pixels are less than a patch of {self.smallest_side}")
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Turn what goes wrong inside a codec into `BrokenImageError`, and let our own limit be the limit."""
+        before = Image.MAX_IMAGE_PIXELS
+        Image.MAX_IMAGE_PIXELS = self.max_pixels
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except (BrokenImageError, CapiError, MemoryError):
+            raise
+        except Exception as error:
+            # Codecs raise whatever they like about a broken file.
+            reason = "no image that can be read" if isinstance(error, UnidentifiedImageError) else _one_line(error)
+            raise BrokenImageError(reason) from error
+        finally:
+            Image.MAX_IMAGE_PIXELS = before
+
+
+class Shape(NamedTuple):
+    """The size of an image as it is seen, and how it may be read."""
+
+    width: int
+    height: int
+    reducible: bool = False
+    in_parts: bool = False
+
+    def factor(self, box: Box, size: tuple[int, int]) -> int:
+        """By how much the image can be reduced while decoding, with the crop still at least as large as `size`."""
+        height, width = size
+        room = min((box.right - box.left) / width, (box.bottom - box.top) / height)
+        return next((factor for factor in JPEG_FACTORS if self.reducible and factor <= room), 1)
+
+
+class Picture(Protocol):
+    """An opened image, which gives all of its pixels or a crop."""
+
+    shape: Shape
+
+    def decode(self, factor: int = 1) -> Pixels: ...
+
+    def crop(self, box: Box, size: tuple[int, int]) -> Pixels: ...
+
+
+class PillowPicture:
+    """An image that Pillow decodes, always whole, a JPEG at a fraction of its size where that is enough."""
+
+    def __init__(self, decoder: Decoder, image: Image.Image) -> None:
+        self.decoder, self.image = decoder, image
+        self.orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        width, height = image.size
+        if self.orientation in _TURNED:
+            width, height = height, width
+        self.shape = Shape(width, height, reducible=decoder.reduced and image.format in {"JPEG", "MPO"})
+
+    def decode(self, factor: int = 1) -> Pixels:
+        """The whole image as (height, width) or (height, width, channels), a JPEG at 1 / factor of its size."""
+        with self.decoder.guarded():
+            if factor > 1:
+                self.image.draft(None, _reduced_size(self.image.size, factor))
+            turned = ImageOps.exif_transpose(self.image) if self.orientation != 1 else self.image
+            return np.asarray(_plain(turned))
+
+    def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
+        """A crop resized to (height, width), as (channels, height, width)."""
+        pixels = self.decode(self.shape.factor(box, size))
+        return crop_decoded(pixels, (self.shape.height, self.shape.width), box, size, self.decoder.channels)
+
+
+class TiffPicture:
+    """A TIFF with any number of channels, of which only the tiles or strips under the crop are decoded."""
+
+    def __init__(self, decoder: Decoder, file: TiffFile) -> None:
+        self.decoder, self.file = decoder, file
+        self.shape = Shape(file.width, file.height, in_parts=True)
+
+    def decode(self, factor: int = 1) -> Pixels:  # noqa: ARG002 - the contract's signature
+        return self._part(0, self.shape.height, 0, self.shape.width)
+
+    def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
+        left, top = math.floor(box.left), math.floor(box.top)
+        pixels = self._part(top, math.ceil(box.bottom), left, math.ceil(box.right))
+        inside = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
+        return resize(pixels, inside, size, self.decoder.channels)
+
+    def _part(self, top: int, bottom: int, left: int, right: int) -> Pixels:
+        with self.decoder.guarded():
+            values = self.file.read(top, bottom, left, right)
+        return values if values.dtype == np.uint8 else _full_scale(values)
+
+
+def crop_decoded(pixels: Pixels, seen: tuple[int, int], box: Box, size: tuple[int, int], channels: int) -> Pixels:
+    """A crop of decoded pixels, whatever factor they were decoded at; the box is in pixels of the size `seen`."""
+    height, width = pixels.shape[:2]
+    return resize(pixels, box.scaled(width / seen[1], height / seen[0]), size, channels)
+
+
+def resize(pixels: Pixels, box: Box, size: tuple[int, int], channels: int) -> Pixels:
+    """Bicubic, antialiased; (channels, height, width), bytes for bytes and floats for floats."""
+    height, width = size
+    if pixels.ndim == 3 and pixels.shape[2] not in (1, channels) and channels != 1:
+        raise BrokenImageError(f"{pixels.shape[2]} channels, where model.channels asks for {channels}")
+    if pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3):
+        image = Image.fromarray(pixels)
+        if channels == 1 and pixels.ndim == 3:
+            image = image.convert("L")
+        planes = np.asarray(_resize(image, box, width, height))
+        planes = planes[None] if planes.ndim == 2 else planes.transpose(2, 0, 1)
+    else:
+        layers = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        images = [Image.fromarray(np.ascontiguousarray(layer, dtype=np.float32)) for layer in layers]
+        planes = np.stack([np.asarray(_resize(image, box, width, height)) for image in images])
+        planes = planes.mean(0, keepdims=True) if channels == 1 else planes
+    return np.repeat(planes, channels, axis=0) if len(planes) == 1 and channels > 1 else planes
+
+
+def _resize(image: Image.Image, box: Box, width: int, height: int) -> Image.Image:
+    # Rounding may push a scaled box out of the image by a hair, which Pillow refuses.
+    inside = (max(box.left, 0), max(box.top, 0), min(box.right, image.width), min(box.bottom, image.height))
+    return image.resize((width, height), Image.Resampling.BICUBIC, box=inside, reducing_gap=_REDUCING_GAP)
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """Any mode as bytes in L or RGB, or as floats from 0 to 255 where there is more than a byte."""
+    mode = image.mode
+    if mode in {"L", "RGB"}:
+        return image
+    if mode == "F" or mode.startswith("I"):
+        return Image.fromarray(_full_scale(np.asarray(image)))
+    if mode in {"P", "PA", "LA", "La", "RGBA", "RGBa"} and _has_transparency(image):
+        opaque = image.convert("RGBA")
+        white = Image.new("RGBA", opaque.size, "white")
+        return Image.alpha_composite(white, opaque).convert("RGB")
+    return image.convert("L" if mode in {"1", "LA"} else "RGB")
+
+
+def _full_scale(values: Pixels) -> Pixels:
+    """Floats from 0 to 255: floats count as fractions of full scale, integers as 16-bit where they fit."""
+    if np.issubdtype(values.dtype, np.floating):
+        return values.astype(np.float32) * 255
+    if values.dtype != np.uint16 and (values.min() < 0 or values.max() > 65535):
+        raise BrokenImageError("integers outside of 0 to 65535 have no known full scale: store 16-bit values or floats")
+    return values.astype(np.float32) / 257
+
+
+def _has_transparency(image: Image.Image) -> bool:
+    return "A" in image.mode or "a" in image.mode or "transparency" in image.info
+
+
+def _reduced_size(size: tuple[int, int], factor: int) -> tuple[int, int]:
+    """What `draft` must be asked for so that it takes exactly this factor."""
+    return max(size[0] // factor, 1), max(size[1] // factor, 1)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

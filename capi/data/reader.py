@@ -1,0 +1,56 @@
+"""Crops of a source's images, with a memory: what was decoded is kept as long as there is room.
+
+Kept is the image at the factor it was decoded with, so a crop is the same from memory and from the file. Nothing is
+ever thrown out: a data set is passed through in turns, where the oldest image is the one that comes next.
+"""
+
+from capi.data.decoding import Box, BrokenImageError, Decoder, Picture, Pixels, Shape, crop_decoded
+from capi.data.sources import ImageSource
+
+
+class Reader:
+    """Sizes and crops of images by number. `cache_bytes` bounds the decoded images that are kept."""
+
+    def __init__(self, source: ImageSource, decoder: Decoder, cache_bytes: int = 0) -> None:
+        self.source, self.decoder, self.cache_bytes = source, decoder, cache_bytes
+        self.used = 0
+        self._shapes: dict[int, Shape] = {}
+        self._pixels: dict[tuple[int, int], Pixels] = {}
+        self._opened: tuple[int, Picture] | None = None
+
+    def size(self, index: int) -> tuple[int, int]:
+        """Height and width as the image is seen."""
+        shape = self._shape(index)
+        return shape.height, shape.width
+
+    def crop(self, index: int, box: Box, size: tuple[int, int]) -> Pixels:
+        """A crop resized to (height, width), as (channels, height, width)."""
+        shape = self._shape(index)
+        if shape.in_parts:
+            return self._open(index).crop(box, size)
+        pixels = self._decoded(index, shape.factor(box, size), shape)
+        return crop_decoded(pixels, (shape.height, shape.width), box, size, self.decoder.channels)
+
+    def _shape(self, index: int) -> Shape:
+        return self._shapes.get(index) or self._open(index).shape
+
+    def _decoded(self, index: int, factor: int, shape: Shape) -> Pixels:
+        kept = self._pixels.get((index, factor))
+        if kept is not None:
+            return kept
+        pixels = self._open(index).decode(factor)
+        # A decoded picture stays at its factor; another one must be opened anew.
+        self._opened = None
+        if self.used + pixels.nbytes <= self.cache_bytes:
+            self.used += pixels.nbytes
+            self._shapes[index], self._pixels[index, factor] = shape, pixels
+        return pixels
+
+    def _open(self, index: int) -> Picture:
+        """The image's header, read once for its size and its crop."""
+        if self._opened is None or self._opened[0] != index:
+            try:
+                self._opened = index, self.decoder.open(self.source.read(index))
+            except OSError as error:
+                raise BrokenImageError(error.strerror or type(error).__name__) from error
+        return self._opened[1]

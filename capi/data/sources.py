@@ -1,0 +1,104 @@
+"""Where images lie. A source is a numbered set of images; another kind is one class with these four members."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from capi.errors import CapiError
+
+ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm")
+
+
+class ImageSource(Protocol):
+    """A numbered set of images. The order never depends on the machine."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str: ...
+
+    def read(self, index: int) -> Path | bytes: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+
+class Files:
+    """Images in files, named relative to a root."""
+
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
+        self.root = root
+        # One string instead of a list of objects: a hundred million names stay shareable between workers.
+        self._text = "\n".join(names)
+        self._ends = [0] if not names else _line_ends(names)
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def name(self, index: int) -> str:
+        return self._text[self._ends[index] : self._ends[index + 1] - 1]
+
+    def read(self, index: int) -> Path | bytes:
+        return self.root / self.name(index)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class Encoded:
+    """Images that lie in memory as the bytes of their files."""
+
+    def __init__(self, names: Sequence[str], contents: Sequence[bytes]) -> None:
+        self.names, self.contents = list(names), list(contents)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    def read(self, index: int) -> Path | bytes:
+        return self.contents[index]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        for content in self.contents:
+            digest.update(hashlib.sha256(content).digest())
+        return digest.hexdigest()[:16]
+
+
+def image_folder(path: Path) -> Files:
+    """All images under a folder, nested or flat, sorted by name; hidden files and folders are left out."""
+    if not path.exists():
+        raise CapiError(f"there is no folder {path}: --data takes a folder of images")
+    if not path.is_dir():
+        raise CapiError(f"{path} is a file: --data takes a folder of images")
+    names = sorted(_image_names(path))
+    if not names:
+        raise CapiError(f"{path} holds no images (looked for {', '.join(ENDINGS)}, in subfolders too)")
+    return Files(path, names)
+
+
+def _image_names(root: Path) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise CapiError(f"{error.filename} cannot be read ({error.strerror}): give access to it, or move it away")
+
+    for folder, subfolders, files in os.walk(root, onerror=refuse, followlinks=True):
+        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        for name in files:
+            if name.lower().endswith(ENDINGS) and not name.startswith("."):
+                full = os.path.relpath(os.path.join(folder, name), root)
+                if "\n" in full:
+                    raise CapiError(f"the file name {full!r} holds a line break: rename it")
+                yield full.replace(os.sep, "/")
+
+
+def _line_ends(names: Sequence[str]) -> list[int]:
+    ends = [0]
+    for name in names:
+        ends.append(ends[-1] + len(name) + 1)
+    return ends
