@@ -50,7 +50,7 @@ def main() -> None:
         for name, choose in (("default", give_freed_memory_back), ("kept", keep_freed_memory)):
             choose()
             # The first iterations after a change fill the heap anew: they are run, and the one after them is timed.
-            works: dict[str, Work] = {name: lambda: [train_step(learner, batch, 0) for _ in range(2)]}
+            works: dict[str, Work] = {name: lambda: [train_step(learner, [batch], 0) for _ in range(2)]}
             best[name] = min(best[name], interleaved_best(works, 1)[name] / 2)
     print(
         f"{arguments.recipe}, batch {arguments.batch_size}: default {best['default']:.3f} s, kept {best['kept']:.3f} s"

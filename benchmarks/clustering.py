@@ -41,7 +41,7 @@ def plain(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -
 def chunked(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and targets in bounded memory."""
     clustering.zero_grad()
-    loss, targets = clustering(tokens, predict_index)
+    loss, (targets,) = clustering([tokens], [predict_index])
     loss.backward()
     return loss.detach(), targets
 

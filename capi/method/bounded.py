@@ -53,24 +53,37 @@ class ClusteringSettings:
     chunk_bytes: int | None = None
 
 
+class Factors(NamedTuple):
+    """What rebuilds the assignment of any patch from its token: exp(l / T_target + log_prototypes) * samples.
+
+    One vector for each group of samples that are balanced together, and one number for each sample. Rows are in
+    position-major order, and a group holds `group_size` of them.
+    """
+
+    log_prototypes: Float[Tensor, "g k"]
+    samples: Float[Tensor, " rows"]
+    group_size: int
+
+
 class Totals(NamedTuple):
-    """What the chunks add up to."""
+    """What the chunks add up to; targets where they were asked for, else the factors that rebuild them."""
 
     loss: Float[Tensor, ""]
     prototype_gradient: Float[Tensor, "k d"]
     bias_gradient: Float[Tensor, " k"]
-    targets: Float[Tensor, "b p k"]
+    targets: Float[Tensor, "b p k"] | None
+    factors: Factors | None
 
 
 def cluster(
     tokens: Float[Tensor, "b n d"],
-    predict_index: Int[Tensor, "b p"],
+    predict_index: Int[Tensor, "b p"] | None,
     prototypes: Float[Tensor, "k d"],
     bias: Float[Tensor, " k"] | None,
     settings: ClusteringSettings,
     reduction: Reduction,
 ) -> Totals:
-    """Loss, its gradient and the targets of the predicted patches."""
+    """Loss, its gradient and the targets of the predicted patches; without those, what rebuilds any target later."""
     bias = None if bias is None else bias.float()
     walk = _Walk(tokens, predict_index, prototypes.float(), bias, settings, reduction)
     if walk.plan.streamed:
@@ -78,6 +91,25 @@ def cluster(
     else:
         walk.in_memory()
     return walk.totals()
+
+
+def rebuild(
+    tokens: Float[Tensor, "b n d"],
+    predict_index: Int[Tensor, "b p"],
+    prototypes: Float[Tensor, "k d"],
+    factors: Factors,
+    *,
+    first_image: int,
+    images: int,
+    target_temperature: float,
+) -> Float[Tensor, "b p k"]:
+    """The targets of some of the images that were clustered together; the first of them had number `first_image`."""
+    number = torch.arange(first_image, first_image + len(tokens), device=tokens.device)[:, None]
+    row = (predict_index * images + number).flatten()
+    chosen = tokens.gather(1, predict_index[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1)
+    targets = factors.log_prototypes[row // factors.group_size]
+    targets.addmm_(_normalized(chosen), prototypes.float().t(), alpha=1 / target_temperature)
+    return targets.exp_().mul_(factors.samples[row, None]).unflatten(0, predict_index.shape)
 
 
 class ChunkPlan(NamedTuple):
@@ -110,7 +142,7 @@ class _Walk:
     def __init__(
         self,
         tokens: Float[Tensor, "b n d"],
-        predict_index: Int[Tensor, "b p"],
+        predict_index: Int[Tensor, "b p"] | None,
         prototypes: Float[Tensor, "k d"],
         bias: Float[Tensor, " k"] | None,
         settings: ClusteringSettings,
@@ -131,14 +163,23 @@ class _Walk:
         self.loss = prototypes.new_zeros(())
         self.prototype_gradient = torch.zeros_like(prototypes)
         self.bias_gradient = prototypes.new_zeros(len(prototypes))
-        self._note_wanted(predict_index)
+        self.wanted_rows: list[int] = []
+        self.targets: Tensor | None = None
+        self.factors: Factors | None = None
+        if predict_index is None:
+            groups = self.num_rows // self.group_size
+            self.factors = Factors(
+                prototypes.new_empty(groups, len(prototypes)), prototypes.new_empty(self.num_rows), self.group_size
+            )
+        else:
+            self._note_wanted(predict_index)
 
     def _note_wanted(self, predict_index: Int[Tensor, "b p"]) -> None:
         """Sort the rows whose targets are wanted."""
         image = torch.arange(self.images, device=predict_index.device)[:, None]
         self.wanted, self.order = (predict_index * self.images + image).flatten().sort()
         # One wait for the device here; finding each piece's share then needs none.
-        self.wanted_rows: list[int] = self.wanted.tolist()
+        self.wanted_rows = self.wanted.tolist()
         self.targets = self.prototypes.new_empty(*predict_index.shape, len(self.prototypes))
 
     def in_memory(self) -> None:
@@ -148,8 +189,10 @@ class _Walk:
             for first, last in _ranges(start, stop, self.plan.piece_rows):
                 piece = logits[first - start : last - start]
                 groups = piece.unflatten(0, (-1, self.group_size))
-                kernel = self._kernel(groups, self.reduction.max(groups.amax(1)))
+                shift = self.reduction.max(groups.amax(1))
+                kernel = self._kernel(groups, shift)
                 u, v = balance(kernel, self.settings.iterations, self.reduction)
+                self._keep_factors(first, shift, u, v.flatten())
                 self._absorb(first, piece, kernel.mul_(u[:, None]).flatten(0, 1), v.flatten())
             self._add_gradient(rows, logits)
 
@@ -161,6 +204,13 @@ class _Walk:
             for _ in range(self.settings.iterations - 1):
                 u, v = centred(update(u, self.reduction.sum(self._update_samples(begin, end, shift, u, v))), v)
             self._absorb_group(begin, end, shift, u, v)
+
+    def _keep_factors(self, start: int, shift: Tensor, u: Tensor, v: Float[Tensor, " s"]) -> None:
+        """Note what rebuilds the assignments of a piece, shift and factor of a prototype in one number."""
+        if self.factors is not None:
+            group = start // self.group_size
+            self.factors.log_prototypes[group : group + len(u)] = u.log() - shift * self.sharpness
+            self.factors.samples[start : start + len(v)] = v
 
     def _update_samples(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> Float[Tensor, "1 k"]:
         """Update the factors v of a group in place; the sums over its samples that the next u needs."""
@@ -182,6 +232,7 @@ class _Walk:
                 piece = logits[first - start : last - start]
                 kernel = self._kernel(piece[None], shift)
                 factor = update(v[:, first - begin : last - begin], over_prototypes(kernel, u))
+                self._keep_factors(first, shift, u, factor[0])
                 self._absorb(first, piece, kernel[0].mul_(u), factor[0])
             self._add_gradient(rows, logits)
 
@@ -202,7 +253,7 @@ class _Walk:
         first, last = start // self.images, -(-stop // self.images)
         rows = self.tokens[:, first:last].transpose(0, 1).flatten(0, 1)
         offset = first * self.images
-        return F.normalize(rows[start - offset : stop - offset].float(), dim=-1, eps=_NORMALIZE_EPS)
+        return _normalized(rows[start - offset : stop - offset])
 
     def _chunk(self, start: int, stop: int) -> tuple[Float[Tensor, "s d"], Float[Tensor, "s k"]]:
         """Rows and logits of a chunk, not computed anew while the buffer still holds them."""
@@ -235,9 +286,10 @@ class _Walk:
         offset = 0.0 if self.bias is None else self.bias / self.settings.prediction_temperature
         # In rows without padding, which softmax would otherwise make for itself.
         biased = logits + offset
-        low, high = bisect_left(self.wanted_rows, start), bisect_left(self.wanted_rows, start + len(logits))
-        chosen = self.wanted[low:high] - start
-        self.targets.flatten(0, 1)[self.order[low:high]] = scaled[chosen] * v[chosen, None]
+        if self.targets is not None:
+            low, high = bisect_left(self.wanted_rows, start), bisect_left(self.wanted_rows, start + len(logits))
+            chosen = self.wanted[low:high] - start
+            self.targets.flatten(0, 1)[self.order[low:high]] = scaled[chosen] * v[chosen, None]
         largest = biased.amax(1)
         agreement = torch.linalg.vecdot(scaled, biased)
         probabilities = torch.softmax(biased, dim=1, out=biased)
@@ -259,7 +311,12 @@ class _Walk:
             prototype_gradient=self.prototype_gradient.mul_(scale),
             bias_gradient=self.bias_gradient.mul_(scale),
             targets=self.targets,
+            factors=self.factors,
         )
+
+
+def _normalized(rows: Float[Tensor, "s d"]) -> Float[Tensor, "s d"]:
+    return F.normalize(rows.float(), dim=-1, eps=_NORMALIZE_EPS)
 
 
 def _ranges(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:

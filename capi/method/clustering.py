@@ -3,23 +3,27 @@
 The logits of a token are its products with the prototypes. Sinkhorn-Knopp turns them into assignments; the loss is
 the cross-entropy between those and softmax(logits / T_prediction), and trains the prototypes alone. The assignments
 of the patches that the student predicts are its targets. `bounded.py` computes all of it in bounded memory.
+
+A batch may come in several micro-batches. They are balanced together, as one batch, and the targets of each are rebuilt
+when its turn comes, so that their memory is that of one micro-batch.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from capi.method.bounded import ClusteringSettings, cluster
+from capi.method.bounded import ClusteringSettings, Factors, cluster, rebuild
 from capi.method.sinkhorn import OneProcess
 from capi.types import Float, Int, Reduction
 
 
 class Clustered(NamedTuple):
-    """The clustering loss, and the assignments of the patches that the student predicts."""
+    """The clustering loss, and for each micro-batch the assignments of the patches that the student predicts."""
 
     loss: Float[Tensor, ""]
-    targets: Float[Tensor, "b p k"]
+    targets: Iterator[Float[Tensor, "_ p k"]]
 
 
 class OnlineClustering(nn.Module):
@@ -40,36 +44,58 @@ class OnlineClustering(nn.Module):
         self.prototypes = nn.Parameter(torch.randn(prototypes, width))
         self.bias = nn.Parameter(torch.zeros(prototypes)) if bias else None
 
-    def forward(self, tokens: Float[Tensor, "b n d"], predict_index: Int[Tensor, "b p"]) -> Clustered:
+    def forward(
+        self, tokens: Sequence[Float[Tensor, "_ n d"]], predict_index: Sequence[Int[Tensor, "_ p"]]
+    ) -> Clustered:
+        # Several micro-batches are one batch to the Sinkhorn; a single one needs no second look at its tokens.
+        together, wanted = (tokens[0], predict_index[0]) if len(tokens) == 1 else (torch.cat(list(tokens)), None)
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
-        with torch.autocast(tokens.device.type, enabled=False):
-            loss, targets = _ClusteringLoss.apply(
-                self.prototypes, self.bias, tokens.detach(), predict_index, self.settings, self.reduction
-            )
-        return Clustered(loss, targets)
+        with torch.no_grad(), torch.autocast(together.device.type, enabled=False):
+            totals = cluster(together, wanted, self.prototypes, self.bias, self.settings, self.reduction)
+        loss = _Known.apply(self.prototypes, self.bias, totals.loss, totals.prototype_gradient, totals.bias_gradient)
+        if totals.targets is not None:
+            return Clustered(loss, iter([totals.targets]))
+        assert totals.factors is not None
+        return Clustered(loss, self._rebuilt(tokens, predict_index, totals.factors))
+
+    @torch.no_grad()
+    def _rebuilt(
+        self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors
+    ) -> Iterator[Float[Tensor, "_ p k"]]:
+        """The targets of one micro-batch after the other, from the prototypes as they were clustered with."""
+        images, first = sum(len(part) for part in tokens), 0
+        for part, predicted in zip(tokens, predict_index, strict=True):
+            with torch.autocast(part.device.type, enabled=False):
+                yield rebuild(
+                    part,
+                    predicted,
+                    self.prototypes,
+                    factors,
+                    first_image=first,
+                    images=images,
+                    target_temperature=self.settings.target_temperature,
+                )
+            first += len(part)
 
 
-class _ClusteringLoss(torch.autograd.Function):
-    """Computes the gradient together with the loss, and hands it out in the backward pass."""
+class _Known(torch.autograd.Function):
+    """A loss whose gradient was computed together with it, and is handed out in the backward pass."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        prototypes: Tensor,
+        prototypes: Tensor,  # noqa: ARG004 - named so that the gradient finds it
         bias: Tensor | None,
-        tokens: Tensor,
-        predict_index: Tensor,
-        settings: ClusteringSettings,
-        reduction: Reduction,
-    ) -> tuple[Tensor, Tensor]:
-        totals = cluster(tokens, predict_index, prototypes, bias, settings, reduction)
-        ctx.save_for_backward(totals.prototype_gradient, totals.bias_gradient)
+        loss: Tensor,
+        prototype_gradient: Tensor,
+        bias_gradient: Tensor,
+    ) -> Tensor:
+        ctx.save_for_backward(prototype_gradient, bias_gradient)
         ctx.has_bias = bias is not None
-        ctx.mark_non_differentiable(totals.targets)
-        return totals.loss, totals.targets
+        return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, loss_gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
         prototype_gradient, bias_gradient = ctx.saved_tensors
         bias_result = bias_gradient * loss_gradient if ctx.has_bias else None
-        return prototype_gradient * loss_gradient, bias_result, None, None, None, None
+        return prototype_gradient * loss_gradient, bias_result, None, None, None

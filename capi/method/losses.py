@@ -20,5 +20,11 @@ def target_entropy(targets: Float[Tensor, "*batch k"]) -> Float[Tensor, ""]:
     return torch.special.entr(targets).sum(-1).mean()
 
 
+def prototype_use(mean_assignment: Float[Tensor, " k"]) -> Float[Tensor, ""]:
+    """The share of the prototypes that the targets make use of: the perplexity of their mean, over k."""
+    share = mean_assignment / mean_assignment.sum()
+    return torch.special.entr(share).sum().exp() / len(share)
+
+
 def _at_least_float32(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()

@@ -4,7 +4,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -53,33 +53,34 @@ def random_batch(
 
 
 def measure_step(
-    learner: Learner, batch: MaskedBatch, patches: int, rounds: int, progress: Callable[[], None]
+    learner: Learner, batches: Sequence[MaskedBatch], patches: int, rounds: int, progress: Callable[[], None]
 ) -> StepCost:
     """Run one iteration to warm up and `rounds` more that are timed; `progress` is called after each."""
+    first = batches[0]
     flop = iteration_flop(
         learner.student,
         learner.clustering,
-        batch_size=len(batch.images),
+        batch_size=len(first.images),
         patches=patches,
-        visible=batch.visible_index.shape[1],
-        predicted=batch.predict_index.shape[1],
+        visible=first.visible_index.shape[1],
+        predicted=first.predict_index.shape[1],
     )
     best = float("inf")
     for step in range(rounds + 1):
         start = time.perf_counter()
         # Reading the loss waits for the device.
-        loss = float(train_step(learner, batch, step).student_loss)
+        loss = float(train_step(learner, batches, step).student_loss)
         if step:
             best = min(best, time.perf_counter() - start)
         progress()
     trained = (*learner.student.parameters(), *learner.clustering.parameters())
     return StepCost(
-        batch_size=len(batch.images),
+        batch_size=sum(len(batch.images) for batch in batches),
         encoder_parameters=sum(parameter.numel() for parameter in learner.student.encoder.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in trained),
         flop_an_image=flop,
         seconds=best,
-        peak_bytes=_peak_bytes(batch.images.device),
+        peak_bytes=_peak_bytes(first.images.device),
         student_loss=loss,
     )
 

@@ -1,14 +1,16 @@
 """One iteration of CAPI. Whoever reads this file has read the method."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.optim import AdamW
 
 from capi.method.clustering import OnlineClustering
-from capi.method.losses import soft_cross_entropy, target_entropy
+from capi.method.losses import prototype_use, soft_cross_entropy, target_entropy
 from capi.method.student import Student
 from capi.method.teacher import Teacher
 from capi.train.optimizer import set_learning_rate
@@ -27,33 +29,55 @@ class Learner:
     learning_rate: Callable[[int], float]
     teacher_momentum: Callable[[int], float]
     student_temperature: float
+    precision: torch.dtype = torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        return self.clustering.prototypes.device
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """Matrix products in the run's precision; weights, losses and the clustering stay in float32."""
+        return torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32)
 
 
 class StepMetrics(NamedTuple):
-    """Losses before the update, and the mean entropy of the targets in nat. Tensors, so that nothing waits for them."""
+    """Of a batch before the update, as tensors so that nothing waits for them. Entropies are in nat."""
 
     student_loss: Float[Tensor, ""]
     clustering_loss: Float[Tensor, ""]
     target_entropy: Float[Tensor, ""]
+    prototype_use: Float[Tensor, ""]
 
 
-def train_step(learner: Learner, batch: MaskedBatch, step: int) -> StepMetrics:
-    """Targets from the teacher, prediction by the student, both updates, then the teacher follows."""
+def train_step(learner: Learner, batches: Sequence[MaskedBatch], step: int) -> StepMetrics:
+    """Targets from the teacher, prediction by the student, both updates, then the teacher follows.
+
+    Several micro-batches are one batch: their patches are balanced together and their gradients added up. Where a loss
+    is not finite nothing is updated; whoever reads the metrics decides what then happens.
+    """
     # The teacher sees the whole image; its patches are assigned to prototypes, balanced over the batch.
-    tokens = learner.teacher(batch.images)
-    clustering_loss, targets = learner.clustering(tokens, batch.predict_index)
+    with learner.autocast():
+        tokens = [learner.teacher(batch.images) for batch in batches]
+    clustering_loss, all_targets = learner.clustering(tokens, [batch.predict_index for batch in batches])
+    clustering_loss.backward()
 
     # The student sees the visible patches and predicts the assignments of some hidden ones.
-    logits = learner.student(batch.images, batch.visible_index, batch.predict_index)
-    student_loss = soft_cross_entropy(logits, targets, temperature=learner.student_temperature)
+    parts = []
+    for batch, targets in zip(batches, all_targets, strict=True):
+        with learner.autocast():
+            logits = learner.student(batch.images, batch.visible_index, batch.predict_index)
+        loss = soft_cross_entropy(logits, targets, temperature=learner.student_temperature)
+        (loss / len(batches)).backward()
+        parts.append((loss.detach(), target_entropy(targets), targets.mean((0, 1))))
+    student_loss, entropy, assigned = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
 
     # The two losses reach disjoint parameters, so neither optimiser disturbs the other.
-    clustering_loss.backward()
-    student_loss.backward()
-    for optimizer in (learner.student_optimizer, learner.clustering_optimizer):
-        set_learning_rate(optimizer, learner.learning_rate(step))
-        optimizer.step()
+    optimizers = (learner.student_optimizer, learner.clustering_optimizer)
+    if torch.isfinite(student_loss + clustering_loss):
+        for optimizer in optimizers:
+            set_learning_rate(optimizer, learner.learning_rate(step))
+            optimizer.step()
+        learner.teacher.follow(learner.student, learner.teacher_momentum(step))
+    for optimizer in optimizers:
         optimizer.zero_grad()
-
-    learner.teacher.follow(learner.student, learner.teacher_momentum(step))
-    return StepMetrics(student_loss.detach(), clustering_loss.detach(), target_entropy(targets))
+    return StepMetrics(student_loss, clustering_loss.detach(), entropy, prototype_use(assigned))

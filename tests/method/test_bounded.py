@@ -45,7 +45,7 @@ def test__loss_targets_and_gradients_equal_the_plain_version(sinkhorn: Any, bias
     if clustering.bias is not None:
         torch.nn.init.normal_(clustering.bias)
     tokens, predict_index = torch.randn(7, 11, 16), torch.rand(7, 11).argsort(1)[:, :4]
-    loss, targets = clustering(tokens, predict_index)
+    loss, (targets,) = clustering([tokens], [predict_index])
     (3 * loss).backward()
     expected = plain(tokens, predict_index, clustering.prototypes, clustering.bias, settings)
     tolerance = {"rtol": 1e-5, "atol": 1e-6}
@@ -156,7 +156,7 @@ def test__a_sample_that_no_prototype_reaches_gives_no_nan(iterations: int, budge
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test__tokens_and_prototypes_of_any_precision_are_clustered_in_float32(dtype: torch.dtype) -> None:
     clustering = OnlineClustering(width=8, prototypes=6).to(dtype)
-    loss, targets = clustering(torch.randn(3, 4, 8, dtype=dtype), torch.zeros(3, 1, dtype=torch.int64))
+    loss, (targets,) = clustering([torch.randn(3, 4, 8, dtype=dtype)], [torch.zeros(3, 1, dtype=torch.int64)])
     loss.backward()
     assert targets.dtype == torch.float32
     assert clustering.prototypes.grad.dtype == dtype

@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from capi.method.bounded import ClusteringSettings
@@ -5,7 +6,8 @@ from capi.method.clustering import OnlineClustering
 
 
 def run(clustering: OnlineClustering, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return clustering(tokens, torch.arange(tokens.shape[1]).expand(len(tokens), -1))
+    loss, (targets,) = clustering([tokens], [torch.arange(tokens.shape[1]).expand(len(tokens), -1)])
+    return loss, targets
 
 
 def test__prototypes_start_normal_and_the_bias_at_zero() -> None:
@@ -69,3 +71,23 @@ def test__training_the_prototypes_lowers_their_loss() -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("chunk_bytes", [None, 6_000, 1])
+@pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
+def test__micro_batches_are_balanced_as_one_batch(sinkhorn: str, chunk_bytes: int | None) -> None:
+    settings = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=chunk_bytes)
+    clustering = OnlineClustering(width=16, prototypes=40, settings=settings)
+    torch.nn.init.normal_(clustering.bias)
+    tokens, predict_index = torch.randn(9, 6, 16), torch.rand(9, 6).argsort(1)[:, :2]
+    loss, (targets,) = clustering([tokens], [predict_index])
+    loss.backward()
+    gradients = [parameter.grad.clone() for parameter in clustering.parameters()]
+    clustering.zero_grad()
+    parts = [slice(0, 4), slice(4, 8), slice(8, 9)]
+    split_loss, split_targets = clustering([tokens[part] for part in parts], [predict_index[part] for part in parts])
+    split_loss.backward()
+    torch.testing.assert_close(split_loss, loss, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(torch.cat(list(split_targets)), targets, rtol=1e-4, atol=1e-7)
+    for parameter, gradient in zip(clustering.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-8)

@@ -71,7 +71,7 @@ def test__assignments_and_loss(reference: dict[str, Tensor], sinkhorn: str, chun
     clustering = _clustering(reference, sinkhorn, chunk_bytes=chunk_bytes)
     images, positions, _ = reference["clustering.tokens"].shape
     every_position = torch.arange(positions).expand(images, -1)
-    loss, assignments = clustering(reference["clustering.tokens"], every_position)
+    loss, (assignments,) = clustering([reference["clustering.tokens"]], [every_position])
     torch.testing.assert_close(assignments, reference[f"clustering.assignments_{sinkhorn}"], **TOLERANCE)
     torch.testing.assert_close(loss, reference[f"clustering.loss_{sinkhorn}"].squeeze(), **TOLERANCE)
 
@@ -101,7 +101,7 @@ def test__three_optimisation_steps(
         student_temperature=reference_config["student_temperature"],
     )
     for step in range(3):
-        metrics = train_step(learner, batch, step)
+        metrics = train_step(learner, [batch], step)
         torch.testing.assert_close(metrics.student_loss.double(), reference["train.student_loss"][step], **TOLERANCE)
         torch.testing.assert_close(
             metrics.clustering_loss.double(), reference["train.clustering_loss"][step], **TOLERANCE

@@ -23,7 +23,7 @@ def test__equals_what_torch_counts_in_one_iteration() -> None:
     batch = batch_of(config)
     # torch counts no FLOP for flash attention on a CPU, and none for products that are added in place.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        train_step(learner, batch, 0)
+        train_step(learner, [batch], 0)
     ours = iteration_flop(
         learner.student,
         learner.clustering,

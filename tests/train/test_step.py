@@ -27,14 +27,14 @@ def states(learner: Learner) -> list[torch.Tensor]:
 def test__the_first_step_of_a_warm_up_changes_nothing(small_config: Config) -> None:
     learner = build_learner(small_config)
     before = states(learner)
-    train_step(learner, batch_of(small_config), 0)
+    train_step(learner, [batch_of(small_config)], 0)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(before, states(learner), strict=True))
 
 
 def test__a_step_moves_student_prototypes_and_teacher(small_config: Config) -> None:
     learner = build_learner(small_config)
     before = states(learner)
-    train_step(learner, batch_of(small_config), 5)
+    train_step(learner, [batch_of(small_config)], 5)
     unmoved = [i for i, (a, b) in enumerate(zip(before, states(learner), strict=True)) if torch.equal(a, b)]
     assert unmoved == []
 
@@ -43,7 +43,7 @@ def test__same_seed_same_run(small_config: Config) -> None:
     runs = []
     for _ in range(2):
         learner = build_learner(small_config)
-        losses = [train_step(learner, batch_of(small_config, step), step).student_loss for step in range(4)]
+        losses = [train_step(learner, [batch_of(small_config, step)], step).student_loss for step in range(4)]
         runs.append((torch.stack(losses), states(learner)))
     assert torch.equal(runs[0][0], runs[1][0])
     assert all(torch.equal(a, b) for a, b in zip(runs[0][1], runs[1][1], strict=True))
@@ -51,7 +51,7 @@ def test__same_seed_same_run(small_config: Config) -> None:
 
 def test__no_gradient_is_left_over(small_config: Config) -> None:
     learner = build_learner(small_config)
-    train_step(learner, batch_of(small_config), 5)
+    train_step(learner, [batch_of(small_config)], 5)
     modules = (learner.student, learner.clustering, learner.teacher)
     assert all(parameter.grad is None for module in modules for parameter in module.parameters())
 
@@ -59,7 +59,7 @@ def test__no_gradient_is_left_over(small_config: Config) -> None:
 def test__a_step_runs_under_autocast(small_config: Config) -> None:
     learner = build_learner(small_config)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        metrics = train_step(learner, batch_of(small_config), 5)
+        metrics = train_step(learner, [batch_of(small_config)], 5)
     assert all(torch.isfinite(metric) for metric in metrics)
     assert metrics.student_loss.dtype == metrics.clustering_loss.dtype == torch.float32
 
@@ -69,7 +69,7 @@ def test__learning_on_one_batch_lowers_both_losses(small_config: Config) -> None
     learner.learning_rate = lambda _: 3e-3
     learner.teacher_momentum = lambda _: 1.0
     batch = batch_of(small_config)
-    metrics = [train_step(learner, batch, step) for step in range(60)]
+    metrics = [train_step(learner, [batch], step) for step in range(60)]
     assert metrics[-1].student_loss < metrics[0].student_loss - 0.5
     assert metrics[-1].clustering_loss < metrics[0].clustering_loss - 0.1
     assert 0 <= metrics[-1].target_entropy <= torch.tensor(24.0).log()
