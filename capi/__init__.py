@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from capi.api import build_learner as build_learner
     from capi.api import check as check
+    from capi.api import export as export
     from capi.api import load as load
+    from capi.api import pretrain as pretrain
     from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
     from capi.types import Features as Features
@@ -25,7 +27,9 @@ __version__ = "0.1.0"
 _HOME = {
     "build_learner": "capi.api",
     "check": "capi.api",
+    "export": "capi.api",
     "load": "capi.api",
+    "pretrain": "capi.api",
     "load_config": "capi.config.loading",
     "CapiError": "capi.errors",
     "Features": "capi.types",

@@ -1,19 +1,26 @@
 """The command line: parse, build the config, call api. Bad input ends with one sentence and exit code 2."""
 
+import errno
+import logging
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.progress import Progress
 from rich.table import Table
 
 from capi import __version__
 from capi.config import loading
-from capi.errors import CapiError
+from capi.errors import CapiError, nearest
 
 if TYPE_CHECKING:
+    from capi.config.schema import Config
+    from capi.data.statistics import DataSummary
+    from capi.demo import DemoSummary
     from capi.train.check import StepCost
 
 app = typer.Typer(
@@ -25,6 +32,7 @@ app = typer.Typer(
 recipes_app = typer.Typer(help="List the recipes, or show one with every value written out.")
 app.add_typer(recipes_app, name="recipes")
 
+Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")]
 
 
@@ -33,11 +41,20 @@ def main() -> None:
     try:
         app()
     except CapiError as error:
-        if "--traceback" in sys.argv:
-            traceback.print_exc()
-            sys.exit(2)
-        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {error}")
-        sys.exit(2)
+        _fail(str(error))
+    except OSError as error:
+        # A full disk may show anywhere; other errors of the system are ours to see.
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+            raise
+        _fail(f"the disk is full ({error.filename or error.strerror}): make room, then go on with --resume")
+
+
+def _fail(message: str) -> None:
+    if "--traceback" in sys.argv:
+        traceback.print_exc()
+    else:
+        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {message}")
+    sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:
@@ -82,21 +99,141 @@ def show(
 
 
 @app.command()
-def check(
+def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
     overrides: Overrides = None,
-    device: Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Iterations to time; the best counts.")] = 3,
+    data: Annotated[str | None, typer.Option(help="Folder of images, nested or flat; or demo.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Try one batch, say what it costs, write nothing.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    device: Device = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Iterations that --check times; the best counts.")] = 3,
 ) -> None:
-    """Build a recipe, run real iterations on random images and say what they cost. Nothing is written."""
+    """Pretrain an encoder on a folder of unlabelled images."""
     config = loading.load_config(recipe, overrides or [])
+    if check:
+        _check(recipe, config, data, device, rounds)
+        return
+    if data is None or out is None:
+        raise CapiError("pretrain needs --data, a folder of images, and --out, a folder for the run (or --check)")
+    if resume and overwrite:
+        raise CapiError("--resume and --overwrite exclude each other")
+    from capi import api
+
+    chosen = api.choose_device(device)
+    done = api.pretrain(
+        config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=_messages()
+    )
+    if not done.finished:
+        typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
+        raise typer.Exit(130)
+    typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="File to write.")],
+    format: Annotated[
+        str, typer.Option(help="safetensors, or released (as the authors did).")
+    ] = "safetensors",
+    weights: Annotated[str, typer.Option(help="teacher or student.")] = "teacher",
+) -> None:
+    """Write the encoder of a run as one file."""
+    from capi import api
+
+    for name, value, allowed in (
+        ("--format", format, ("safetensors", "released")),
+        ("--weights", weights, ("teacher", "student")),
+    ):
+        if value not in allowed:
+            raise CapiError(f'{name} "{value}" is not one of {", ".join(allowed)}{nearest(value, allowed)}')
+    typer.echo(f"wrote {api.export(run, out, format=format, weights=weights)}")  # type: ignore[arg-type]
+
+
+@app.command()
+def demo(
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("demo_run"),
+    split: Annotated[str, typer.Option(help="Photos to classify at the end: val or test.")] = "test",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    device: Device = None,
+) -> None:
+    """Pretrain a small encoder on built-in photos for some minutes, and show what it learnt."""
+    from capi.demo import run_demo
+
+    if split not in {"val", "test"}:
+        raise CapiError(f'--split "{split}" is not one of val, test')
+    summary = run_demo(
+        out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=_messages()
+    )
+    if summary is None:
+        typer.echo("Stopped and saved. The same command with --resume goes on.")
+        raise typer.Exit(130)
+    Console().print(_demo_table(summary))
+
+
+def _messages() -> Console:
+    """Progress and warnings go to stderr, results to stdout."""
+    console = Console(stderr=True)
+    handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    return console
+
+
+def _demo_table(summary: "DemoSummary") -> Table:
+    table = Table(title="What the demo learnt", box=None, show_header=False, title_justify="left", pad_edge=False)
+    rows = {
+        "loss": f"{summary.first_loss:.3f} at the first logged step, {summary.last_loss:.3f} at the last",
+        "targets": f"entropy {summary.target_entropy:.2f} nat, prototype use {summary.prototype_use:.0%}",
+        f"k-NN, {summary.split} photos": f"{summary.trained:.1%} by the trained encoder",
+        "": f"{summary.untrained:.1%} by the same encoder untrained",
+        " ": f"{summary.pixels:.1%} by raw pixels (best of several: {summary.pixels_at})",
+        "run": str(summary.run),
+        "pictures": ", ".join(str(picture) for picture in summary.pictures),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _check(recipe: str, config: "Config", data: str | None, device: str | None, rounds: int) -> None:
     from capi import api
 
     chosen = api.choose_device(device)
     with Progress(transient=True, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
-        cost = api.check(config, device=chosen, rounds=rounds, progress=lambda: bar.advance(task))
-    Console().print(_cost_table(cost, f"{recipe} on {chosen}, float32", config.optimization.steps))
+        found = api.check(config, data=data, device=chosen, rounds=rounds, progress=lambda: bar.advance(task))
+    console = Console()
+    if found.data is not None:
+        console.print(_data_table(found.data, found.images_per_second_read or 0.0))
+    console.print(_cost_table(found.cost, f"{recipe} on {chosen}", config.optimization.steps))
+
+
+def _data_table(data: "DataSummary", images_per_second: float) -> Table:
+    table = Table(title="Data", box=None, show_header=False, title_justify="left", pad_edge=False)
+    kinds = ", ".join(f"{ending} {count}" for ending, count in data.endings.items())
+    rows = {
+        "images": f"{data.total}, of which {data.looked_at} were looked at ({kinds})",
+        "sizes": f"{data.smallest[1]} x {data.smallest[0]} to {data.largest[1]} x {data.largest[0]} pixels",
+        "broken": str(len(data.broken)) if not data.broken else f"{len(data.broken)}: {_first(data.broken)}",
+        "mean, std": f"{_numbers(data.mean)}; {_numbers(data.std)}",
+        "reading": f"{images_per_second:.0f} images/s in one process, from the files",
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _first(broken: dict[str, str]) -> str:
+    name, reason = next(iter(broken.items()))
+    return f"{name} ({reason})" + (", ..." if len(broken) > 1 else "")
+
+
+def _numbers(values: list[float]) -> str:
+    return " ".join(f"{value:.3f}" for value in values)
 
 
 def _cost_table(cost: "StepCost", title: str, steps: int) -> Table:

@@ -50,8 +50,11 @@ class Features(NamedTuple):
 class VisionEncoder(Protocol):
     """The contract of an encoder: normalised images in, features out."""
 
-    width: int
-    patch_size: int
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def patch_size(self) -> int: ...
 
     def __call__(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features: ...
 

@@ -50,6 +50,24 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
+def differences(before: Config, after: Config, free: Iterable[str] = ()) -> list[str]:
+    """What differs, a line for each key; keys that are free, or lie in a section that is, do not count."""
+    old, new = _flat(before.model_dump(mode="json")), _flat(after.model_dump(mode="json"))
+    spared = tuple(free)
+    return [
+        f"{key} was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}"
+        for key in dict.fromkeys((*old, *new))
+        if old.get(key) != new.get(key) and not any(key == one or key.startswith(f"{one}.") for one in spared)
+    ]
+
+
+def _flat(tree: Tree, prefix: str = "") -> Tree:
+    flat: Tree = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
 def recipe_text(name: str) -> str:
     """The file of a recipe as it stands."""
     path = _recipe_path(name)
@@ -96,7 +114,7 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
     """A recipe with what it extends filled in."""
     if name in seen:
         raise CapiError(f"recipe {name} extends itself: {' -> '.join((*seen, name))}")
-    tree = _parse_yaml(recipe_text(name), name)
+    tree = parse_yaml(recipe_text(name), name)
     if not isinstance(tree, dict):
         held = "is empty" if tree is None else f"holds a {type(tree).__name__}"
         raise CapiError(f"{name} must hold a mapping of sections such as `model:`, but {held}")
@@ -145,7 +163,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def _parse_yaml(text: str, source: str) -> Any:
+def parse_yaml(text: str, source: str) -> Any:
+    """Safe YAML, with errors in one sentence."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
     except yaml.YAMLError as error:
@@ -158,7 +177,7 @@ def _parse_override(override: str) -> tuple[str, Any]:
         raise CapiError(f'"{override}" is not an override: expected key=value, such as model.depth=6')
     if key == "version":
         raise CapiError("version is the format of the file that is read, and cannot be overridden")
-    return key, _parse_yaml(value, f'the value of "{override}"')
+    return key, parse_yaml(value, f'the value of "{override}"')
 
 
 def _nested(path: list[str], value: Any) -> Tree:

@@ -121,7 +121,9 @@ class OptimizationConfig(Section):
     """Both optimisers, the schedules and the student's temperature."""
 
     batch_size: Count = 16384
-    """Images in an iteration, over all processes."""
+    """Images in an iteration, over all processes and micro-batches."""
+    micro_batches: Count = 1
+    """Parts in which a batch is computed where memory is short; the result is that of the whole batch."""
     steps: Count = 500_000
     """Iterations of the whole run."""
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -146,15 +148,98 @@ class OptimizationConfig(Section):
         return int(self.steps * self.warmup_share)
 
 
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Portion = Annotated[float, Field(gt=0, le=1)]
+PerChannel = tuple[float, ...]
+
+
 class DataConfig(Section):
     """The images."""
 
     image_size: Count | tuple[Count, Count] = 224
     """Side of the square crop in pixels, or [height, width]."""
+    crop_scale: tuple[Portion, Portion] = (0.6, 1.0)
+    """Share of an image's area that a crop covers, drawn between the two; [1.0, 1.0] resizes the whole image."""
+    crop_aspect: tuple[Positive, Positive] = (0.75, 4 / 3)
+    """Width / height of a crop, drawn log-uniformly between the two."""
+    flip: bool = True
+    """Mirror half of the images left to right."""
+    mean: PerChannel | Literal["auto"] = (0.485, 0.456, 0.406)
+    """Mean of each channel, full scale being 1; `auto` takes it from the images."""
+    std: PerChannel | Literal["auto"] = (0.229, 0.224, 0.225)
+    """Deviation of each channel, full scale being 1; `auto` takes it from the images."""
+    max_megapixels: Positive = 178.0
+    """Images with more pixels are refused, since a small file may unpack to fill the memory."""
+    broken_limit: Fraction = 0.1
+    """Share of the images that may be unreadable before the run stops."""
+    reduced_decoding: bool = True
+    """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where the crop stays larger than the model's input."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Processes that read images; null chooses by device. Changes nothing but speed."""
+    cache_mib: Annotated[int, Field(ge=0)] = 1024
+    """Memory for decoded images, shared by all workers. Changes nothing but speed."""
 
     @property
     def height_and_width(self) -> tuple[int, int]:
         return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+    @model_validator(mode="after")
+    def _ranges_ascend(self) -> "DataConfig":
+        for name, (low, high) in (("crop_scale", self.crop_scale), ("crop_aspect", self.crop_aspect)):
+            if low > high:
+                raise ValueError(f"data.{name} = [{low:g}, {high:g}] runs backwards: the smaller number comes first")
+        if self.std != "auto" and min(self.std, default=1) <= 0:
+            raise ValueError("data.std must be above 0 in every channel")
+        return self
+
+
+class CheckpointConfig(Section):
+    """When the state of a run is saved, and what is kept."""
+
+    every_steps: Count = 1000
+    """Save after so many steps."""
+    every_minutes: Positive | None = 30.0
+    """Save when so many minutes have passed since the last time; null leaves it to the steps."""
+    keep: Count = 2
+    """Newest checkpoints to keep."""
+    milestone_steps: Count | None = None
+    """Checkpoints at multiples of this are kept for good; null keeps none."""
+
+
+class RunConfig(Section):
+    """How a run is carried out."""
+
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision of the networks' products; `auto` takes bfloat16 where a CUDA device has it, else float32."""
+    compile: bool = False
+    """Compile student and teacher with torch.compile: slower to start, faster to run."""
+    non_finite: Literal["stop", "skip", "rollback"] = "stop"
+    """A loss that is no number stops the run, skips the batch, or goes back to the last checkpoint with other data."""
+    non_finite_limit: Count = 10
+    """Batches in a row to skip, or times to roll back, before the run stops all the same."""
+    log_steps: Count = 10
+    """Write metrics every so many steps."""
+    loggers: list[Literal["tensorboard", "wandb"]] | None = None
+    """Where metrics go beside metrics.jsonl; null writes TensorBoard files where that package is installed."""
+
+
+class EvaluationConfig(Section):
+    """A k-NN classification of labelled images by the frozen encoder, while it is trained."""
+
+    data: str
+    """`demo`, a folder with a folder for each split and class folders there, or a CSV (columns file, split, label)."""
+    every_steps: Count = 1000
+    """Evaluate after so many steps, before the first and after the last."""
+    label: str = "label"
+    """The CSV's column with the class."""
+    split: str = "val"
+    """The split that is classified; `train` is the one it is compared with."""
+    neighbours: Count = 10
+    """Neighbours that vote."""
+    feature: Literal["mean_patch", "pooled"] = "mean_patch"
+    """What stands for an image: the mean of its patches, or the predictor's pooled vector."""
+    weights: list[Literal["teacher", "student"]] = ["teacher"]
+    """Whose encoder is looked at."""
 
 
 class Config(Section):
@@ -169,6 +254,25 @@ class Config(Section):
     masking: MaskingConfig = MaskingConfig()
     clustering: ClusteringConfig = ClusteringConfig()
     optimization: OptimizationConfig = OptimizationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    run: RunConfig = RunConfig()
+    evaluations: list[EvaluationConfig] = []
+    """Evaluations during the run."""
+
+    @model_validator(mode="after")
+    def _channels_have_statistics(self) -> "Config":
+        for name, values in (("mean", self.data.mean), ("std", self.data.std)):
+            if values != "auto" and len(values) != self.model.channels:
+                raise ValueError(
+                    f"data.{name} has {len(values)} values, but model.channels is {self.model.channels}: give one for "
+                    f"each channel, or data.{name}=auto"
+                )
+        if self.optimization.batch_size % self.optimization.micro_batches:
+            raise ValueError(
+                f"optimization.batch_size = {self.optimization.batch_size} cannot be split into "
+                f"{self.optimization.micro_batches} equal micro-batches"
+            )
+        return self
 
     @model_validator(mode="after")
     def _patches_fill_images(self) -> "Config":

@@ -1,0 +1,263 @@
+"""From a config to components: the one place where the config's names meet the components' arguments."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from capi.allocator import keep_freed_memory
+from capi.config.schema import Config, EvaluationConfig, ModelConfig
+from capi.data.crops import normalize
+from capi.data.decoding import Decoder
+from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
+from capi.data.reader import Reader
+from capi.data.sources import ImageSource
+from capi.data.statistics import summarize
+from capi.errors import CapiError
+from capi.evals.classification import KnnClassification
+from capi.evals.labelled import labelled_split
+from capi.method.bounded import ClusteringSettings
+from capi.method.clustering import OnlineClustering
+from capi.method.masking import Grid, MaskSampler
+from capi.method.student import Student
+from capi.method.teacher import Teacher
+from capi.models.encoder import Encoder
+from capi.models.features import CapiEncoder
+from capi.models.heads import LinearHead
+from capi.models.predictor import Predictor
+from capi.train.loop import LoopSettings
+from capi.train.optimizer import clustering_optimizer, student_optimizer
+from capi.train.schedules import Schedule
+from capi.train.step import Learner
+from capi.types import MaskedBatch
+
+
+def build_student(model: ModelConfig, prototypes: int) -> Student:
+    """Encoder, predictor and head as a config describes them, with fresh weights."""
+    encoder = Encoder(
+        width=model.width,
+        depth=model.depth,
+        heads=model.heads,
+        patch_size=model.patch_size,
+        registers=model.registers,
+        channels=model.channels,
+        mlp_width=round(model.width * model.mlp_ratio),
+        rope=model.rope,
+        drop_rate=model.stochastic_depth,
+    )
+    predictor = Predictor(
+        width=model.predictor_width,
+        depth=model.predictor_depth,
+        heads=model.predictor_heads,
+        context_width=model.width,
+        mlp_width=round(model.predictor_width * model.mlp_ratio),
+        rope=model.rope,
+        drop_rate=model.stochastic_depth,
+    )
+    return Student(
+        encoder=encoder, predictor=predictor, head=LinearHead(width=model.predictor_width, prototypes=prototypes)
+    )
+
+
+def build_learner(config: Config, device: torch.device | str = "cpu") -> Learner:
+    """Everything one iteration needs, freshly initialised from the config's seed."""
+    keep_freed_memory()
+    torch.manual_seed(config.seed)
+    optimization = config.optimization
+    student = build_student(config.model, config.clustering.prototypes).to(device)
+    clustering = OnlineClustering(
+        width=config.model.width,
+        prototypes=config.clustering.prototypes,
+        bias=config.clustering.bias,
+        settings=_clustering_settings(config),
+    ).to(device)
+    schedule = Schedule(
+        total_steps=optimization.steps,
+        warmup_steps=optimization.warmup_steps,
+        cosine_kept=optimization.cosine_kept,
+    )
+    return Learner(
+        student=student,
+        teacher=Teacher(student),
+        clustering=clustering,
+        student_optimizer=student_optimizer(
+            student,
+            weight_decay=optimization.weight_decay,
+            norm_decay_multiplier=optimization.norm_decay_multiplier,
+            patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
+        ),
+        clustering_optimizer=clustering_optimizer(
+            clustering,
+            weight_decay=config.clustering.weight_decay,
+            rate_multiplier=config.clustering.learning_rate_multiplier,
+        ),
+        learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
+        teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
+        student_temperature=optimization.student_temperature,
+        precision=choose_precision(config.run.precision, torch.device(device)),
+    )
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """bfloat16 where the device computes it fast; on a CPU it would be hundreds of times slower."""
+    if name == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def compile_networks(learner: Learner) -> None:
+    """Compile student and teacher in place; names of parameters stay as they are."""
+    learner.student.compile()
+    learner.teacher.compile()
+
+
+def mask_sampler(config: Config) -> MaskSampler:
+    """The masks of a config, once it is sure that they fit its grid."""
+    masking = config.masking
+    sampler = MaskSampler(kind=masking.kind, ratio=masking.ratio, roll=masking.roll, predict=masking.predict)
+    sampler.counts(Grid(*config.grid))
+    return sampler
+
+
+class GridMasks:
+    """Masks for one grid, as the loader's workers draw them."""
+
+    def __init__(self, sampler: MaskSampler, grid: Grid) -> None:
+        self.sampler, self.grid = sampler, grid
+
+    def __call__(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return self.sampler(self.grid, keys)
+
+
+def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -> Reader:
+    """How the images of a run are read."""
+    decoder = Decoder(
+        channels=config.model.channels,
+        max_pixels=int(config.data.max_megapixels * 1e6),
+        smallest_side=config.model.patch_size,
+        reduced=config.data.reduced_decoding,
+    )
+    return Reader(source, decoder, cache_bytes)
+
+
+def resolve_statistics(config: Config, source: ImageSource) -> Config:
+    """The config with `auto` means and deviations replaced by those of the images."""
+    if "auto" not in {config.data.mean, config.data.std}:
+        return config
+    summary = summarize(build_reader(config, source))
+    mean = tuple(summary.mean) if config.data.mean == "auto" else config.data.mean
+    std = tuple(summary.std) if config.data.std == "auto" else config.data.std
+    return config.model_copy(update={"data": config.data.model_copy(update={"mean": mean, "std": std})})
+
+
+def statistics(config: Config) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of the channels, once they are known."""
+    mean, std = config.data.mean, config.data.std
+    if isinstance(mean, str) or isinstance(std, str):
+        raise CapiError("data.mean and data.std are `auto`, which only a run with images can replace by numbers")
+    return mean, std
+
+
+def choose_workers(config: Config, device: torch.device, cores: int) -> int:
+    """On a CPU one process ahead of the training is enough; an accelerator wants all that the machine has."""
+    if config.data.workers is not None:
+        return config.data.workers
+    return 1 if device.type == "cpu" else max(min(cores - 1, 12), 1)
+
+
+def training_batches(config: Config, source: ImageSource, workers: int) -> TrainingBatches:
+    """The batches of a run, by number."""
+    optimization, data = config.optimization, config.data
+    return TrainingBatches(
+        build_reader(config, source, cache_bytes=data.cache_mib * 2**20 // max(workers, 1)),
+        cropping=Cropping(data.height_and_width, data.crop_scale, data.crop_aspect, data.flip),
+        share=Share(optimization.batch_size, optimization.micro_batches),
+        masks=GridMasks(mask_sampler(config), Grid(*config.grid)),
+        seed=config.seed,
+    )
+
+
+def batch_loader(
+    batches: TrainingBatches, workers: int, device: torch.device
+) -> Callable[[int, int], Iterator[list[LoadedBatch]]]:
+    """A function from a range of steps to their batches."""
+    return partial(load_batches, batches, workers=workers, pin_memory=device.type == "cuda")
+
+
+def device_mover(config: Config, device: torch.device) -> Callable[[LoadedBatch], MaskedBatch]:
+    """Pixels become normalised images on the device, masks go along."""
+    mean, std = statistics(config)
+
+    def move(loaded: LoadedBatch) -> MaskedBatch:
+        images = normalize(loaded.images, mean, std, device)
+        return MaskedBatch(images, loaded.visible_index.to(device), loaded.predict_index.to(device))
+
+    return move
+
+
+def loop_settings(config: Config) -> LoopSettings:
+    """The loop's part of a config."""
+    return LoopSettings(
+        total_steps=config.optimization.steps,
+        batch_size=config.optimization.batch_size,
+        seed=config.seed,
+        log_steps=config.run.log_steps,
+        save_steps=config.checkpoint.every_steps,
+        save_minutes=config.checkpoint.every_minutes,
+        non_finite=config.run.non_finite,
+        non_finite_limit=config.run.non_finite_limit,
+    )
+
+
+def frozen(student: Student) -> CapiEncoder:
+    """A student or a teacher's average as an encoder for evaluation; it shares the weights."""
+    return CapiEncoder(encoder=student.encoder, predictor=student.predictor, head=student.head)
+
+
+class LearnerEvaluation:
+    """A protocol that looks at teacher or student while they are trained."""
+
+    def __init__(self, protocol: KnnClassification, settings: EvaluationConfig, name: str) -> None:
+        self.protocol, self.settings, self.name = protocol, settings, name
+        self.every_steps = settings.every_steps
+
+    def run(self, learner: Learner) -> dict[str, float]:
+        models = {"teacher": learner.teacher.average, "student": learner.student}
+        scores = {}
+        for weights in self.settings.weights:
+            model = models[weights]
+            was_training = model.training
+            model.eval()
+            scores[f"{self.name}/{weights}"] = self.protocol.run(frozen(model))
+            model.train(was_training)
+        return scores
+
+
+def build_evaluation(config: Config, settings: EvaluationConfig, name: str, device: torch.device) -> LearnerEvaluation:
+    """Read the labelled images of an evaluation."""
+    mean, std = statistics(config)
+    protocol = KnnClassification.of(
+        labelled_split(settings.data, "train", settings.label),
+        labelled_split(settings.data, settings.split, settings.label),
+        size=config.data.height_and_width,
+        channels=config.model.channels,
+        mean=mean,
+        std=std,
+        neighbours=settings.neighbours,
+        feature=settings.feature,
+        device=device,
+    )
+    return LearnerEvaluation(protocol, settings, name)
+
+
+def _clustering_settings(config: Config) -> ClusteringSettings:
+    clustering = config.clustering
+    return ClusteringSettings(
+        sinkhorn=clustering.sinkhorn,
+        iterations=clustering.iterations,
+        target_temperature=clustering.target_temperature,
+        prediction_temperature=clustering.prediction_temperature,
+        chunk_bytes=None if clustering.chunk_mib is None else clustering.chunk_mib * 2**20,
+    )

@@ -1,0 +1,118 @@
+"""The demo: pretrain on the built-in photos, then say what was learnt, in numbers and pictures."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image
+from rich.console import Console
+
+from capi import api, build, pretraining
+from capi.config.loading import load_config
+from capi.config.schema import Config
+from capi.data.crops import normalize
+from capi.data.demo import demo_photos
+from capi.evals.classification import KnnClassification
+from capi.evals.features import evaluation_images
+from capi.evals.labelled import labelled_split
+from capi.models.features import CapiEncoder
+from capi.train.metrics import FILE, read_metrics
+from capi.train.run_folder import RunFolder
+from capi.visualize.curves import series
+from capi.visualize.pca import contact_sheet, pca_pictures, photos_of
+
+RECIPE = "demo"
+# Photos shown, and how much larger than in training the pictures are computed.
+_SHOWN, _ENLARGED = 6, 4
+
+
+@dataclass(frozen=True)
+class DemoSummary:
+    """What the demo ends with. Accuracies are of k-NN on photos that were never trained on."""
+
+    run: Path
+    split: str
+    first_loss: float
+    last_loss: float
+    target_entropy: float
+    prototype_use: float
+    untrained: float
+    trained: float
+    pixels: float
+    pixels_at: str
+    pictures: list[Path]
+
+
+def run_demo(
+    out: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    split: str = "test",
+    resume: bool = False,
+    overwrite: bool = False,
+    device: str | None = None,
+    console: Console | None = None,
+) -> DemoSummary | None:
+    """Pretrain the recipe `demo`; None when it was interrupted."""
+    config = load_config(RECIPE, overrides)
+    done = api.pretrain(
+        config, data="demo", out=out, resume=resume, overwrite=overwrite, device=device, console=console
+    )
+    return summarize_run(done.path, split=split) if done.finished else None
+
+
+def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
+    """Score the encoder before and after training, and draw what it sees."""
+    folder = RunFolder(path)
+    config = pretraining.run_config(folder)
+    untrained, trained = build.frozen(build.build_learner(config).teacher.average), api.load(path)
+    protocol = _protocol(config, split)
+    pixels = protocol.raw_pixels()
+    best = max(pixels, key=lambda name: pixels[name])
+    records = read_metrics(path / FILE)
+    losses = series(records, "student_loss")[1]
+    folder.pictures.mkdir(exist_ok=True)
+    sheet = folder.pictures / "pca.png"
+    _draw(config, untrained, trained, split).save(sheet)
+    return DemoSummary(
+        run=path,
+        split=split,
+        first_loss=losses[0],
+        last_loss=losses[-1],
+        target_entropy=series(records, "target_entropy")[1][-1],
+        prototype_use=series(records, "prototype_use")[1][-1],
+        untrained=protocol.run(untrained),
+        trained=protocol.run(trained),
+        pixels=pixels[best],
+        pixels_at=best,
+        pictures=[sheet, *(one for one in [folder.pictures / "curves.png"] if one.exists())],
+    )
+
+
+def _protocol(config: Config, split: str) -> KnnClassification:
+    mean, std = build.statistics(config)
+    return KnnClassification.of(
+        labelled_split("demo", "train"),
+        labelled_split("demo", split),
+        size=config.data.height_and_width,
+        mean=mean,
+        std=std,
+    )
+
+
+@torch.inference_mode()
+def _draw(config: Config, untrained: CapiEncoder, trained: CapiEncoder, split: str) -> Image.Image:
+    """Photos of different categories beside their PCA pictures, before and after training."""
+    photos = demo_photos(split)
+    firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))]
+    height, width = config.data.height_and_width
+    pixels = evaluation_images(photos.images, firsts[:_SHOWN], (height * _ENLARGED, width * _ENLARGED))
+    images = normalize(pixels, *build.statistics(config))
+    columns = [
+        ("photo", photos_of(pixels)),
+        ("untrained", pca_pictures(untrained, images)),
+        ("trained", pca_pictures(trained, images)),
+        ("trained, jointly", pca_pictures(trained, images, joint=True)),
+    ]
+    return contact_sheet(columns)

@@ -1,0 +1,194 @@
+"""A whole pretraining run: guard the folder, build, resume, train, and leave pictures behind."""
+
+import importlib.util
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from capi import build
+from capi.config.loading import differences, dump_config, parse_config, parse_yaml
+from capi.config.schema import Config
+from capi.data.broken import BrokenImages
+from capi.data.demo import demo_photos
+from capi.data.sources import ImageSource, image_folder
+from capi.errors import CapiError
+from capi.train.checkpoint import Checkpoints, Position
+from capi.train.loop import Evaluation, Loop
+from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics
+from capi.train.progress import RunProgress
+from capi.train.run_folder import CONFIG, RunFolder
+from capi.train.step import Learner
+
+_LOG = logging.getLogger("capi")
+# What may change when a run is resumed, since it does not change what is computed.
+_FREE_KEYS = (
+    "checkpoint",
+    "evaluations",
+    "run.log_steps",
+    "run.loggers",
+    "run.non_finite",
+    "run.non_finite_limit",
+    "data.workers",
+    "data.cache_mib",
+    "data.broken_limit",
+)
+
+
+@dataclass(frozen=True)
+class PretrainedRun:
+    """What a call of `pretrain` leaves: the folder, the step it reached, and whether that is the last one."""
+
+    path: Path
+    step: int
+    finished: bool
+
+
+def open_images(data: str | Path) -> ImageSource:
+    """The training images of a run: a folder, or `demo` for the built-in photos."""
+    return demo_photos("train").images if str(data) == "demo" else image_folder(Path(data))
+
+
+def pretrain(
+    config: Config,
+    *,
+    data: str | Path,
+    out: str | Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: torch.device,
+    loggers: Sequence[Logger] = (),
+    evaluations: Sequence[Evaluation] = (),
+    console: Console | None = None,
+) -> PretrainedRun:
+    """Train to the end or to a signal. Bad input is told before anything is written."""
+    folder, source = RunFolder(Path(out)), open_images(data)
+    going_on = resume and folder.exists
+    config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
+    build.mask_sampler(config)
+    facts = {"path": str(data), "images": len(source), "fingerprint": source.fingerprint}
+    if going_on:
+        _refuse_other_run(folder, config, facts)
+    elif not (overwrite and folder.exists):
+        folder.refuse_unless_free()
+    learner = build.build_learner(config, device)
+    configured = [
+        build.build_evaluation(config, settings, f"knn_{number}" if number else "knn", device)
+        for number, settings in enumerate(config.evaluations)
+    ]
+    if not going_on:
+        folder.clear()
+        folder.create(dump_config(config), {"seed": config.seed, "data": facts})
+    return _Run(config, folder, source, learner, device).train(loggers, [*configured, *evaluations], console)
+
+
+def run_config(folder: RunFolder) -> Config:
+    """The config that a run was started with."""
+    folder.record()
+    source = str(folder.path / CONFIG)
+    return parse_config(parse_yaml(folder.config_text(), source), source=source)
+
+
+@dataclass
+class _Run:
+    """A run whose folder is ready."""
+
+    config: Config
+    folder: RunFolder
+    source: ImageSource
+    learner: Learner
+    device: torch.device
+
+    def train(
+        self, loggers: Sequence[Logger], evaluations: Sequence[Evaluation], console: Console | None
+    ) -> PretrainedRun:
+        kept = self.config.checkpoint
+        checkpoints = Checkpoints(self.folder.checkpoints, keep=kept.keep, milestone_steps=kept.milestone_steps)
+        checkpoints.remove_partial()
+        position = checkpoints.load(self.learner) if checkpoints.steps() else Position()
+        self.folder.note_start(position.step, str(self.device))
+        if position.step == self.config.optimization.steps:
+            return PretrainedRun(self.folder.path, position.step, finished=True)
+        cut_after(self.folder.path / FILE, position.step)
+        if self.config.run.compile:
+            build.compile_networks(self.learner)
+        everywhere: list[Logger] = [JsonLines(self.folder.path / FILE), *self._chosen_loggers(position.step), *loggers]
+        total, name = self.config.optimization.steps, self.folder.path.name
+        try:
+            with RunProgress(console or Console(quiet=True), total, position.step, name) as progress:
+                finished = self._loop(position, checkpoints, everywhere, evaluations, progress).run()
+        finally:
+            for logger in everywhere:
+                close(logger)
+        self._draw_curves()
+        return PretrainedRun(self.folder.path, position.step, finished)
+
+    def _loop(
+        self,
+        position: Position,
+        checkpoints: Checkpoints,
+        loggers: Sequence[Logger],
+        evaluations: Sequence[Evaluation],
+        progress: RunProgress,
+    ) -> Loop:
+        config = self.config
+        workers = build.choose_workers(config, self.device, os.cpu_count() or 1)
+        batches = build.training_batches(config, self.source, workers)
+        return Loop(
+            learner=self.learner,
+            settings=build.loop_settings(config),
+            position=position,
+            batches=build.batch_loader(batches, workers, self.device),
+            to_device=build.device_mover(config, self.device),
+            checkpoints=checkpoints,
+            broken=BrokenImages(len(self.source), config.data.broken_limit, position.broken),
+            replay_folder=self.folder.path / "replay",
+            loggers=loggers,
+            evaluations=evaluations,
+            progress=progress,
+        )
+
+    def _chosen_loggers(self, start: int) -> list[Logger]:
+        names = self.config.run.loggers
+        if names is None:
+            names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+        described: dict[str, Any] = self.config.model_dump(mode="json")
+        return [LOGGERS[name](self.folder.path, start, described) for name in names]
+
+    def _draw_curves(self) -> None:
+        if importlib.util.find_spec("matplotlib") is None:
+            _LOG.info("curves are drawn where matplotlib is installed: pip install 'capi[pictures]'")
+            return
+        from capi.visualize.curves import draw_curves
+
+        self.folder.pictures.mkdir(exist_ok=True)
+        draw_curves(read_metrics(self.folder.path / FILE), self.folder.pictures / "curves.png")
+
+
+def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
+    """Where the mean and deviation are `auto`, those that the run found when it was started."""
+    known = run_config(folder).data
+    found = {name: getattr(known, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
+    return config.model_copy(update={"data": config.data.model_copy(update=found)})
+
+
+def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) -> None:
+    """A run goes on with what it was started with, or not at all."""
+    changed = differences(run_config(folder), config, _FREE_KEYS)
+    if changed:
+        raise CapiError(
+            f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, or give "
+            "--out another folder"
+        )
+    before = folder.record()["data"]
+    if before["fingerprint"] != facts["fingerprint"]:
+        raise CapiError(
+            f"{folder.path} was started with {before['images']} images of {before['path']}, and {facts['path']} now "
+            f"gives {facts['images']} images or other names: a run goes on with the same images, so restore them, or "
+            "start another run"
+        )

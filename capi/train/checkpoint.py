@@ -1,0 +1,256 @@
+"""Saving and loading the whole state of a run, with torch.distributed.checkpoint.
+
+A checkpoint is a folder `step_N` that appears at once and complete: it is written under another name, flushed to the
+disk and then renamed. Whatever happens before leaves the previous ones as they were. Tensors lie in the format of
+torch.distributed.checkpoint, which any number of processes can read; everything else lies in `state.json`.
+
+The library keeps its index as a pickle. Ours is read by an unpickler that knows the index's own classes and nothing
+else, so that a run folder from elsewhere cannot run code.
+"""
+
+import json
+import os
+import pickle
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.optim import AdamW
+
+from capi.errors import CapiError
+from capi.train.step import Learner
+
+FORMAT_VERSION = 1
+_STATE = "state.json"
+_PARTIAL = ".partial-"
+_NAME = re.compile(r"step_(\d+)")
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass
+class Position:
+    """Where a run stands, apart from its tensors. Schedules and random numbers follow from the step."""
+
+    step: int = 0
+    # Batches of data that a roll-back left out: step s sees the data of number s + data_offset.
+    data_offset: int = 0
+    skipped: int = 0
+    rollbacks: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of a run: the newest `keep` of them, and for good those at multiples of `milestone_steps`."""
+
+    def __init__(self, folder: Path, *, keep: int = 2, milestone_steps: int | None = None) -> None:
+        self.folder, self.keep, self.milestone_steps = folder, keep, milestone_steps
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        if not self.folder.is_dir():
+            return []
+        found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        return sorted(int(match[1]) for match, path in found if match and (path / _STATE).is_file())
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step_{step:08d}"
+
+    def save(self, learner: Learner, position: Position) -> None:
+        """Save, then remove what need not be kept."""
+        if position.step not in self.steps():
+            try:
+                self._write(learner, position)
+            except Exception as error:
+                last = self.steps()[-1:]
+                stands = f"the checkpoint of step {last[0]} is whole" if last else "there is no earlier checkpoint"
+                raise CapiError(
+                    f"the checkpoint of step {position.step} could not be saved in {self.folder} ({_cause(error)}); "
+                    f"{stands}: make room, then go on with --resume"
+                ) from error
+        self._remove_old()
+
+    def _write(self, learner: Learner, position: Position) -> None:
+        self.remove_partial()
+        partial = self.folder / f"{_PARTIAL}{position.step}"
+        partial.mkdir(parents=True)
+        try:
+            with _one_process():
+                writer = FileSystemWriter(partial, sync_files=True)
+                state_dict_saver.save(tensors(learner), storage_writer=writer, no_dist=True)
+            record = {"format": FORMAT_VERSION, **asdict(position)}
+            _write_synced(partial / _STATE, json.dumps(record, indent=1))
+            _sync_folder(partial)
+            partial.rename(self.path(position.step))
+            _sync_folder(self.folder)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def remove_partial(self) -> None:
+        """Remove what an interrupted save left behind."""
+        for path in self.folder.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(path)
+
+    def _remove_old(self) -> None:
+        every = self.milestone_steps
+        for step in self.steps()[: -self.keep]:
+            if not (every and step % every == 0):
+                shutil.rmtree(self.path(step))
+
+    def load(self, learner: Learner, step: int | None = None) -> Position:
+        """Fill the learner from a checkpoint, the newest if none is named."""
+        chosen = self._chosen(step)
+        position = self.position(chosen)
+        read_tensors(self.path(chosen), tensors(learner))
+        return position
+
+    def position(self, step: int) -> Position:
+        """What a checkpoint holds beside its tensors."""
+        record = json.loads((self.path(step) / _STATE).read_text())
+        version = record.pop("format")
+        if version > FORMAT_VERSION:
+            raise CapiError(
+                f"{self.path(step)} has checkpoint format {version}, but this capi knows formats up to "
+                f"{FORMAT_VERSION}: install a newer capi"
+            )
+        return Position(**record)
+
+    def _chosen(self, step: int | None) -> int:
+        steps = self.steps()
+        if not steps:
+            raise CapiError(f"{self.folder} holds no complete checkpoint")
+        if step is not None and step not in steps:
+            raise CapiError(f"{self.folder} has no checkpoint of step {step}, but of {', '.join(map(str, steps))}")
+        return steps[-1] if step is None else step
+
+
+def tensors(learner: Learner) -> dict[str, Tensor]:
+    """Every tensor that training changes, by name."""
+    modules = {"student": learner.student, "teacher": learner.teacher, "clustering": learner.clustering}
+    state = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    state |= _moments("student_optimizer", learner.student, learner.student_optimizer)
+    return state | _moments("clustering_optimizer", learner.clustering, learner.clustering_optimizer)
+
+
+def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
+    """Fill tensors from a checkpoint, strictly: each must be there in the same shape."""
+    reader = SafeReader(path)
+    stored = reader.read_metadata().state_dict_metadata
+    missing = sorted(into.keys() - stored.keys())
+    if missing:
+        raise CapiError(f'{path} lacks "{missing[0]}" ({len(missing)} missing in all): it is of another model')
+    for name, value in into.items():
+        found = stored[name]
+        if not isinstance(found, TensorStorageMetadata) or found.size != value.shape:
+            raise CapiError(f'{path} has "{name}" in another shape than {tuple(value.shape)}: it is of another model')
+    with _one_process():
+        state_dict_loader.load(dict(into), storage_reader=reader, no_dist=True)
+
+
+def stored_names(path: Path) -> list[str]:
+    """The names of a checkpoint's tensors."""
+    return sorted(SafeReader(path).read_metadata().state_dict_metadata)
+
+
+class SafeReader(FileSystemReader):
+    """Reads a checkpoint without trusting it."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        path = Path(self.path) / ".metadata"
+        with path.open("rb") as file:
+            metadata = _IndexUnpickler(file).load()
+        for info in metadata.storage_data.values():
+            # Tensors lie beside the index; a path that leads elsewhere is no checkpoint of ours.
+            if Path(info.relative_path).name != info.relative_path:
+                raise CapiError(f'{path} points to "{info.relative_path}", outside of the checkpoint')
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    _ALLOWED = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch.serialization", "_get_layout"),
+            ("torch.distributed.checkpoint.metadata", "Metadata"),
+            ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
+            ("torch.distributed.checkpoint.metadata", "StorageMeta"),
+            ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
+            ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
+            ("torch.distributed.checkpoint.metadata", "TensorProperties"),
+            ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
+            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+            ("pathlib", "PosixPath"),
+            ("pathlib", "WindowsPath"),
+        }
+    )
+
+    def __init__(self, file: IO[bytes]) -> None:
+        super().__init__(file)
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in self._ALLOWED:
+            return super().find_class(module, name)
+        if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype):
+            return value
+        raise CapiError(f"a checkpoint's index asks for {module}.{name}, which no checkpoint needs: do not trust it")
+
+
+def _moments(prefix: str, module: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
+    """The optimiser's tensors by parameter, made where it has not stepped yet: zeros are what it would start from."""
+    found = {}
+    for name, parameter in module.named_parameters():
+        state = optimizer.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for moment in _MOMENTS:
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        for key in ("step", *_MOMENTS):
+            found[f"{prefix}.{name}.{key}"] = state[key]
+    return found
+
+
+@contextmanager
+def _one_process() -> Iterator[None]:
+    """Without a process group the library warns that it takes the run for one of a single process, which it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    """Make renames in a folder survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _cause(error: BaseException) -> str:
+    """The innermost reason: the library wraps what the disk says."""
+    failures = getattr(error, "failures", None)
+    if failures:
+        error = next(iter(failures.values()))[0]
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,0 +1,202 @@
+"""The run: iterate, log, evaluate, save, and end well.
+
+The loop is given everything it needs, evaluations and loggers included. Which step it is at decides everything: the
+data and its masks, the learning rate, and what torch draws. So a run that was interrupted and resumed is the same run.
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+import torch
+from safetensors.torch import save_file
+
+from capi.data.broken import BrokenImages
+from capi.data.loader import LoadedBatch
+from capi.errors import CapiError
+from capi.randomness import step_seed
+from capi.train.checkpoint import Checkpoints, Position
+from capi.train.metrics import Logger
+from capi.train.step import Learner, StepMetrics, train_step
+from capi.train.stopping import StopRequest
+from capi.types import MaskedBatch
+
+_LOG = logging.getLogger("capi")
+NonFinitePolicy = Literal["stop", "skip", "rollback"]
+Batches = Callable[[int, int], Iterator[list[LoadedBatch]]]
+
+
+class Evaluation(Protocol):
+    """Something to know about the encoder every so many steps: scores by name."""
+
+    every_steps: int
+
+    def run(self, learner: Learner) -> dict[str, float]: ...
+
+
+class Progress(Protocol):
+    """Shows where the run stands."""
+
+    def update(self, step: int, values: dict[str, float]) -> None: ...
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """The numbers of a run."""
+
+    total_steps: int
+    batch_size: int
+    seed: int = 0
+    log_steps: int = 10
+    save_steps: int = 1000
+    save_minutes: float | None = 30.0
+    non_finite: NonFinitePolicy = "stop"
+    non_finite_limit: int = 10
+
+
+@dataclass
+class Loop:
+    """One run, from the position it is given to its end or an interruption."""
+
+    learner: Learner
+    settings: LoopSettings
+    position: Position
+    batches: Batches
+    to_device: Callable[[LoadedBatch], MaskedBatch]
+    checkpoints: Checkpoints
+    broken: BrokenImages
+    replay_folder: Path
+    loggers: Sequence[Logger] = ()
+    evaluations: Sequence[Evaluation] = ()
+    progress: Progress | None = None
+
+    def run(self) -> bool:
+        """Train to the end; False when a signal came first. Either way the state is saved."""
+        self.last_saved = time.monotonic()
+        if self.position.step == 0:
+            self._evaluate()
+        with StopRequest() as stop:
+            while self.position.step < self.settings.total_steps and not stop.received:
+                # Comes back early only to go on from elsewhere in the data, after a roll-back.
+                self._iterate(stop)
+            self.save()
+        return self.position.step == self.settings.total_steps
+
+    def _iterate(self, stop: StopRequest) -> None:
+        position, total = self.position, self.settings.total_steps
+        self.started = time.monotonic()
+        self.images_done = 0
+        for loaded in self.batches(position.step + position.data_offset, total + position.data_offset):
+            if stop.received:
+                return
+            batches = self._prepare(loaded)
+            torch.manual_seed(step_seed(self.settings.seed, position.step + position.data_offset))
+            metrics = train_step(self.learner, batches, position.step)
+            if not math.isfinite(metrics.student_loss + metrics.clustering_loss):
+                if self._handle_non_finite(batches):
+                    return
+            else:
+                position.skipped = 0
+            position.step += 1
+            self.images_done += self.settings.batch_size
+            self._after_step(metrics)
+
+    def _prepare(self, loaded: Sequence[LoadedBatch]) -> list[MaskedBatch]:
+        for part in loaded:
+            self.broken.note(part.broken)
+            if part.failure:
+                raise CapiError(part.failure)
+        self.position.broken = self.broken.known
+        return [self.to_device(part) for part in loaded]
+
+    def _after_step(self, metrics: StepMetrics) -> None:
+        step, settings = self.position.step, self.settings
+        last = step == settings.total_steps
+        if step % settings.log_steps == 0 or last:
+            values = {name: float(value) for name, value in metrics._asdict().items()}
+            values |= self._speed()
+            self._log(values | self._rates())
+            if self.progress:
+                self.progress.update(step, values)
+        if any(step % evaluation.every_steps == 0 or last for evaluation in self.evaluations):
+            self._evaluate()
+        minutes = (time.monotonic() - self.last_saved) / 60
+        if step % settings.save_steps == 0 or (settings.save_minutes and minutes >= settings.save_minutes):
+            self.save()
+
+    def _speed(self) -> dict[str, float]:
+        seconds = time.monotonic() - self.started
+        return {"seconds": seconds, "images_per_second": self.images_done / seconds}
+
+    def _rates(self) -> dict[str, float]:
+        """The rates that the last step was taken with."""
+        step = self.position.step - 1
+        return {
+            "learning_rate": self.learner.learning_rate(step),
+            "teacher_momentum": self.learner.teacher_momentum(step),
+            "broken_images": float(len(self.broken.known)),
+        }
+
+    def _evaluate(self) -> None:
+        step, total = self.position.step, self.settings.total_steps
+        for evaluation in self.evaluations:
+            if step in {0, total} or step % evaluation.every_steps == 0:
+                self._log(evaluation.run(self.learner))
+
+    def _log(self, values: dict[str, float]) -> None:
+        for logger in self.loggers:
+            logger({"step": self.position.step, **values})
+
+    def save(self) -> None:
+        """Save the state as it is."""
+        self.checkpoints.save(self.learner, self.position)
+        self.last_saved = time.monotonic()
+
+    def _handle_non_finite(self, batches: Sequence[MaskedBatch]) -> bool:
+        """Stop, go on without this batch (False), or go back (True). The batch is kept for replay in any case."""
+        position, settings = self.position, self.settings
+        path = self._keep_for_replay(batches)
+        what = f"the loss of step {position.step} is no finite number (its batch lies in {path})"
+        advice = "lower optimization.learning_rate, or use run.precision=float32"
+        if settings.non_finite == "stop":
+            raise CapiError(f"{what}: {advice}, or set run.non_finite to skip or rollback")
+        position.skipped += 1
+        again = position.rollbacks if settings.non_finite == "rollback" else position.skipped - 1
+        if again >= settings.non_finite_limit:
+            raise CapiError(f"{what}, after {again} others that were passed over: {advice}")
+        if settings.non_finite == "skip":
+            _LOG.warning("%s; nothing was updated, and the run goes on", what)
+            return False
+        self._roll_back(what)
+        return True
+
+    def _roll_back(self, what: str) -> None:
+        """Go back to the newest checkpoint, and on from there with the data that follows this batch."""
+        reached, offset, rollbacks = self.position.step, self.position.data_offset, self.position.rollbacks
+        if not self.checkpoints.steps():
+            raise CapiError(f"{what}, and there is no checkpoint to go back to: set run.non_finite to skip")
+        back = self.checkpoints.load(self.learner)
+        self.position.step = back.step
+        self.position.data_offset = offset + reached - back.step + 1
+        self.position.rollbacks, self.position.skipped = rollbacks + 1, 0
+        for logger in self.loggers:
+            getattr(logger, "cut_after", lambda _: None)(back.step)
+        _LOG.warning("%s; back to step %d, with other data", what, back.step)
+
+    def _keep_for_replay(self, batches: Sequence[MaskedBatch]) -> Path:
+        """The exact batch, and where the weights that met it are closest."""
+        self.replay_folder.mkdir(parents=True, exist_ok=True)
+        path = self.replay_folder / f"step_{self.position.step:08d}.safetensors"
+        tensors = {
+            f"{name}.{number}": value.contiguous().cpu()
+            for number, batch in enumerate(batches)
+            for name, value in batch._asdict().items()
+        }
+        known = self.checkpoints.steps()
+        facts = {"step": str(self.position.step), "nearest_checkpoint": str(known[-1]) if known else "none"}
+        save_file(tensors, path, metadata=facts)
+        return path

@@ -1,0 +1,111 @@
+"""Metrics as JSON lines, one a logged step, and the loggers that get the same records.
+
+A logger is anything that can be called with a record, a dict with the key `step`. One that comes with the package is a
+line in `LOGGERS`.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+from capi.errors import CapiError
+
+FILE = "metrics.jsonl"
+Record = Mapping[str, float | int | None]
+Logger = Callable[[Record], None]
+# Fields that depend on when and where a run was computed, not on what was computed.
+WALL_CLOCK = ("seconds", "images_per_second")
+
+
+class JsonLines:
+    """Appends records to a file, each line whole before the next."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file: TextIO = path.open("a", encoding="utf-8")
+
+    def __call__(self, record: Record) -> None:
+        # JSON has no NaN; null says as much.
+        finite = {key: value if _is_finite(value) else None for key, value in record.items()}
+        self._file.write(json.dumps(finite) + "\n")
+        self._file.flush()
+
+    def cut_after(self, step: int) -> None:
+        """Forget what a roll-back takes back."""
+        self._file.close()
+        cut_after(self.path, step)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """All records of a file; a last line that was cut off in the middle is left out."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return records
+
+
+def cut_after(path: Path, step: int) -> None:
+    """Drop the records after a step: the run goes on from there and will write them again."""
+    kept = [record for record in read_metrics(path) if record["step"] <= step]
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001 - the contract
+    """Event files in RUN/tensorboard; what an earlier start wrote after this step is hidden."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise CapiError("TensorBoard files need an extra: pip install 'capi[tensorboard]'") from error
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
+
+    def log(record: Record) -> None:
+        for key, value in record.items():
+            if key != "step" and value is not None:
+                writer.add_scalar(key, value, record["step"])
+
+    log.close = writer.close  # type: ignore[attr-defined]
+    return log
+
+
+def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001
+    """Weights & Biases, one run for the folder, continued when it is resumed."""
+    try:
+        import wandb as library
+    except ImportError as error:
+        raise CapiError("logging to Weights & Biases needs an extra: pip install 'capi[wandb]'") from error
+    run = library.init(dir=str(folder), name=folder.name, id=folder.name, resume="allow", config=dict(config))
+
+    def log(record: Record) -> None:
+        run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
+
+    log.close = run.finish  # type: ignore[attr-defined]
+    return log
+
+
+LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {"tensorboard": tensorboard, "wandb": wandb}
+
+
+def close(logger: Logger) -> None:
+    """Let a logger finish, if it has something to finish."""
+    getattr(logger, "close", lambda: None)()
+
+
+def _is_finite(value: float | int | None) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,52 @@
+"""What a person sees while a run goes on: a bar with the time left on a terminal, else a line now and then."""
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+_SECONDS_BETWEEN_LINES = 15
+
+
+class RunProgress:
+    """Shows step, time left, images/s, losses and entropy."""
+
+    def __init__(self, console: Console, total: int, start: int, title: str) -> None:
+        self.console, self.total, self.first = console, total, start
+        self.begun = self.last_line = time.monotonic()
+        self.bar: Bar | None = None
+        if console.is_terminal:
+            columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            left = (TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[values]}"))
+            self.bar = Bar(*columns, *left, console=console)
+            self.task = self.bar.add_task(title, total=total, completed=start, values="")
+
+    def __enter__(self) -> "RunProgress":
+        if self.bar:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.bar:
+            self.bar.stop()
+
+    def update(self, step: int, values: dict[str, float]) -> None:
+        """Show the numbers of a step."""
+        text = (
+            f"{values['images_per_second']:.0f} images/s  loss {values['student_loss']:.3f}  "
+            f"clustering {values['clustering_loss']:.3f}  entropy {values['target_entropy']:.2f}"
+        )
+        if self.bar:
+            self.bar.update(self.task, completed=step, values=text)
+        elif time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES or step == self.total:
+            self.last_line = time.monotonic()
+            self.console.print(f"step {step}/{self.total}  {text}  {self._left(step)} left")
+
+    def _left(self, step: int) -> str:
+        done = max(step - self.first, 1)
+        seconds = int((time.monotonic() - self.begun) / done * (self.total - step))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"

@@ -1,0 +1,153 @@
+"""The folder of a run: what it holds, who may write into it, and what it was started with.
+
+RUN/config.yaml        the whole config, every value written out
+RUN/run.json           versions, data, and for each start the command line, the machine and the state of git
+RUN/metrics.jsonl      losses, entropy, evaluations
+RUN/checkpoints/       the state, from which the run can go on
+RUN/tensorboard/       the metrics once more
+RUN/replay/            batches that gave a loss which is no number
+RUN/pictures/          curves and PCA pictures
+"""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capi.errors import CapiError
+from capi.train.checkpoint import Checkpoints
+
+FORMAT_VERSION = 1
+CONFIG, RECORD = "config.yaml", "run.json"
+_PACKAGES = ("capi", "torch", "numpy", "pillow")
+
+
+class RunFolder:
+    """A run on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / CONFIG).is_file()
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def pictures(self) -> Path:
+        return self.path / "pictures"
+
+    def config_text(self) -> str:
+        if not self.exists:
+            raise CapiError(f"{self.path} is no run: it has no {CONFIG}")
+        return (self.path / CONFIG).read_text(encoding="utf-8")
+
+    def record(self) -> dict[str, Any]:
+        """What run.json holds; a run of a newer version is refused."""
+        try:
+            record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError) as error:
+            raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error
+        if record.get("format", 0) > FORMAT_VERSION:
+            raise CapiError(
+                f"{self.path} was written by a newer capi (run format {record['format']}, this one knows up to "
+                f"{FORMAT_VERSION}): install that version"
+            )
+        return record
+
+    def refuse_unless_free(self) -> None:
+        """Only an empty or missing folder may become a run."""
+        if self.exists:
+            raise CapiError(f"{self.path} holds a run already: --resume goes on with it, --overwrite starts anew")
+        if self.path.exists() and not self.path.is_dir():
+            raise CapiError(f"{self.path} is a file: --out takes a folder")
+        if self.path.is_dir() and any(self.path.iterdir()):
+            raise CapiError(f"{self.path} is not empty and holds no run: give --out another folder")
+
+    def clear(self) -> None:
+        """Remove a run; a folder that holds none is left alone."""
+        if self.exists:
+            self.record()
+            shutil.rmtree(self.path)
+
+    def create(self, config_text: str, record: dict[str, Any]) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path / RECORD, json.dumps({"format": FORMAT_VERSION, **record}, indent=1))
+            # Last, since its presence makes the folder a run.
+            write_atomically(self.path / CONFIG, config_text)
+        except OSError as error:
+            raise CapiError(f"{self.path} cannot be written ({error.strerror}): give --out another folder") from error
+
+    def note_start(self, step: int, device: str) -> None:
+        """Add this start to those in run.json."""
+        record = self.record()
+        record.setdefault("starts", []).append(_this_start(step, device))
+        write_atomically(self.path / RECORD, json.dumps(record, indent=1))
+
+    def has_checkpoint(self) -> bool:
+        return bool(Checkpoints(self.checkpoints).steps())
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """The file is either as before or complete."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def versions() -> dict[str, str]:
+    """Of Python and what the computation rests on."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def _this_start(step: int, device: str) -> dict[str, Any]:
+    return {
+        "step": step,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "machine": {"system": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "device": device,
+        "versions": versions(),
+        "git": _git_state(),
+    }
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Commit of the code and whether it was changed since, where it lies in a repository."""
+    git = shutil.which("git")
+    home = Path(__file__).parent
+    if git is None:
+        return None
+
+    def ask(*arguments: str) -> str:
+        done = subprocess.run(  # noqa: S603 - fixed arguments
+            [git, "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain", "."))}
+    except (subprocess.SubprocessError, OSError):
+        return None

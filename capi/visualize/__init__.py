@@ -1,0 +1,1 @@
+"""Pictures of what an encoder sees and how its training went."""

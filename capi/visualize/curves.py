@@ -1,0 +1,49 @@
+"""The curves of a run: losses, entropy, prototype use, and what the evaluations say."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from capi.errors import CapiError
+
+_PANELS = (
+    ("Loss of the student", ("student_loss",)),
+    ("Loss of the clustering", ("clustering_loss",)),
+    ("Entropy of the targets (nat)", ("target_entropy",)),
+    ("Prototype use (share)", ("prototype_use",)),
+    ("Learning rate", ("learning_rate",)),
+)
+_EVALUATION_MARK = "/"
+
+
+def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric, where it was written."""
+    points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """One panel for each kind of metric, into a PNG."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CapiError("curves need an extra: pip install 'capi[pictures]'") from error
+    scores = sorted({key for record in records for key in record if _EVALUATION_MARK in key})
+    panels = [*_PANELS, *([("k-NN accuracy", tuple(scores))] if scores else [])]
+    rows = -(-len(panels) // 3)
+    figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, 3).flatten()
+    for (title, keys), axis in zip(panels, axes, strict=False):
+        for key in keys:
+            steps, values = series(records, key)
+            axis.plot(steps, values, label=key, linewidth=1.2, marker="o" if len(steps) < 12 else None, markersize=3)
+        axis.set_title(title, fontsize=11)
+        axis.set_xlabel("step")
+        axis.grid(alpha=0.3)
+        if len(keys) > 1:
+            axis.legend(fontsize=8)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    partial = path.with_name(f".{path.name}")
+    figure.savefig(partial, dpi=110, format="png")
+    partial.replace(path)

@@ -1,0 +1,88 @@
+"""PCA pictures of patch features: three components as red, green and blue.
+
+The sign of a component is arbitrary; here each is turned so that its values lean to the right (positive skew), which
+keeps pictures from flipping between runs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+
+from capi.types import Float, Int, VisionEncoder
+
+# What of each component's range is shown; a few extreme patches would otherwise darken the rest.
+_SHOWN = (0.01, 0.99)
+_MARGIN, _TITLE_HEIGHT = 6, 16
+
+
+@dataclass(frozen=True)
+class Components:
+    """A mean and the directions of largest variance, each with its sign fixed."""
+
+    mean: Float[Tensor, " d"]
+    directions: Float[Tensor, "m d"]
+
+    def project(self, features: Float[Tensor, "s d"]) -> Float[Tensor, "s m"]:
+        return (features - self.mean) @ self.directions.T
+
+
+def fit_components(features: Float[Tensor, "s d"], count: int = 3) -> Components:
+    """Principal components of patches; where there are fewer than asked for, the rest are zero."""
+    values = features.double()
+    mean = values.mean(0)
+    centred = values - mean
+    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    chosen = torch.zeros(count, values.shape[1], dtype=torch.float64)
+    chosen[: len(directions)] = directions[:count]
+    skew = ((centred @ chosen.T) ** 3).mean(0)
+    chosen *= torch.where(skew < 0, -1.0, 1.0)[:, None]
+    return Components(mean.to(features.dtype), chosen.to(features.dtype))
+
+
+def as_colors(values: Float[Tensor, "*grid 3"]) -> Int[Tensor, "*grid 3"]:
+    """Each component stretched over 0 to 255."""
+    flat = values.flatten(0, -2).double()
+    low, high = torch.quantile(flat, torch.tensor(_SHOWN, dtype=torch.float64), dim=0)
+    stretched = (values.double() - low) / (high - low).clamp_min(1e-12)
+    return (stretched.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+@torch.inference_mode()
+def pca_pictures(
+    encoder: VisionEncoder, images: Float[Tensor, "b c height width"], *, joint: bool = False
+) -> list[Image.Image]:
+    """A picture for each image, one pixel a patch; `joint` fits the components to all images together."""
+    maps = encoder(images, pooled=False).feature_map.float().cpu()
+    groups = [maps] if joint else list(maps.split(1))
+    pictures = []
+    for group in groups:
+        values = fit_components(group.flatten(0, 2)).project(group.flatten(0, 2)).view(*group.shape[:3], 3)
+        pictures += [Image.fromarray(picture.numpy()) for picture in as_colors(values)]
+    return pictures
+
+
+def contact_sheet(
+    columns: Sequence[tuple[str, Sequence[Image.Image]]], side: int = 160, *, smooth: bool = False
+) -> Image.Image:
+    """Pictures side by side: a title and one column each, one row an image."""
+    rows = len(columns[0][1])
+    width = len(columns) * (side + _MARGIN) + _MARGIN
+    sheet = Image.new("RGB", (width, rows * (side + _MARGIN) + _MARGIN + _TITLE_HEIGHT), "white")
+    draw = ImageDraw.Draw(sheet)
+    resample = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
+    for number, (title, pictures) in enumerate(columns):
+        left = _MARGIN + number * (side + _MARGIN)
+        draw.text((left, 3), title, fill="black")
+        for row, picture in enumerate(pictures):
+            top = _TITLE_HEIGHT + _MARGIN + row * (side + _MARGIN)
+            sheet.paste(picture.convert("RGB").resize((side, side), resample), (left, top))
+    return sheet
+
+
+def photos_of(pixels: Tensor) -> list[Image.Image]:
+    """Images from 0 to 255 as pictures."""
+    return [Image.fromarray(np.asarray(one.permute(1, 2, 0).to(torch.uint8))) for one in pixels]
