@@ -4,7 +4,11 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: test lint types layers pytest format benchmarks clean
+.PHONY: demo test lint types layers pytest long format benchmarks clean
+
+demo:
+	@$(MAKE) $(STAMP)
+	$(BIN)/capi demo --resume --out demo_run
 
 test:
 	@$(MAKE) $(STAMP)
@@ -12,6 +16,7 @@ test:
 	@bash scripts/timed.sh "types" $(MAKE) types
 	@bash scripts/timed.sh "import layers" $(MAKE) layers
 	@bash scripts/timed.sh "tests" $(MAKE) pytest
+	@bash scripts/timed.sh "long tests" $(MAKE) long
 	@echo "all passed"
 
 $(STAMP): pyproject.toml
@@ -30,7 +35,10 @@ layers: $(STAMP)
 
 # One OpenMP thread a worker: with more they fight for the cores.
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long"
+
+long: $(STAMP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m long
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
@@ -39,6 +47,7 @@ format: $(STAMP)
 benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/clustering.py
+	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/step.py
 

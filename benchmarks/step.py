@@ -36,7 +36,7 @@ def main() -> None:
         if arguments.only in (None, recipe):
             size = arguments.batch_size or batch_size
             config = capi.load_config(recipe, [f"optimization.batch_size={size}", *overrides])
-            costs[recipe] = capi.check(config, device="cpu", rounds=arguments.rounds)
+            costs[recipe] = capi.check(config, device="cpu", rounds=arguments.rounds).cost
             peak = max(peak, gemm_peak(arguments.peak_size))
     print(f"GEMM peak {peak / 1e9:.0f} GFLOP/s on {torch.get_num_threads()} threads")
     for recipe, cost in costs.items():

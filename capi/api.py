@@ -16,7 +16,6 @@ from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
 from capi.data.statistics import DataSummary, summarize
 from capi.errors import CapiError
-from capi.export import ExportFormat, Weights, export_run, load_exported, load_run
 from capi.method.masking import Grid
 from capi.models.features import CapiEncoder
 from capi.models.pretrained import load_released
@@ -25,6 +24,7 @@ from capi.train.check import StepCost, measure_step, memory_of, random_batch
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
 from capi.types import MaskedBatch
+from capi.weights import ExportFormat, Weights, export_run, load_exported, load_run
 
 __all__ = ["build_learner", "check", "choose_device", "export", "load", "mask_sampler", "pretrain"]
 

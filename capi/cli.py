@@ -135,9 +135,7 @@ def pretrain(
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="File to write.")],
-    format: Annotated[
-        str, typer.Option(help="safetensors, or released (as the authors did).")
-    ] = "safetensors",
+    format: Annotated[str, typer.Option(help="safetensors, or released (as the authors did).")] = "safetensors",
     weights: Annotated[str, typer.Option(help="teacher or student.")] = "teacher",
 ) -> None:
     """Write the encoder of a run as one file."""

@@ -30,3 +30,11 @@ def test__step_prints_speed_and_share_of_the_peak() -> None:
     output = run("step.py", "--rounds=1", "--peak-size=256", "--only=tiny4", "--batch-size=4")
     assert re.search(r"GEMM peak +\d+ GFLOP/s", output)
     assert re.search(r"tiny4 .* images/s, .*% of the peak", output)
+
+
+def test__data_prints_speeds_and_stays_close_to_plain_decoding() -> None:
+    output = run("data.py", "--rounds=1", "--images=2", "--sides", "300", "1000")
+    assert len(re.findall(r"ours [\d.]+ x Pillow, cached [\d.]+ x", output)) == 2
+    differences = [float(value) for value in re.findall(r"differ by ([\d.]+)", output)]
+    assert len(differences) == 2
+    assert max(differences) < 2

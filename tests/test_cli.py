@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 import capi
 
@@ -34,7 +37,7 @@ def test__recipes_show_prints_comment_and_resolved_config() -> None:
 
 
 def test__check_reports_the_cost_of_a_step() -> None:
-    result = run("check", "tiny4", *SMALL, "--rounds", "1", "--device", "cpu")
+    result = run("pretrain", "tiny4", "--check", *SMALL, "--rounds", "1", "--device", "cpu")
     assert result.returncode == 0, result.stderr
     for word in ("parameters", "GFLOP", "images/s", "peak memory", "20000 iterations"):
         assert word in result.stdout
@@ -45,14 +48,17 @@ def test__check_reports_the_cost_of_a_step() -> None:
     [
         (["recipes", "show", "vitl144"], 'did you mean "vitl14"?'),
         (["recipes", "show", "tiny4", "model.dept=3"], 'did you mean "model.depth"?'),
-        (["check", "tiny4", "model.depth=two"], "valid integer"),
-        (["check", "nowhere.yaml"], "there is no file nowhere.yaml"),
-        (["check", "tiny4", "masking.ratio=0.001"], "change masking.ratio"),
-        (["check", "vitl14"], "a batch of 16384 images does not fit the memory of this machine"),
-        (["check", "tiny4", "clustering.prototypes=1000000000000"], "does not fit the memory"),
-        (["check", "tiny4", *SMALL, "clustering.target_temperature=1e-30", "--rounds", "1"], "the loss is nan"),
-        (["check", "tiny4", "--device", "meta"], 'the device "meta" is not there'),
-        (["check", "tiny4", "--device", "toaster"], 'the device "toaster" is not there'),
+        (["pretrain", "tiny4", "--check", "model.depth=two"], "valid integer"),
+        (["pretrain", "nowhere.yaml", "--check"], "there is no file nowhere.yaml"),
+        (["pretrain", "tiny4", "--check", "masking.ratio=0.001"], "change masking.ratio"),
+        (["pretrain", "vitl14", "--check"], "a batch of 16384 images does not fit the memory of this machine"),
+        (["pretrain", "tiny4", "--check", "clustering.prototypes=1000000000000"], "does not fit the memory"),
+        (
+            ["pretrain", "tiny4", "--check", *SMALL, "clustering.target_temperature=1e-30", "--rounds", "1"],
+            "the loss is nan",
+        ),
+        (["pretrain", "tiny4", "--check", "--device", "meta"], 'the device "meta" is not there'),
+        (["pretrain", "tiny4", "--check", "--device", "toaster"], 'the device "toaster" is not there'),
     ],
 )
 def test__bad_input_gets_one_sentence_and_exit_code_2(arguments: list[str], message: str) -> None:
@@ -72,7 +78,8 @@ def test__a_flag_shows_the_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["chekc"], ["check", "tiny4", "--rounds", "0"], ["check", "tiny4", "--nonsense"]]
+    "arguments",
+    [["chekc"], ["pretrain", "tiny4", "--check", "--rounds", "0"], ["pretrain", "tiny4", "--check", "--nonsense"]],
 )
 def test__misspelt_commands_and_options_exit_with_2(arguments: list[str]) -> None:
     result = run(*arguments)
@@ -82,15 +89,108 @@ def test__misspelt_commands_and_options_exit_with_2(arguments: list[str]) -> Non
 
 def test__help_and_version() -> None:
     assert run("--version").stdout.strip() == f"capi {capi.__version__}"
-    for arguments in (["--help"], ["check", "--help"], ["recipes", "--help"], ["recipes", "show", "--help"]):
+    for arguments in (
+        ["--help"],
+        ["pretrain", "--help"],
+        ["export", "--help"],
+        ["demo", "--help"],
+        ["recipes", "--help"],
+        ["recipes", "show", "--help"],
+    ):
         result = run(*arguments)
         assert result.returncode == 0
         assert "Usage" in result.stdout
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("images")
+    for number in range(5):
+        Image.fromarray(np.full((40, 50, 3), 40 * number, dtype=np.uint8)).save(folder / f"{number}.jpg")
+    return folder
+
+
+def test__from_a_folder_to_an_exported_encoder(images: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "run")
+    command = ["pretrain", "tiny4", *SMALL, "optimization.steps=2", "run.log_steps=1", "run.loggers=[]"]
+    result = run(*command, "--data", str(images), "--out", out)
+    assert result.returncode == 0, result.stderr
+    assert f"capi.load('{out}')" in result.stdout
+    assert "loss" in result.stderr
+    refused = run(*command, "--data", str(images), "--out", out)
+    assert refused.returncode == 2
+    assert "--resume goes on with it" in refused.stderr
+    for name in ("safetensors", "released"):
+        file = tmp_path / name
+        result = run("export", out, "--format", name, "--out", str(file))
+        assert result.returncode == 0, result.stderr
+        assert capi.load(file)(torch.randn(1, 3, 32, 32)).pooled.shape == (1, 32)
+
+
+def test__checking_a_folder_tells_what_is_in_it(images: Path) -> None:
+    result = run("pretrain", "tiny4", *SMALL, "--check", "--rounds", "1", "--data", str(images))
+    assert result.returncode == 0, result.stderr
+    for word in ("5, of which 5 were looked at (jpg 5)", "50 x 40 to 50 x 40 pixels", "images/s in one process"):
+        assert word in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["pretrain", "tiny4"], "pretrain needs --data"),
+        (["pretrain", "tiny4", "--data", "IMAGES"], "pretrain needs --data"),
+        (["pretrain", "tinny4", "--data", "IMAGES", "--out", "RUN"], 'did you mean "tiny4"?'),
+        (["pretrain", "tiny4", "data.imag_size=3", "--data", "IMAGES", "--out", "RUN"], '"data.image_size"?'),
+        (["pretrain", "tiny4", "--data", "nowhere", "--out", "RUN"], "there is no folder nowhere"),
+        (["pretrain", "tiny4", "--data", "IMAGES/0.jpg", "--out", "RUN"], "is a file"),
+        (["pretrain", "tiny4", "--data", "EMPTY", "--out", "RUN"], "holds no images"),
+        (["pretrain", "tiny4", "--data", "IMAGES", "--out", "RUN", "--resume", "--overwrite"], "exclude each other"),
+        (["pretrain", "tiny4", "--data", "IMAGES", "--out", "IMAGES"], "not empty and holds no run"),
+        (["export", "nowhere", "--out", "FILE"], "cannot be read"),
+        (["export", "EMPTY", "--out", "FILE", "--format", "onx"], "not one of safetensors, released"),
+        (["export", "EMPTY", "--out", "FILE", "--weights", "teecher"], 'did you mean "teacher"?'),
+        (["demo", "--split", "train"], "not one of val, test"),
+    ],
+)
+def test__bad_input_of_runs_writes_nothing(images: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
+    (tmp_path / "EMPTY").mkdir()
+    names = {"IMAGES": images, "RUN": tmp_path / "RUN", "EMPTY": tmp_path / "EMPTY", "FILE": tmp_path / "FILE"}
+    for name, path in names.items():
+        arguments = [argument.replace(name, str(path)) for argument in arguments]
+    result = run(*arguments)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["EMPTY"]
+
+
+def test__a_run_of_a_newer_version_is_refused(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"format": 99}')
+    (tmp_path / "config.yaml").write_text("version: 1")
+    for more in (["--resume"], ["--overwrite"]):
+        result = run("pretrain", "tiny4", *SMALL, "--data", str(images), "--out", str(tmp_path), *more)
+        assert result.returncode == 2
+        assert "written by a newer capi" in result.stderr
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test__a_full_disk_ends_with_one_sentence(images: Path, tmp_path: Path) -> None:
+    """Files may not grow beyond 60 kB: the config fits, the checkpoint does not."""
+    steps = ["optimization.steps=2", "run.loggers=[]", "data.workers=0"]
+    arguments = ["pretrain", "tiny4", *SMALL, *steps, "--data", str(images), "--out", str(tmp_path / "run")]
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)); "
+        "from capi.cli import main; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "could not be saved" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test__nothing_is_written(tmp_path: Path) -> None:
     subprocess.run(
-        [sys.executable, "-m", "capi", "check", "tiny4", *SMALL, "--rounds", "1"],
+        [sys.executable, "-m", "capi", "pretrain", "tiny4", "--check", *SMALL, "--rounds", "1"],
         cwd=tmp_path,
         capture_output=True,
         check=True,

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ READ_IN_PARTS = 2**24
 # Before a strong reduction whole blocks of pixels are averaged; three times the final size is left for the filter.
 _REDUCING_GAP = 3.0
 _TURNED = (5, 6, 7, 8)
+_MAYBE_TRANSPARENT = ("1", "L", "RGB", "P", "PA", "LA", "La", "RGBA", "RGBa")
 
 
 class BrokenImageError(Exception):
@@ -61,27 +62,33 @@ class Decoder:
     def open(self, source: Source) -> "Picture":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
-            picture = self._open_tiff(source) or self._open_with_pillow(source)
-        self._check_size(picture.shape.width, picture.shape.height)
-        return picture
+            file = self._open_tiff(source)
+            if file is not None:
+                self._check_size(file.width, file.height)
+                return TiffPicture(self, file)
+            image = self._open_with_pillow(source)
+            # Before the EXIF tag is looked for: a PNG is decoded to find it.
+            self._check_size(*image.size)
+            return PillowPicture(self, image)
 
-    def _open_with_pillow(self, source: Source) -> "Picture":
-        image = Image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
+    def _open_with_pillow(self, source: Source) -> Image.Image:
+        # From memory, since Pillow leaves the file open where an image is not decoded.
+        image = Image.open(io.BytesIO(source if isinstance(source, bytes) else source.read_bytes()))
         # Formats that are not about photographs stay outside: EPS runs another program, for one.
         if image.format not in FORMATS:
             raise BrokenImageError(f"{image.format} is not one of {', '.join(FORMATS)}")
-        return PillowPicture(self, image)
+        return image
 
-    def _open_tiff(self, source: Source) -> "Picture | None":
+    def _open_tiff(self, source: Source) -> TiffFile | None:
         """What Pillow cannot open (other than 1 or 3 channels), or would decode whole where a part is enough."""
         if not is_tiff(source):
             return None
         if self.channels not in {1, 3}:
-            return TiffPicture(self, open_tiff(source))
+            return open_tiff(source)
         if has_tiff_reader():
             file = open_tiff(source)
             if file.is_plain and file.width * file.height > READ_IN_PARTS:
-                return TiffPicture(self, file)
+                return file
         return None
 
     def _check_size(self, width: int, height: int) -> None:
@@ -126,6 +133,7 @@ class Shape(NamedTuple):
         return next((factor for factor in JPEG_FACTORS if self.reducible and factor <= room), 1)
 
 
+@runtime_checkable
 class Picture(Protocol):
     """An opened image, which gives all of its pixels or a crop."""
 
@@ -143,7 +151,8 @@ class PillowPicture:
         self.decoder, self.image = decoder, image
         self.orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
         width, height = image.size
-        if self.orientation in _TURNED:
+        # Of a TIFF, Pillow gives the size as it is seen.
+        if self.orientation in _TURNED and image.format != "TIFF":
             width, height = height, width
         self.shape = Shape(width, height, reducible=decoder.reduced and image.format in {"JPEG", "MPO"})
 
@@ -157,8 +166,8 @@ class PillowPicture:
 
     def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
         """A crop resized to (height, width), as (channels, height, width)."""
-        pixels = self.decode(self.shape.factor(box, size))
-        return crop_decoded(pixels, (self.shape.height, self.shape.width), box, size, self.decoder.channels)
+        factor = self.shape.factor(box, size)
+        return crop_decoded(self.decode(factor), factor, box, size, self.decoder.channels)
 
 
 class TiffPicture:
@@ -172,8 +181,10 @@ class TiffPicture:
         return self._part(0, self.shape.height, 0, self.shape.width)
 
     def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
-        left, top = math.floor(box.left), math.floor(box.top)
-        pixels = self._part(top, math.ceil(box.bottom), left, math.ceil(box.right))
+        # Rounding may push a box out of the image by a hair, where there are no pixels.
+        left, top = max(math.floor(box.left), 0), max(math.floor(box.top), 0)
+        right, bottom = min(math.ceil(box.right), self.shape.width), min(math.ceil(box.bottom), self.shape.height)
+        pixels = self._part(top, bottom, left, right)
         inside = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
         return resize(pixels, inside, size, self.decoder.channels)
 
@@ -183,10 +194,10 @@ class TiffPicture:
         return values if values.dtype == np.uint8 else _full_scale(values)
 
 
-def crop_decoded(pixels: Pixels, seen: tuple[int, int], box: Box, size: tuple[int, int], channels: int) -> Pixels:
-    """A crop of decoded pixels, whatever factor they were decoded at; the box is in pixels of the size `seen`."""
-    height, width = pixels.shape[:2]
-    return resize(pixels, box.scaled(width / seen[1], height / seen[0]), size, channels)
+def crop_decoded(pixels: Pixels, factor: int, box: Box, size: tuple[int, int], channels: int) -> Pixels:
+    """A crop of pixels that were decoded at 1 / factor; the box is in pixels of the full size."""
+    # Not the ratio of the sizes: the last reduced pixel may lie partly outside of the image.
+    return resize(pixels, box.scaled(1 / factor, 1 / factor), size, channels)
 
 
 def resize(pixels: Pixels, box: Box, size: tuple[int, int], channels: int) -> Pixels:
@@ -217,15 +228,13 @@ def _resize(image: Image.Image, box: Box, width: int, height: int) -> Image.Imag
 def _plain(image: Image.Image) -> Image.Image:
     """Any mode as bytes in L or RGB, or as floats from 0 to 255 where there is more than a byte."""
     mode = image.mode
-    if mode in {"L", "RGB"}:
-        return image
     if mode == "F" or mode.startswith("I"):
         return Image.fromarray(_full_scale(np.asarray(image)))
-    if mode in {"P", "PA", "LA", "La", "RGBA", "RGBa"} and _has_transparency(image):
+    if mode in _MAYBE_TRANSPARENT and _has_transparency(image):
         opaque = image.convert("RGBA")
         white = Image.new("RGBA", opaque.size, "white")
         return Image.alpha_composite(white, opaque).convert("RGB")
-    return image.convert("L" if mode in {"1", "LA"} else "RGB")
+    return image if mode in {"L", "RGB"} else image.convert("L" if mode == "1" else "RGB")
 
 
 def _full_scale(values: Pixels) -> Pixels:

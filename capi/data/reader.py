@@ -28,8 +28,8 @@ class Reader:
         shape = self._shape(index)
         if shape.in_parts:
             return self._open(index).crop(box, size)
-        pixels = self._decoded(index, shape.factor(box, size), shape)
-        return crop_decoded(pixels, (shape.height, shape.width), box, size, self.decoder.channels)
+        factor = shape.factor(box, size)
+        return crop_decoded(self._decoded(index, factor, shape), factor, box, size, self.decoder.channels)
 
     def _shape(self, index: int) -> Shape:
         return self._shapes.get(index) or self._open(index).shape

@@ -5,13 +5,14 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from capi.errors import CapiError
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm")
 
 
+@runtime_checkable
 class ImageSource(Protocol):
     """A numbered set of images. The order never depends on the machine."""
 
@@ -88,13 +89,19 @@ def _image_names(root: Path) -> Iterator[str]:
         raise CapiError(f"{error.filename} cannot be read ({error.strerror}): give access to it, or move it away")
 
     for folder, subfolders, files in os.walk(root, onerror=refuse, followlinks=True):
-        subfolders[:] = sorted(name for name in subfolders if not name.startswith("."))
+        subfolders[:] = sorted(name for name in subfolders if not (name.startswith(".") or _leads_back(folder, name)))
         for name in files:
             if name.lower().endswith(ENDINGS) and not name.startswith("."):
                 full = os.path.relpath(os.path.join(folder, name), root)
                 if "\n" in full:
                     raise CapiError(f"the file name {full!r} holds a line break: rename it")
                 yield full.replace(os.sep, "/")
+
+
+def _leads_back(folder: str, name: str) -> bool:
+    """Whether a subfolder is a link to a folder that it lies in, whose images would come again and again."""
+    path = os.path.join(folder, name)
+    return os.path.islink(path) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
 
 
 def _line_ends(names: Sequence[str]) -> list[int]:

@@ -68,10 +68,11 @@ class TiffFile:
             page = file.pages[0]
             # Asked before the loop, since looking these up moves the file's position.
             decode, tables = page.decode, page.jpegtables
-            result = np.zeros((bottom - top, right - left, self.channels), dtype=page.dtype)
+            result = np.full((bottom - top, right - left, self.channels), page.nodata, dtype=page.dtype)
             for number, (offset, length) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):
                 place = self._place(page, number)
-                if not _overlap(place, (top, bottom, left, right)):
+                # A segment of no bytes is one that was never written.
+                if not length or not _overlap(place, (top, bottom, left, right)):
                     continue
                 file.filehandle.seek(offset)
                 segment, _, shape = decode(file.filehandle.read(length), number, jpegtables=tables)

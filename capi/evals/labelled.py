@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capi.data.demo import demo_photos
+from capi.data.demo import COUNTS, demo_photos
 from capi.data.sources import Files, ImageSource, image_folder
 from capi.errors import CapiError, nearest
 from capi.types import Int
@@ -25,6 +25,8 @@ class LabelledImages(NamedTuple):
 def labelled_split(data: str, split: str, label: str = "label") -> LabelledImages:
     """The images of one split of `demo`, a folder `data/split/class/...`, or a CSV with columns file, label, split."""
     if data == "demo":
+        if split not in COUNTS:
+            raise CapiError(f'the built-in photos have no split "{split}", but {", ".join(COUNTS)}')
         photos = demo_photos(split)
         return LabelledImages(photos.images, torch.tensor(photos.labels), photos.categories)
     path = Path(data)
@@ -36,9 +38,9 @@ def labelled_split(data: str, split: str, label: str = "label") -> LabelledImage
 def _from_csv(path: Path, split: str, label: str) -> LabelledImages:
     if not path.is_file():
         raise CapiError(f"there is no file {path}: an evaluation's data is demo, a folder or a CSV")
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    columns = list(rows[0]) if rows else []
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, restval="")
+        columns, rows = list(reader.fieldnames or []), list(reader)
     for name in ("file", label, "split"):
         if name not in columns:
             raise CapiError(f'{path} has no column "{name}"{nearest(name, columns)} (it has {", ".join(columns)})')
@@ -47,16 +49,21 @@ def _from_csv(path: Path, split: str, label: str) -> LabelledImages:
     if not chosen:
         splits = sorted({row["split"] for row in rows})
         raise CapiError(f'{path} has no images of the split "{split}", but of {", ".join(splits)}')
+    unlabelled = [name for name, value in chosen if not value]
+    if unlabelled:
+        raise CapiError(f'{path} has nothing in the column "{label}" for {unlabelled[0]}: fill it in or take it out')
     return _labelled(path.parent, chosen, classes)
 
 
 def _from_folders(path: Path) -> LabelledImages:
-    """Classes are the folders directly under a split."""
-    names = [image_folder(path).name(index) for index in range(len(image_folder(path)))]
+    """Classes are the folders directly under any split, so that a class has one number in all of them."""
+    files = image_folder(path)
+    names = [files.name(index) for index in range(len(files))]
     chosen = [(name, name.split("/")[0]) for name in names if "/" in name]
     if not chosen:
         raise CapiError(f"{path} holds images, but no folder for each class")
-    return _labelled(path, chosen, sorted({label for _, label in chosen}))
+    classes = {folder.name for folder in path.parent.glob("*/*/") if not folder.name.startswith(".")}
+    return _labelled(path, chosen, sorted(classes))
 
 
 def _labelled(root: Path, rows: Sequence[tuple[str, str]], classes: list[str]) -> LabelledImages:

@@ -26,8 +26,6 @@ class NearestNeighbours:
     def fit(self, features: Float[Tensor, "s d"], labels: Int[Tensor, " s"]) -> "NearestNeighbours":
         if len(features) < self.neighbours:
             raise CapiError(f"{len(features)} labelled images are fewer than the {self.neighbours} neighbours to ask")
-        if not torch.isfinite(features).all():
-            raise CapiError("the features hold values that are no finite numbers")
         self.features_, self.labels_ = self._prepared(features), labels
         self.classes_ = int(labels.max()) + 1
         return self
@@ -55,7 +53,10 @@ class NearestNeighbours:
         return (votes + first / 2).argmax(1)
 
     def _prepared(self, features: Tensor) -> Tensor:
-        return F.normalize(features.float(), dim=1) if self.distance == "cosine" else features.float()
+        if not torch.isfinite(features).all():
+            raise CapiError("the features hold values that are no finite numbers")
+        # Differences of squares lose digits far from the origin, so l2 counts in float64.
+        return F.normalize(features.float(), dim=1) if self.distance == "cosine" else features.double()
 
     def _nearest(self, part: Tensor) -> Tensor:
         closeness = part @ self.features_.T

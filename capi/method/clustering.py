@@ -58,7 +58,6 @@ class OnlineClustering(nn.Module):
         assert totals.factors is not None
         return Clustered(loss, self._rebuilt(tokens, predict_index, totals.factors))
 
-    @torch.no_grad()
     def _rebuilt(
         self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors
     ) -> Iterator[Float[Tensor, "_ p k"]]:
@@ -69,7 +68,7 @@ class OnlineClustering(nn.Module):
                 yield rebuild(
                     part,
                     predicted,
-                    self.prototypes,
+                    self.prototypes.detach(),
                     factors,
                     first_image=first,
                     images=images,

@@ -23,6 +23,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.optim import AdamW
@@ -70,7 +71,8 @@ class Checkpoints:
         if position.step not in self.steps():
             try:
                 self._write(learner, position)
-            except Exception as error:
+            # The library's own exception is no Exception.
+            except (Exception, CheckpointException) as error:
                 last = self.steps()[-1:]
                 stands = f"the checkpoint of step {last[0]} is whole" if last else "there is no earlier checkpoint"
                 raise CapiError(
@@ -155,11 +157,6 @@ def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
             raise CapiError(f'{path} has "{name}" in another shape than {tuple(value.shape)}: it is of another model')
     with _one_process():
         state_dict_loader.load(dict(into), storage_reader=reader, no_dist=True)
-
-
-def stored_names(path: Path) -> list[str]:
-    """The names of a checkpoint's tensors."""
-    return sorted(SafeReader(path).read_metadata().state_dict_metadata)
 
 
 class SafeReader(FileSystemReader):

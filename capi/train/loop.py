@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
@@ -30,6 +30,7 @@ NonFinitePolicy = Literal["stop", "skip", "rollback"]
 Batches = Callable[[int, int], Iterator[list[LoadedBatch]]]
 
 
+@runtime_checkable
 class Evaluation(Protocol):
     """Something to know about the encoder every so many steps: scores by name."""
 
@@ -38,6 +39,7 @@ class Evaluation(Protocol):
     def run(self, learner: Learner) -> dict[str, float]: ...
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Shows where the run stands."""
 

@@ -44,6 +44,9 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
             axis.legend(fontsize=8)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    partial = path.with_name(f".{path.name}")
-    figure.savefig(partial, dpi=110, format="png")
-    partial.replace(path)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        figure.savefig(partial, dpi=110, format="png")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)

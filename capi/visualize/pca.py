@@ -12,10 +12,12 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from capi.types import Float, Int, VisionEncoder
+from capi.types import Float, VisionEncoder
 
 # What of each component's range is shown; a few extreme patches would otherwise darken the rest.
 _SHOWN = (0.01, 0.99)
+# Less variation than this share is rounding of float32, which a picture would stretch to full colour.
+_ROUNDING = 1e-6
 _MARGIN, _TITLE_HEIGHT = 6, 16
 
 
@@ -35,7 +37,8 @@ def fit_components(features: Float[Tensor, "s d"], count: int = 3) -> Components
     values = features.double()
     mean = values.mean(0)
     centred = values - mean
-    _, _, directions = torch.linalg.svd(centred, full_matrices=False)
+    _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
+    directions = directions[sizes > _ROUNDING * values.norm()]
     chosen = torch.zeros(count, values.shape[1], dtype=torch.float64)
     chosen[: len(directions)] = directions[:count]
     skew = ((centred @ chosen.T) ** 3).mean(0)
@@ -43,8 +46,8 @@ def fit_components(features: Float[Tensor, "s d"], count: int = 3) -> Components
     return Components(mean.to(features.dtype), chosen.to(features.dtype))
 
 
-def as_colors(values: Float[Tensor, "*grid 3"]) -> Int[Tensor, "*grid 3"]:
-    """Each component stretched over 0 to 255."""
+def as_colors(values: Float[Tensor, "*grid 3"]) -> Tensor:
+    """Each component stretched over 0 to 255, as bytes."""
     flat = values.flatten(0, -2).double()
     low, high = torch.quantile(flat, torch.tensor(_SHOWN, dtype=torch.float64), dim=0)
     stretched = (values.double() - low) / (high - low).clamp_min(1e-12)
@@ -69,7 +72,7 @@ def contact_sheet(
     columns: Sequence[tuple[str, Sequence[Image.Image]]], side: int = 160, *, smooth: bool = False
 ) -> Image.Image:
     """Pictures side by side: a title and one column each, one row an image."""
-    rows = len(columns[0][1])
+    rows = max(len(pictures) for _, pictures in columns)
     width = len(columns) * (side + _MARGIN) + _MARGIN
     sheet = Image.new("RGB", (width, rows * (side + _MARGIN) + _MARGIN + _TITLE_HEIGHT), "white")
     draw = ImageDraw.Draw(sheet)
@@ -84,5 +87,6 @@ def contact_sheet(
 
 
 def photos_of(pixels: Tensor) -> list[Image.Image]:
-    """Images from 0 to 255 as pictures."""
-    return [Image.fromarray(np.asarray(one.permute(1, 2, 0).to(torch.uint8))) for one in pixels]
+    """Images from 0 to 255, of three channels or one, as pictures."""
+    colors = pixels.clamp(0, 255).round().to(torch.uint8).expand(-1, 3, -1, -1)
+    return [Image.fromarray(np.ascontiguousarray(one.permute(1, 2, 0))) for one in colors]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from capi.api import build_student, mask_sampler
+from capi.build import build_student, mask_sampler
 from capi.config.loading import load_config, recipe_names, recipe_text, recipe_title
 from capi.method.masking import Grid
 
@@ -18,7 +18,8 @@ def test__there_are_recipes() -> None:
 def test__opens_with_title_command_cost_and_expectation(name: str) -> None:
     comment = [line for line in recipe_text(name).splitlines() if line.startswith("#")]
     assert len(recipe_title(name)) > 20
-    assert f"capi check {name}" in next(line for line in comment if line.startswith("# Command:"))
+    command = next(line for line in comment if line.startswith("# Command:"))
+    assert f"capi pretrain {name}" in command or f"capi {name}" in command
     assert any(line.startswith("# Cost:") for line in comment)
     assert any(line.startswith("# Expected:") for line in comment)
 

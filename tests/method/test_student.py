@@ -1,6 +1,6 @@
 import torch
 
-from capi.api import build_learner, build_student
+from capi.build import build_learner, build_student
 from capi.config.schema import Config
 
 

@@ -1,6 +1,6 @@
 import torch
 
-from capi.api import build_student
+from capi.build import build_student
 from capi.config.schema import Config
 from capi.method.teacher import Teacher
 

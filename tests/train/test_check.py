@@ -1,17 +1,18 @@
 from capi import api
+from capi.build import build_student
 from capi.config.schema import Config
 
 
 def test__the_cost_of_a_step_is_measured_and_reported(small_config: Config) -> None:
     rounds = []
-    cost = api.check(small_config, device="cpu", rounds=2, progress=lambda: rounds.append(1))
+    cost = api.check(small_config, device="cpu", rounds=2, progress=lambda: rounds.append(1)).cost
     assert len(rounds) == 3
     assert cost.batch_size == 6
     assert cost.seconds > 0
     assert cost.images_per_second == 6 / cost.seconds
     assert cost.flop_per_second == sum(cost.flop_an_image) * cost.images_per_second
     assert cost.peak_bytes > 50e6
-    student = api.build_student(small_config.model, 24)
+    student = build_student(small_config.model, 24)
     assert cost.encoder_parameters == sum(parameter.numel() for parameter in student.encoder.parameters())
     expected = sum(parameter.numel() for parameter in student.parameters()) + 24 * 32 + 24
     assert cost.trained_parameters == expected

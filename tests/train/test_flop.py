@@ -3,7 +3,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from capi.api import build_learner, build_student
+from capi.build import build_learner, build_student
 from capi.config.loading import load_config, parse_config
 from capi.train.flop import encoder_flop, iteration_flop
 from capi.train.step import train_step

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from capi.api import build_student
+from capi.build import build_student
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
 from capi.train.optimizer import clustering_optimizer, set_learning_rate, student_optimizer

@@ -1,0 +1,121 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from capi.data.crops import IMAGENET_MEAN, IMAGENET_STD, centre_box, crop_draws, flips, normalize, random_box
+from capi.data.decoding import Box
+from capi.randomness import sample_keys
+from tests.data.pictures import noise
+
+KEYS = sample_keys(0, 0, torch.arange(4000))
+DRAWS = crop_draws(KEYS)
+ASPECT = (3 / 4, 4 / 3)
+QUANTILES = [0.1, 0.25, 0.5, 0.75, 0.9]
+
+
+@pytest.mark.parametrize("size", [(224, 224), (100, 150), (33, 500), (500, 33), (5, 4), (1, 1), (1, 900)])
+@pytest.mark.parametrize("scale", [(0.6, 1.0), (0.08, 1.0), (0.001, 0.01), (1.0, 1.0)])
+def test__a_crop_is_whole_pixels_inside_the_image(size: tuple[int, int], scale: tuple[float, float]) -> None:
+    for draws in DRAWS[:500]:
+        box = random_box(size, draws, scale, ASPECT)
+        assert all(side == int(side) for side in box)
+        assert 0 <= box.left < box.right <= size[1]
+        assert 0 <= box.top < box.bottom <= size[0]
+
+
+@pytest.mark.parametrize(("size", "scale"), [((1000, 1000), (0.6, 1.0)), ((900, 1200), (0.08, 0.4))])
+def test__area_and_aspect_stay_within_their_ranges(size: tuple[int, int], scale: tuple[float, float]) -> None:
+    for draws in DRAWS:
+        box = random_box(size, draws, scale, ASPECT)
+        across, down = box.right - box.left, box.bottom - box.top
+        # Half a pixel of rounding on each side.
+        assert scale[0] * 0.995 <= across * down / (size[0] * size[1]) <= scale[1] * 1.005
+        assert ASPECT[0] * 0.995 <= across / down <= ASPECT[1] * 1.005
+
+
+def test__area_is_uniform_aspect_is_log_uniform_and_the_place_is_uniform() -> None:
+    # Up to half of the area at an aspect of up to 4 / 3 always fits, so nothing is drawn anew.
+    boxes = np.array([random_box((3000, 3000), draws, (0.1, 0.5), ASPECT) for draws in DRAWS])
+    across, down = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    uniform = [
+        (across * down / 3000**2 - 0.1) / 0.4,
+        np.log(across / down) / (2 * math.log(4 / 3)) + 0.5,
+        boxes[:, 0] / (3000 - across),
+        boxes[:, 1] / (3000 - down),
+    ]
+    for values in uniform:
+        np.testing.assert_allclose(np.quantile(values, QUANTILES), QUANTILES, atol=5 * 0.5 / math.sqrt(4000))
+    correlation = np.corrcoef(uniform) - np.eye(4)
+    assert np.abs(correlation).max() < 5 / math.sqrt(4000)
+
+
+def test__every_place_is_as_likely_as_another() -> None:
+    boxes = [random_box((9, 8), draws, (16 / 72, 16 / 72), (1.0, 1.0)) for draws in DRAWS]
+    assert {(box.right - box.left, box.bottom - box.top) for box in boxes} == {(4, 4)}
+    places = np.zeros((6, 5))
+    for box in boxes:
+        places[int(box.top), int(box.left)] += 1
+    expected = 4000 / 30
+    assert np.abs(places - expected).max() < 5 * math.sqrt(expected)
+
+
+@pytest.mark.parametrize("size", [(224, 224), (10, 1000), (1000, 10)])
+def test__a_scale_of_one_keeps_the_whole_image(size: tuple[int, int]) -> None:
+    assert random_box(size, DRAWS[0], (1.0, 1.0), ASPECT) == Box(0, 0, size[1], size[0])
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"),
+    [
+        ((30, 1000), Box(480, 0, 520, 30)),
+        ((1000, 30), Box(0, 480, 30, 520)),
+        ((1, 1000), Box(499, 0, 500, 1)),
+    ],
+)
+def test__where_nothing_fits_the_largest_in_the_middle_is_taken(size: tuple[int, int], expected: Box) -> None:
+    for draws in DRAWS[:200]:
+        assert random_box(size, draws, (0.6, 1.0), ASPECT) == expected
+
+
+def test__the_centre_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
+    assert centre_box((256, 256), (224, 224)) == Box(16, 16, 240, 240)
+    assert centre_box((512, 1024), (224, 224)) == Box(512 - 224, 32, 512 + 224, 480)
+    assert centre_box((300, 200), (224, 224), kept=1.0) == pytest.approx((0, 50, 200, 250))
+
+
+@pytest.mark.parametrize("size", [(40, 400), (400, 40), (123, 77)])
+@pytest.mark.parametrize("target", [(224, 224), (32, 24), (14, 98)])
+def test__the_centre_has_the_aspect_of_the_target_and_touches_two_sides(
+    size: tuple[int, int], target: tuple[int, int]
+) -> None:
+    box = centre_box(size, target, kept=1.0)
+    across, down = box.right - box.left, box.bottom - box.top
+    assert across / down == pytest.approx(target[1] / target[0])
+    assert (box.left + box.right, box.top + box.bottom) == pytest.approx((size[1], size[0]))
+    assert min(size[1] - across, size[0] - down) == pytest.approx(0)
+    smaller = centre_box(size, target, kept=0.5)
+    assert (smaller.right - smaller.left, smaller.bottom - smaller.top) == pytest.approx((across / 2, down / 2))
+
+
+def test__half_of_the_images_are_mirrored_whatever_their_crop() -> None:
+    keys = sample_keys(0, 3, torch.arange(20_000))
+    mirrored = np.array(flips(keys))
+    assert abs(mirrored.mean() - 0.5) < 5 * 0.5 / math.sqrt(20_000)
+    first = np.array(crop_draws(keys))[:, 0]
+    assert abs(np.corrcoef(mirrored, first)[0, 1]) < 5 / math.sqrt(20_000)
+
+
+def test__the_draws_of_a_sample_are_the_same_alone_and_in_a_batch() -> None:
+    assert crop_draws(KEYS[7:8]) == DRAWS[7:8]
+    assert [flips(KEYS[number : number + 1])[0] for number in range(50)] == flips(KEYS[:50])
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+def test__normalized_pixels_are_in_units_of_the_deviation(dtype: type) -> None:
+    pixels = noise(4, 3, 10, 12).astype(dtype)
+    mean, std = (np.array(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    result = normalize(torch.from_numpy(pixels), IMAGENET_MEAN, IMAGENET_STD)
+    assert result.dtype == torch.float32
+    np.testing.assert_allclose(result.numpy(), (pixels / 255 - mean) / std, atol=1e-5)

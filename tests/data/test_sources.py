@@ -1,0 +1,112 @@
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, image_folder
+from capi.errors import CapiError
+
+NAMES = ["a/b/c/deep.png", "a/z.jpg", "b.JPEG", "b/1.tif", "b/10.webp", "b/2.bmp", "ä ö.gif"]
+
+
+def fill(root: Path, names: list[str]) -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name.encode())
+    return root
+
+
+def listed(source: ImageSource) -> list[str]:
+    return [source.name(index) for index in range(len(source))]
+
+
+def test__all_images_are_found_in_the_order_of_their_names(tmp_path: Path) -> None:
+    source = image_folder(fill(tmp_path, [*reversed(NAMES), "notes.txt", "a/list.csv", "jpg"]))
+    assert listed(source) == NAMES
+    for index, name in enumerate(NAMES):
+        path = source.read(index)
+        assert isinstance(path, Path)
+        assert path.read_bytes() == name.encode()
+
+
+def test__every_ending_counts_in_any_case(tmp_path: Path) -> None:
+    names = sorted(f"image{ending}" for ending in ENDINGS) + sorted(f"large{ending.upper()}" for ending in ENDINGS)
+    assert listed(image_folder(fill(tmp_path, names))) == names
+
+
+def test__the_order_is_not_that_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, NAMES)
+    walk = os.walk
+
+    def backwards(root: Path, **options: Any) -> Iterator[tuple[str, list[str], list[str]]]:
+        for folder, subfolders, files in walk(root, **options):
+            subfolders.sort(reverse=True)
+            yield folder, subfolders, sorted(files, reverse=True)
+
+    monkeypatch.setattr(os, "walk", backwards)
+    assert listed(image_folder(tmp_path)) == NAMES
+
+
+def test__hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    fill(tmp_path, ["seen.png", ".hidden.png", ".trash/old.png", "a/.thumbnails/small.png", "a/._seen.png"])
+    assert listed(image_folder(tmp_path)) == ["seen.png"]
+
+
+def test__links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    root = fill(tmp_path / "root", ["a/one.png"])
+    (root / "linked").symlink_to(fill(tmp_path / "elsewhere", ["two.png"]))
+    (root / "a" / "up").symlink_to(root)
+    (root / "a" / "here").symlink_to(root / "a")
+    assert listed(image_folder(root)) == ["a/one.png", "linked/two.png"]
+
+
+def test__what_is_no_folder_of_images_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CapiError, match=r"there is no folder .*nowhere"):
+        image_folder(tmp_path / "nowhere")
+    (tmp_path / "photo.jpg").touch()
+    with pytest.raises(CapiError, match=r"photo\.jpg is a file"):
+        image_folder(tmp_path / "photo.jpg")
+    with pytest.raises(CapiError, match=r"holds no images \(looked for \.jpg"):
+        image_folder(fill(tmp_path / "empty", ["notes.txt", ".hidden/a.jpg"]))
+
+
+def test__a_name_with_a_line_break_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CapiError, match="line break"):
+        image_folder(fill(tmp_path, ["two\nlines.png"]))
+
+
+def test__a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, ["a.png", "locked/b.png"])
+    scandir = os.scandir
+
+    def guarded(path: Any) -> Any:
+        if Path(path).name == "locked":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", guarded)
+    with pytest.raises(CapiError, match=r"locked cannot be read \(Permission denied\)"):
+        image_folder(tmp_path)
+
+
+def test__the_fingerprint_follows_the_names_and_not_the_place(tmp_path: Path) -> None:
+    base = image_folder(fill(tmp_path / "one", NAMES)).fingerprint
+    assert image_folder(fill(tmp_path / "two", NAMES)).fingerprint == base
+    others = [NAMES[:-1], [*NAMES, "more.png"], ["a/b/c/deeper.png", *NAMES[1:]], ["ab/c/deep.png", *NAMES[1:]]]
+    prints = {image_folder(fill(tmp_path / f"other{number}", names)).fingerprint for number, names in enumerate(others)}
+    assert len(prints | {base}) == 5
+
+
+def test__the_fingerprint_of_images_in_memory_follows_their_bytes() -> None:
+    base = Encoded(["a", "b"], [b"one", b"two"])
+    assert (len(base), listed(base), base.read(1)) == (2, ["a", "b"], b"two")
+    assert Encoded(["c", "d"], [b"one", b"two"]).fingerprint == base.fingerprint
+    others = {Encoded(["a", "b"], contents).fingerprint for contents in ([b"two", b"one"], [b"onet", b"wo"])}
+    assert len(others | {base.fingerprint}) == 3
+
+
+def test__no_names_are_no_images(tmp_path: Path) -> None:
+    assert len(Files(tmp_path, [])) == 0
+    assert listed(Files(tmp_path, ["", "x"])) == ["", "x"]

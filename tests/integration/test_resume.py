@@ -1,0 +1,152 @@
+"""Nothing can be lost: runs that are killed at any moment, and signals as a user or a cluster sends them."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capi.train.checkpoint import Checkpoints, SafeReader, read_tensors
+from capi.train.metrics import WALL_CLOCK, read_metrics
+
+DRIVER = Path(__file__).with_name("driver.py")
+LAST_STEP = 44
+KILLS = 10
+# Moments from one checkpoint to the next, all and those of the writer: so far a run gets at most before it dies.
+ALL_MOMENTS, WRITER_MOMENTS = 26, 10
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small photos of noise, and one file that is no image."""
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for number in range(15):
+        pixels = generator.integers(0, 255, (24, 20, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+def drive(images: Path, out: Path, *moment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(DRIVER), str(images), str(out), *moment]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+
+
+def final_state(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], dict[str, Any]]:
+    path = Checkpoints(run / "checkpoints").path(LAST_STEP)
+    stored = SafeReader(path).read_metadata().state_dict_metadata
+    tensors = {name: torch.empty(value.size) for name, value in stored.items()}
+    read_tensors(path, tensors)
+    lines = [
+        {key: value for key, value in record.items() if key not in WALL_CLOCK}
+        for record in read_metrics(run / "metrics.jsonl")
+    ]
+    return tensors, lines, json.loads((path / "state.json").read_text())
+
+
+@pytest.mark.long
+def test__a_run_killed_at_ten_moments_is_the_uninterrupted_one(images: Path, tmp_path: Path) -> None:
+    straight = drive(images, tmp_path / "straight")
+    assert straight.returncode == 0, straight.stderr
+    draw = random.Random(20)  # noqa: S311
+    killed = tmp_path / "killed"
+    for number in range(KILLS):
+        in_writer = [str(draw.randint(1, WRITER_MOMENTS)), "writer"]
+        done = drive(images, killed, *(in_writer if number % 2 else [str(draw.randint(1, ALL_MOMENTS))]))
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    finished = drive(images, killed)
+    assert finished.returncode == 0, finished.stderr
+    expected, found = final_state(tmp_path / "straight"), final_state(killed)
+    assert found[1:] == expected[1:]
+    assert expected[0].keys() == found[0].keys()
+    for name, value in expected[0].items():
+        assert torch.equal(value, found[0][name]), name
+    assert [record["step"] for record in found[1]] == list(range(1, LAST_STEP + 1))
+    assert found[2]["broken"] == {"broken.png": "no image that can be read"}
+    assert not list((killed / "checkpoints").glob(".partial*"))
+
+
+def start_command(images: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    """The command as a user types it, in a process group of its own, as a terminal would make it."""
+    small = ["model.depth=1", "model.width=32", "model.heads=2", "clustering.prototypes=16", "data.image_size=16"]
+    many = ["optimization.batch_size=4", "optimization.steps=100000", "data.workers=2", "checkpoint.every_steps=50"]
+    command = [sys.executable, "-m", "capi", "pretrain", "tiny4", *small, *many, "run.log_steps=1", "run.loggers=[]"]
+    return subprocess.Popen(
+        [*command, "--data", str(images), "--out", str(out), *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+
+
+def wait_for_step(out: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        records = read_metrics(out / "metrics.jsonl")
+        if records and records[-1]["step"] >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the run does not get on")
+
+
+def members(group: int) -> list[int]:
+    """Processes of a session that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[3]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def gone(group: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while members(group) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not members(group)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test__a_signal_saves_and_ends_workers_too(images: Path, tmp_path: Path, number: signal.Signals) -> None:
+    process = start_command(images, tmp_path / "run")
+    wait_for_step(tmp_path / "run", 3, process)
+    assert len(members(process.pid)) >= 3
+    if number == signal.SIGINT:
+        # Ctrl-C reaches every process of the group.
+        os.killpg(process.pid, number)
+    else:
+        process.send_signal(number)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert "--resume" in output
+    assert gone(process.pid, 10)
+    (step,) = Checkpoints(tmp_path / "run" / "checkpoints").steps()[-1:]
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["step"] == step
+
+
+@pytest.mark.long
+def test__workers_do_not_outlive_a_killed_run(images: Path, tmp_path: Path) -> None:
+    process = start_command(images, tmp_path / "run")
+    wait_for_step(tmp_path / "run", 3, process)
+    process.kill()
+    process.communicate(timeout=60)
+    assert gone(process.pid, 30)

@@ -1,0 +1,166 @@
+"""A whole run from a folder of images: what it writes, and what it refuses before it writes anything."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import capi
+from capi.config.loading import load_config, parse_config, parse_yaml
+from capi.config.schema import Config
+from capi.errors import CapiError
+from capi.train.metrics import WALL_CLOCK, read_metrics
+
+DEVICE = "cpu"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    (folder / "nested").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for number in range(10):
+        pixels = generator.integers(0, 255, (36, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / ("nested" if number % 2 else ".") / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def config(small_config: Config) -> Config:
+    tree = small_config.model_dump(mode="json")
+    tree["optimization"] |= {"steps": 6, "learning_rate": 0.01}
+    tree["data"] |= {"workers": 0}
+    tree["run"] |= {"log_steps": 2, "loggers": []}
+    return parse_config(tree)
+
+
+def changed(config: Config, **sections: dict[str, Any]) -> Config:
+    tree = config.model_dump(mode="json")
+    for name, values in sections.items():
+        tree[name] |= values
+    return parse_config(tree)
+
+
+def test__a_run_leaves_all_that_is_promised(config: Config, images: Path, tmp_path: Path) -> None:
+    records: list[Any] = []
+    config = changed(config, run={"loggers": None})
+    done = capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, loggers=[records.append])
+    run = tmp_path / "run"
+    assert (done.path, done.step, done.finished) == (run, 6, True)
+    assert parse_config(parse_yaml((run / "config.yaml").read_text(), "")) == config
+    record = json.loads((run / "run.json").read_text())
+    assert record["data"]["images"] == 10
+    assert [start["step"] for start in record["starts"]] == [0]
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [2, 4, 6]
+    assert [line["step"] for line in records] == [2, 4, 6]
+    assert list((run / "tensorboard").glob("events*"))
+    with Image.open(run / "pictures" / "curves.png") as curves:
+        assert curves.width > 500
+    assert isinstance(capi.load(run), capi.VisionEncoder)
+
+
+def test__the_number_of_workers_changes_nothing(config: Config, images: Path, tmp_path: Path) -> None:
+    results = []
+    for workers in (0, 2):
+        out = tmp_path / str(workers)
+        capi.pretrain(changed(config, data={"workers": workers}), data=images, out=out, device=DEVICE)
+        lines = read_metrics(out / "metrics.jsonl")
+        for line in lines:
+            for name in WALL_CLOCK:
+                del line[name]
+        results.append((lines, capi.load(out, weights="student").state_dict()))
+    assert results[0][0] == results[1][0]
+    for name, value in results[0][1].items():
+        assert torch.equal(value, results[1][1][name]), name
+
+
+def test__a_run_is_never_overwritten_by_accident(config: Config, images: Path, tmp_path: Path) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(CapiError, match="--resume goes on with it, --overwrite starts anew"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    # A finished run that is resumed stays as it is.
+    assert capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    other = config.model_copy(update={"seed": 3})
+    capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE, overwrite=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() != before
+
+
+def test__another_config_is_refused_with_the_difference(config: Config, images: Path, tmp_path: Path) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    other = changed(config, optimization={"learning_rate": 0.02}, model={"depth": 3})
+    with pytest.raises(CapiError, match=r"model\.depth was 2, is 3; optimization\.learning_rate was 0\.01, is 0\.02"):
+        capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
+    harmless = changed(config, data={"cache_mib": 3}, checkpoint={"keep": 5})
+    assert capi.pretrain(harmless, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+def test__other_images_are_refused(config: Config, images: Path, tmp_path: Path) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    (images / "0.png").rename(images / "zero.png")
+    with pytest.raises(CapiError, match="a run goes on with the same images"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
+
+
+def test__auto_statistics_are_written_down_and_kept(config: Config, images: Path, tmp_path: Path) -> None:
+    auto = changed(config, data={"mean": "auto", "std": "auto"})
+    capi.pretrain(auto, data=images, out=tmp_path / "run", device=DEVICE)
+    written = parse_config(parse_yaml((tmp_path / "run" / "config.yaml").read_text(), ""))
+    assert written.data.mean == pytest.approx([0.5] * 3, abs=0.02)
+    assert capi.pretrain(auto, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+def test__resuming_what_does_not_exist_starts_it(config: Config, images: Path, tmp_path: Path) -> None:
+    assert capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [("nowhere", "there is no folder"), ("file", "is a file"), ("empty", "holds no images")],
+)
+def test__bad_data_leaves_nothing_behind(config: Config, tmp_path: Path, data: str, message: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CapiError, match=message):
+        capi.pretrain(config, data=tmp_path / data, out=tmp_path / "run", device=DEVICE)
+    assert not (tmp_path / "run").exists()
+
+
+def test__too_many_broken_images_stop_the_run(config: Config, images: Path, tmp_path: Path) -> None:
+    for number in range(10):
+        (images / f"broken{number}.png").write_bytes(b"no image")
+    with pytest.raises(CapiError, match=r"of 20 images cannot be read, more than data\.broken_limit = 0\.1"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+
+
+def test__an_evaluation_that_cannot_be_read_is_told_before_anything_is_written(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
+    tree = config.model_dump(mode="json")
+    tree["evaluations"] = [{"data": str(tmp_path / "labels.csv")}]
+    with pytest.raises(CapiError, match=r"there is no file .*labels\.csv"):
+        capi.pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=DEVICE)
+    assert not (tmp_path / "run").exists()
+
+
+def test__recipes_by_name_take_overrides(images: Path, tmp_path: Path) -> None:
+    small = ["model.depth=1", "model.width=16", "model.heads=1", "clustering.prototypes=8", "data.workers=0"]
+    short = ["optimization.batch_size=2", "optimization.steps=1", "run.loggers=[]"]
+    done = capi.pretrain("tiny4", [*small, *short], data=images, out=tmp_path / "run", device=DEVICE)
+    assert done.finished
+    assert load_config(tmp_path / "run" / "config.yaml").model.depth == 1
+
+
+@pytest.mark.long
+def test__compiled_networks_learn_the_same(config: Config, images: Path, tmp_path: Path) -> None:
+    losses = []
+    for name, switch in (("plain", False), ("compiled", True)):
+        capi.pretrain(changed(config, run={"compile": switch}), data=images, out=tmp_path / name, device=DEVICE)
+        losses.append([line["student_loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

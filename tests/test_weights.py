@@ -1,0 +1,99 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import capi
+from capi.build import build_learner
+from capi.config.loading import dump_config, parse_config
+from capi.config.schema import Config
+from capi.errors import CapiError
+from capi.train.checkpoint import Checkpoints, Position
+from capi.train.run_folder import RunFolder
+
+
+def make_run(config: Config, path: Path) -> Path:
+    """A run whose teacher and student differ."""
+    folder = RunFolder(path)
+    folder.create(dump_config(config), {"seed": 0, "data": {}})
+    learner = build_learner(config)
+    with torch.no_grad():
+        for parameter in learner.student.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    Checkpoints(folder.checkpoints).save(learner, Position(step=1))
+    return path
+
+
+@pytest.fixture
+def run(small_config: Config, tmp_path: Path) -> Path:
+    return make_run(small_config, tmp_path / "run")
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    return torch.randn(2, 3, 24, 32)
+
+
+def test__a_run_gives_its_teacher_or_its_student(run: Path, images: torch.Tensor, small_config: Config) -> None:
+    teacher, student = capi.load(run), capi.load(run, weights="student")
+    assert not torch.allclose(teacher(images).pooled, student(images).pooled)
+    fresh = build_learner(small_config).teacher.average.encoder
+    assert torch.equal(teacher.encoder.registers, fresh.registers)
+    assert not teacher.training
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+
+
+@pytest.mark.parametrize("weights", ["teacher", "student"])
+@pytest.mark.parametrize("format", ["safetensors", "released"])
+@pytest.mark.parametrize("rope", ["axial", "released"])
+def test__what_is_exported_computes_the_same(
+    small_config: Config, tmp_path: Path, images: torch.Tensor, format: str, weights: str, rope: str
+) -> None:
+    model = small_config.model.model_copy(update={"rope": rope})
+    run = make_run(small_config.model_copy(update={"model": model}), tmp_path / "run")
+    file = capi.export(run, tmp_path / "new" / "file", format=format, weights=weights)
+    for ours, theirs in zip(capi.load(file)(images), capi.load(run, weights=weights)(images), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert [path.name for path in file.parent.iterdir()] == ["file"]
+
+
+def test__safetensors_carry_the_config(run: Path, tmp_path: Path, small_config: Config) -> None:
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        facts = json.loads(opened.metadata()["capi"])
+    assert parse_config(facts["config"]) == small_config
+    assert facts["weights"] == "teacher"
+
+
+def test__a_file_that_does_not_fit_its_config_is_refused(run: Path, tmp_path: Path) -> None:
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    state = load_file(file)
+    del state["encoder.registers"]
+    save_file(state, file, metadata=metadata)
+    with pytest.raises(CapiError, match=r"does not fit the config inside it.*encoder\.registers"):
+        capi.load(file)
+
+
+def test__the_released_layout_refuses_what_it_cannot_hold(small_config: Config, tmp_path: Path) -> None:
+    model = small_config.model.model_copy(update={"registers": 6})
+    run = make_run(small_config.model_copy(update={"model": model}), tmp_path / "run")
+    with pytest.raises(CapiError, match="cannot hold 6 registers"):
+        capi.export(run, tmp_path / "file.pth", format="released")
+    assert not list(tmp_path.glob("*file*"))
+    assert capi.load(capi.export(run, tmp_path / "file.safetensors"))
+
+
+def test__folders_that_are_not_there_are_refused(small_config: Config, run: Path, tmp_path: Path) -> None:
+    with pytest.raises(CapiError, match="is a folder"):
+        capi.export(run, tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CapiError, match=r"run\.json cannot be read"):
+        capi.load(tmp_path / "empty")
+    RunFolder(tmp_path / "young").create(dump_config(small_config), {})
+    with pytest.raises(CapiError, match="holds no checkpoint yet"):
+        capi.load(tmp_path / "young")

@@ -1,0 +1,130 @@
+"""Checkpoints: complete or absent, strict, and never trusted."""
+
+import json
+import os
+import pickle
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from capi.build import build_learner
+from capi.config.schema import Config
+from capi.errors import CapiError
+from capi.train.checkpoint import Checkpoints, Position, SafeReader, read_tensors, tensors
+from capi.train.step import Learner
+
+
+@pytest.fixture
+def learner(small_config: Config) -> Learner:
+    return build_learner(small_config)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints", keep=2)
+
+
+def test__everything_that_training_changes_comes_back(learner: Learner, checkpoints: Checkpoints) -> None:
+    torch.manual_seed(1)
+    for value in tensors(learner).values():
+        value.data.copy_(torch.randn_like(value))
+    before = {name: value.clone() for name, value in tensors(learner).items()}
+    saved = Position(step=7, data_offset=3, skipped=1, rollbacks=2, broken={"a.jpg": "truncated"})
+    checkpoints.save(learner, saved)
+    for value in tensors(learner).values():
+        value.data.zero_()
+    assert checkpoints.load(learner) == saved
+    assert all(torch.equal(value, before[name]) for name, value in tensors(learner).items())
+    assert learner.student_optimizer.state[learner.student.encoder.registers]["exp_avg"].abs().sum() > 0
+
+
+def test__every_parameter_of_both_optimisers_is_held(learner: Learner) -> None:
+    names = tensors(learner).keys()
+    for prefix, module in (("student", learner.student), ("clustering", learner.clustering)):
+        for name, _ in module.named_parameters():
+            assert {f"{prefix}_optimizer.{name}.{part}" for part in ("step", "exp_avg", "exp_avg_sq")} <= names
+            assert f"{prefix}.{name}" in names
+    assert sum(name.startswith("teacher.average.") for name in names) == len(learner.student.state_dict())
+
+
+def test__the_newest_are_kept_and_milestones_for_good(learner: Learner, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2, milestone_steps=4)
+    for step in range(1, 10):
+        checkpoints.save(learner, Position(step=step))
+    assert checkpoints.steps() == [4, 8, 9]
+
+
+def test__a_disk_that_is_full_leaves_the_previous_checkpoint(learner: Learner, checkpoints: Checkpoints) -> None:
+    checkpoints.save(learner, Position(step=1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        with pytest.raises(CapiError, match=r"step 2 could not be saved .*File too large.*step 1 is whole"):
+            checkpoints.save(learner, Position(step=2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert checkpoints.steps() == [1]
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["step_00000001"]
+    assert checkpoints.load(learner).step == 1
+
+
+def test__what_an_interrupted_save_left_is_no_checkpoint(learner: Learner, checkpoints: Checkpoints) -> None:
+    checkpoints.save(learner, Position(step=1))
+    (checkpoints.folder / ".partial-2").mkdir()
+    (checkpoints.folder / ".partial-2" / "__0_0.distcp").write_bytes(b"half")
+    assert checkpoints.steps() == [1]
+    checkpoints.remove_partial()
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000001"]
+
+
+def test__a_checkpoint_of_another_model_is_refused(learner: Learner, checkpoints: Checkpoints) -> None:
+    checkpoints.save(learner, Position(step=1))
+    path = checkpoints.path(1)
+    with pytest.raises(CapiError, match=r'lacks "student\.nonsense"'):
+        read_tensors(path, {"student.nonsense": torch.zeros(2)})
+    with pytest.raises(CapiError, match=r'"clustering\.prototypes" in another shape'):
+        read_tensors(path, {"clustering.prototypes": torch.zeros(2, 2)})
+
+
+def test__a_newer_format_and_missing_checkpoints_are_refused(learner: Learner, checkpoints: Checkpoints) -> None:
+    with pytest.raises(CapiError, match="no complete checkpoint"):
+        checkpoints.load(learner)
+    checkpoints.save(learner, Position(step=1))
+    with pytest.raises(CapiError, match="no checkpoint of step 5, but of 1"):
+        checkpoints.load(learner, 5)
+    state = checkpoints.path(1) / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": 99}))
+    with pytest.raises(CapiError, match="install a newer capi"):
+        checkpoints.load(learner)
+
+
+class _Runs:
+    """What a hostile index would hold: unpickling it makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.path),)
+
+
+def test__an_index_cannot_run_code(learner: Learner, checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.save(learner, Position(step=1))
+    index = checkpoints.path(1) / ".metadata"
+    index.write_bytes(pickle.dumps(_Runs(tmp_path / "owned")))
+    with pytest.raises(CapiError, match="do not trust it"):
+        checkpoints.load(learner)
+    assert not (tmp_path / "owned").exists()
+
+
+def test__an_index_cannot_point_elsewhere(learner: Learner, checkpoints: Checkpoints) -> None:
+    checkpoints.save(learner, Position(step=1))
+    index = checkpoints.path(1) / ".metadata"
+    metadata = pickle.loads(index.read_bytes())  # noqa: S301 - our own file
+    for info in metadata.storage_data.values():
+        info.relative_path = "../../secret"
+    index.write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CapiError, match="outside of the checkpoint"):
+        SafeReader(checkpoints.path(1)).read_metadata()

@@ -1,0 +1,154 @@
+"""The loop with a small learner and noise for images: what it logs, saves, and does when a loss is no number."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from capi.build import build_learner, mask_sampler
+from capi.config.schema import Config
+from capi.data.broken import BrokenImages
+from capi.data.loader import LoadedBatch
+from capi.errors import CapiError
+from capi.method.masking import Grid
+from capi.randomness import sample_keys
+from capi.train.checkpoint import Checkpoints, Position, tensors
+from capi.train.loop import Loop, LoopSettings
+from capi.types import MaskedBatch
+
+STEPS = 12
+
+
+class Noise:
+    """Batches by number; those in `bad` hold NaN. Notes which numbers were asked for."""
+
+    def __init__(self, config: Config, bad: tuple[int, ...] = ()) -> None:
+        self.config, self.bad = config, bad
+        self.asked: list[int] = []
+
+    def __call__(self, start: int, stop: int) -> Iterator[list[LoadedBatch]]:
+        for number in range(start, stop):
+            self.asked.append(number)
+            size = self.config.optimization.batch_size
+            keys = sample_keys(0, number, torch.arange(size))
+            visible, predict = mask_sampler(self.config)(Grid(*self.config.grid), keys)
+            shape = (size, 3, *self.config.data.height_and_width)
+            images = torch.randn(shape, generator=torch.Generator().manual_seed(number))
+            yield [LoadedBatch(images * (torch.nan if number in self.bad else 1), visible, predict, {})]
+
+
+def make_loop(config: Config, folder: Path, batches: Any, **changes: Any) -> Loop:
+    given = {"total_steps": STEPS, "batch_size": 6, "log_steps": 2, "save_steps": 4, "save_minutes": None}
+    names = LoopSettings.__dataclass_fields__
+    given |= {key: changes.pop(key) for key in list(changes) if key in names}
+    return Loop(
+        learner=build_learner(config),
+        settings=LoopSettings(**given),
+        position=Position(),
+        batches=batches,
+        to_device=lambda loaded: MaskedBatch(*loaded[:3]),
+        checkpoints=Checkpoints(folder / "checkpoints", keep=3),
+        broken=BrokenImages(100, 0.5),
+        replay_folder=folder / "replay",
+        **changes,
+    )
+
+
+class CountSteps:
+    every_steps = 5
+
+    def run(self, learner: Any) -> dict[str, float]:
+        return {"size": float(learner.student.encoder.registers.detach().abs().sum())}
+
+
+def test__logs_evaluates_and_saves_when_due(small_config: Config, tmp_path: Path) -> None:
+    records: list[Any] = []
+    loop = make_loop(small_config, tmp_path, Noise(small_config), loggers=[records.append], evaluations=[CountSteps()])
+    assert loop.run()
+    assert [record["step"] for record in records if "student_loss" in record] == [2, 4, 6, 8, 10, 12]
+    assert [record["step"] for record in records if "size" in record] == [0, 5, 10, 12]
+    assert loop.checkpoints.steps() == [4, 8, 12]
+    first = next(record for record in records if "student_loss" in record)
+    assert first["learning_rate"] == loop.learner.learning_rate(1)
+    assert {"clustering_loss", "target_entropy", "prototype_use", "images_per_second", "seconds"} <= first.keys()
+
+
+def test__minutes_also_make_it_save(small_config: Config, tmp_path: Path) -> None:
+    loop = make_loop(small_config, tmp_path, Noise(small_config), save_steps=1000, save_minutes=1e-9, total_steps=3)
+    loop.run()
+    assert loop.checkpoints.steps() == [1, 2, 3]
+
+
+def test__a_resumed_run_ends_with_the_same_weights(small_config: Config, tmp_path: Path) -> None:
+    straight = make_loop(small_config, tmp_path / "straight", Noise(small_config))
+    straight.run()
+    first = make_loop(small_config, tmp_path / "parts", Noise(small_config))
+    first.settings = replace(first.settings, total_steps=8)
+    first.run()
+    second = make_loop(small_config, tmp_path / "parts", Noise(small_config))
+    torch.manual_seed(12345)
+    second.position = second.checkpoints.load(second.learner)
+    assert second.position.step == 8
+    second.run()
+    for name, value in tensors(straight.learner).items():
+        assert torch.equal(value, tensors(second.learner)[name]), name
+
+
+def test__stop_names_the_step_and_keeps_the_batch(small_config: Config, tmp_path: Path) -> None:
+    loop = make_loop(small_config, tmp_path, Noise(small_config, bad=(5,)))
+    with pytest.raises(CapiError, match=r"the loss of step 5 is no finite number .*run\.non_finite to skip"):
+        loop.run()
+    kept = tmp_path / "replay" / "step_00000005.safetensors"
+    with safe_open(kept, framework="pt") as file:
+        assert file.metadata() == {"step": "5", "nearest_checkpoint": "4"}
+        assert file.get_tensor("images.0").isnan().all()
+        assert torch.equal(file.get_tensor("predict_index.0"), next(Noise(small_config)(5, 6))[0].predict_index)
+
+
+def test__skip_passes_over_the_batch_and_gives_up_after_too_many(small_config: Config, tmp_path: Path) -> None:
+    loop = make_loop(small_config, tmp_path / "a", Noise(small_config, bad=(5, 6)), non_finite="skip")
+    assert loop.run()
+    assert all(torch.isfinite(value).all() for value in tensors(loop.learner).values())
+    # Two of the twelve steps did not happen to the optimiser.
+    assert tensors(loop.learner)["student_optimizer.encoder.registers.step"] == STEPS - 2
+    loop = make_loop(
+        small_config, tmp_path / "b", Noise(small_config, bad=(5, 6, 7)), non_finite="skip", non_finite_limit=2
+    )
+    with pytest.raises(CapiError, match="after 2 others that were passed over"):
+        loop.run()
+
+
+def test__rollback_goes_on_from_the_checkpoint_with_other_data(small_config: Config, tmp_path: Path) -> None:
+    noise, records = Noise(small_config, bad=(6,)), []
+    loop = make_loop(small_config, tmp_path, noise, non_finite="rollback", loggers=[records.append])
+    assert loop.run()
+    assert (loop.position.rollbacks, loop.position.data_offset) == (1, 3)
+    # Up to the bad batch, then from step 4 on with the data that follows it.
+    assert noise.asked == [0, 1, 2, 3, 4, 5, 6, *range(7, 15)]
+    assert tensors(loop.learner)["student_optimizer.encoder.registers.step"] == STEPS
+    assert loop.checkpoints.position(12).data_offset == 3
+
+
+def test__rollback_without_a_checkpoint_or_too_often_is_refused(small_config: Config, tmp_path: Path) -> None:
+    loop = make_loop(small_config, tmp_path / "a", Noise(small_config, bad=(1,)), non_finite="rollback")
+    with pytest.raises(CapiError, match="no checkpoint to go back to"):
+        loop.run()
+    bad = tuple(range(5, 100))
+    loop = make_loop(
+        small_config, tmp_path / "b", Noise(small_config, bad=bad), non_finite="rollback", non_finite_limit=3
+    )
+    with pytest.raises(CapiError, match="after 3 others"):
+        loop.run()
+
+
+def test__a_data_set_that_cannot_be_read_stops_the_run(small_config: Config, tmp_path: Path) -> None:
+    def failing(_: int, __: int) -> Iterator[list[LoadedBatch]]:
+        empty = torch.empty(0)
+        yield [LoadedBatch(empty, empty.long(), empty.long(), {}, failure="21 images in a row could not be read")]
+
+    with pytest.raises(CapiError, match="21 images in a row"):
+        make_loop(small_config, tmp_path, failing).run()

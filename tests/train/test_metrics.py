@@ -1,0 +1,97 @@
+import builtins
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capi.errors import CapiError
+from capi.train.metrics import LOGGERS, JsonLines, close, cut_after, read_metrics
+
+
+def test__records_come_back_and_nan_is_null(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write = JsonLines(path)
+    write({"step": 1, "loss": 0.1})
+    write({"step": 2, "loss": math.nan})
+    # Whole lines are on the disk before the file is closed.
+    assert read_metrics(path) == [{"step": 1, "loss": 0.1}, {"step": 2, "loss": None}]
+    close(write)
+
+
+def test__a_line_cut_off_in_the_middle_is_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "lo')
+    assert read_metrics(path) == [{"step": 1}]
+    assert read_metrics(tmp_path / "none") == []
+
+
+def test__cutting_keeps_the_step_itself_and_writing_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write = JsonLines(path)
+    for step in range(1, 6):
+        write({"step": step})
+    write.cut_after(3)
+    write({"step": 4, "again": 1})
+    assert read_metrics(path) == [{"step": 1}, {"step": 2}, {"step": 3}, {"step": 4, "again": 1}]
+    close(write)
+    cut_after(path, 0)
+    assert path.read_text() == ""
+    assert [one.name for one in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test__tensorboard_gets_every_number(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = LOGGERS["tensorboard"](tmp_path, 0, {})
+    for step in (1, 2):
+        log({"step": step, "student_loss": 3.0 / step, "missing": None})
+    close(log)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(one.step, one.value) for one in events.Scalars("student_loss")] == [(1, 3.0), (2, 1.5)]
+    assert events.Tags()["scalars"] == ["student_loss"]
+
+
+def test__a_resumed_tensorboard_hides_what_is_written_again(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for start, steps in ((0, (1, 2, 3)), (2, (3, 4))):
+        log = LOGGERS["tensorboard"](tmp_path, start, {})
+        for step in steps:
+            log({"step": step, "loss": float(10 * start + step)})
+        close(log)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 23), (4, 24)]
+
+
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+def test__a_missing_library_names_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(module: str, *arguments: Any, **options: Any) -> Any:
+        if module in {"wandb", "torch.utils.tensorboard"}:
+            raise ImportError(module)
+        return real(module, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(CapiError, match=rf"capi\[{name}\]"):
+        LOGGERS[name](tmp_path, 0, {})
+
+
+def test__wandb_gets_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library wants an account, so a stand-in receives what it would."""
+    import sys
+    import types
+
+    seen: list[Any] = []
+    run = types.SimpleNamespace(
+        log=lambda values, step: seen.append((step, values)), finish=lambda: seen.append("finished")
+    )
+    stand_in = types.SimpleNamespace(init=lambda **options: seen.append(options["config"]) or run)
+    monkeypatch.setitem(sys.modules, "wandb", stand_in)  # type: ignore[arg-type]
+    log = LOGGERS["wandb"](tmp_path, 0, {"seed": 3})
+    log({"step": 1, "loss": 2.0})
+    close(log)
+    assert seen == [{"seed": 3}, (1, {"loss": 2.0}), "finished"]
+    assert json.dumps(seen)

@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from capi.errors import CapiError
+from capi.train.run_folder import RunFolder, write_atomically
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    folder.create("seed: 1\n", {"seed": 1, "data": {}})
+    return folder
+
+
+def test__only_an_empty_or_missing_folder_may_become_a_run(tmp_path: Path, folder: RunFolder) -> None:
+    RunFolder(tmp_path / "new").refuse_unless_free()
+    (tmp_path / "empty").mkdir()
+    RunFolder(tmp_path / "empty").refuse_unless_free()
+    with pytest.raises(CapiError, match="holds a run already: --resume goes on with it, --overwrite starts anew"):
+        folder.refuse_unless_free()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("years of work")
+    with pytest.raises(CapiError, match="not empty and holds no run"):
+        RunFolder(tmp_path / "other").refuse_unless_free()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CapiError, match="is a file"):
+        RunFolder(tmp_path / "file").refuse_unless_free()
+
+
+def test__clearing_removes_runs_alone(tmp_path: Path, folder: RunFolder) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("years of work")
+    RunFolder(other).clear()
+    assert (other / "thesis.txt").exists()
+    folder.clear()
+    assert not folder.path.exists()
+
+
+def test__a_run_of_a_newer_version_is_neither_read_nor_removed(folder: RunFolder) -> None:
+    write_atomically(folder.path / "run.json", json.dumps({"format": 99}))
+    for action in (folder.record, folder.clear):
+        with pytest.raises(CapiError, match="written by a newer capi"):
+            action()
+    assert folder.exists
+
+
+def test__each_start_leaves_command_versions_machine_and_git(folder: RunFolder) -> None:
+    folder.note_start(0, "cpu")
+    folder.note_start(12, "cpu")
+    starts = folder.record()["starts"]
+    assert [start["step"] for start in starts] == [0, 12]
+    assert starts[0]["command"]
+    assert {"python", "capi", "torch", "numpy", "pillow"} <= starts[0]["versions"].keys()
+    assert starts[0]["machine"]["cores"] > 0
+    assert starts[0]["git"] is None or len(starts[0]["git"]["commit"]) == 40
+
+
+def test__a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(CapiError, match="is no run"):
+        RunFolder(tmp_path).config_text()
+    with pytest.raises(CapiError, match="cannot be read"):
+        RunFolder(tmp_path).record()
+
+
+def test__writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "file"
+    write_atomically(path, "before")
+
+    def fail(_: int) -> None:
+        raise OSError("disk")
+
+    monkeypatch.setattr("capi.train.run_folder.os.fsync", fail)
+    with pytest.raises(OSError, match="disk"):
+        write_atomically(path, "after")
+    assert path.read_text() == "before"
