@@ -7,7 +7,9 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import capi
 
@@ -92,8 +94,14 @@ def test__python_in_the_readme_runs_as_written(code: str) -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("line", re.findall(r"^capi .*$", (ROOT / "README.md").read_text(), re.MULTILINE))
-def test__commands_in_the_readme_run_as_written(line: str) -> None:
-    command = [sys.executable, "-m", *line.split()]
-    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
+def test__commands_in_the_readme_run_as_written(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    for number in range(20):
+        pixels = np.random.default_rng(number).integers(0, 255, (48, 64, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.jpg")
+    lines = re.findall(r"^capi .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(lines) > 5
+    for line in lines:
+        command = [sys.executable, "-m", *line.split()]
+        result = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -193,7 +193,8 @@ def _to_json(tree: Tree, source: str) -> str:
 
 def _explain(error: ValidationError) -> str:
     """The first complaint in one sentence, with the path of the key."""
-    first = error.errors()[0]
+    # A misspelt key is also missing under its right name; the misspelling says more.
+    first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     # Within a choice of types pydantic adds the type's name to the path; the key ends before it.
     path = [str(part) for part in first["loc"]]
     fields, known = _known_path(path)
@@ -213,7 +214,11 @@ def _known_path(path: list[str]) -> tuple[list[str], type[BaseModel]]:
     fields: list[str] = []
     for part in path:
         fields.append(part)
+        if part.isdigit():
+            # The number of an entry of a list, whose section is already known.
+            continue
         annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        annotation = get_args(annotation)[0] if get_origin(annotation) is list else annotation
         if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
             break
         section = annotation

@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from capi.config import loading
-from capi.config.loading import dump_config, load_config, merge, parse_config
+from capi.config.loading import differences, dump_config, load_config, merge, parse_config
 from capi.errors import CapiError
 
 
@@ -153,3 +153,29 @@ def test__each_file_is_migrated_before_it_is_merged(tmp_path: Path, monkeypatch:
 def test__merge_goes_section_by_section() -> None:
     assert merge({"a": {"x": 1, "y": 2}, "b": 3}, {"a": {"y": 4}, "c": 5}) == {"a": {"x": 1, "y": 4}, "b": 3, "c": 5}
     assert merge({"a": {"x": 1}}, {"a": 2}) == {"a": 2}
+
+
+def test__differences_name_the_key_and_both_values() -> None:
+    before = load_config("tiny4")
+    after = load_config("tiny4", ["seed=4", "model.depth=3", "checkpoint.keep=9", "data.workers=2"])
+    found = differences(before, after, free=["checkpoint", "data.workers"])
+    assert found == ["seed was 0, is 4", "model.depth was 12, is 3"]
+    assert differences(before, before) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.crop_scale=[0.9, 0.5]", "runs backwards"),
+        ("data.crop_scale=[0.5, 2.0]", "less than or equal to 1"),
+        ("data.std=[0.1, 0.0, 0.1]", "above 0"),
+        ("model.channels=5", "data.mean has 3 values, but model.channels is 5"),
+        ("optimization.micro_batches=3", "cannot be split into 3 equal micro-batches"),
+        ("evaluations=[{dat: demo}]", 'did you mean "evaluations.0.data"?'),
+        ("run.loggers=[tensorbord]", "'tensorboard' or 'wandb'"),
+    ],
+)
+def test__settings_of_runs_that_do_not_fit_are_refused(override: str, message: str) -> None:
+    with pytest.raises(CapiError) as raised:
+        load_config("tiny4", [override])
+    assert message in str(raised.value)

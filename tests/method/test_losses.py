@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from capi.method.losses import soft_cross_entropy, target_entropy
+from capi.method.losses import prototype_use, soft_cross_entropy, target_entropy
 
 
 def test__equals_torch_cross_entropy_with_soft_targets() -> None:
@@ -21,3 +21,13 @@ def test__low_precision_logits_are_lifted_to_float32() -> None:
 def test__entropy_of_certain_and_uniform_targets() -> None:
     assert target_entropy(torch.eye(4)[None]) == 0
     torch.testing.assert_close(target_entropy(torch.full((2, 3, 8), 1 / 8)), torch.tensor(math.log(8)))
+
+
+def test__prototype_use_counts_equally_used_prototypes() -> None:
+    for used in (1, 3, 8):
+        mean = torch.zeros(8)
+        mean[:used] = 2.5
+        torch.testing.assert_close(prototype_use(mean), torch.tensor(used / 8))
+    uneven = torch.tensor([0.7, 0.2, 0.1, 0.0])
+    expected = math.exp(-sum(share * math.log(share) for share in (0.7, 0.2, 0.1))) / 4
+    torch.testing.assert_close(prototype_use(uneven), torch.tensor(expected))
