@@ -177,7 +177,11 @@ def _messages() -> Console:
     """Progress and warnings go to stderr, results to stdout."""
     console = Console(stderr=True)
     handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", handlers=[handler])
+    # Ours alone: libraries have much to say that is of no use here.
+    logger = logging.getLogger("capi")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    logger.propagate = False
     return console
 
 
