@@ -24,6 +24,8 @@ from capi.errors import CapiError
 
 Pixels = npt.NDArray[Any]
 Source = Path | bytes
+# What was decoded: an image in L, RGB or floats, or an array where Pillow has no mode for its channels.
+Decoded = Image.Image | Pixels
 JPEG_FACTORS = (8, 4, 2)
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 # A TIFF of more pixels is read in parts.
@@ -110,6 +112,9 @@ class Decoder:
                 yield
         except (BrokenImageError, CapiError, MemoryError):
             raise
+        except Image.DecompressionBombError as error:
+            limit = f"data.max_megapixels = {self.max_pixels / 1e6:g}"
+            raise BrokenImageError(f"more pixels than {limit} allows") from error
         except Exception as error:
             # Codecs raise whatever they like about a broken file.
             reason = "no image that can be read" if isinstance(error, UnidentifiedImageError) else _one_line(error)
@@ -139,6 +144,8 @@ class Picture(Protocol):
 
     shape: Shape
 
+    def load(self, factor: int = 1) -> Decoded: ...
+
     def decode(self, factor: int = 1) -> Pixels: ...
 
     def crop(self, box: Box, size: tuple[int, int]) -> Pixels: ...
@@ -156,18 +163,24 @@ class PillowPicture:
             width, height = height, width
         self.shape = Shape(width, height, reducible=decoder.reduced and image.format in {"JPEG", "MPO"})
 
-    def decode(self, factor: int = 1) -> Pixels:
-        """The whole image as (height, width) or (height, width, channels), a JPEG at 1 / factor of its size."""
+    def load(self, factor: int = 1) -> Decoded:
+        """The whole image in L, RGB or floats, a JPEG at 1 / factor of its size."""
         with self.decoder.guarded():
             if factor > 1:
                 self.image.draft(None, _reduced_size(self.image.size, factor))
             turned = ImageOps.exif_transpose(self.image) if self.orientation != 1 else self.image
-            return np.asarray(_plain(turned))
+            plain = _plain(turned)
+            plain.load()
+            return plain
+
+    def decode(self, factor: int = 1) -> Pixels:
+        """The same as (height, width) or (height, width, channels)."""
+        return np.asarray(self.load(factor))
 
     def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
         """A crop resized to (height, width), as (channels, height, width)."""
         factor = self.shape.factor(box, size)
-        return crop_decoded(self.decode(factor), factor, box, size, self.decoder.channels)
+        return crop_decoded(self.load(factor), factor, box, size, self.decoder.channels, quick=self.decoder.reduced)
 
 
 class TiffPicture:
@@ -176,6 +189,9 @@ class TiffPicture:
     def __init__(self, decoder: Decoder, file: TiffFile) -> None:
         self.decoder, self.file = decoder, file
         self.shape = Shape(file.width, file.height, in_parts=True)
+
+    def load(self, factor: int = 1) -> Decoded:
+        return self.decode(factor)
 
     def decode(self, factor: int = 1) -> Pixels:  # noqa: ARG002 - the contract's signature
         return self._part(0, self.shape.height, 0, self.shape.width)
@@ -186,7 +202,7 @@ class TiffPicture:
         right, bottom = min(math.ceil(box.right), self.shape.width), min(math.ceil(box.bottom), self.shape.height)
         pixels = self._part(top, bottom, left, right)
         inside = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
-        return resize(pixels, inside, size, self.decoder.channels)
+        return resize(pixels, inside, size, self.decoder.channels, quick=self.decoder.reduced)
 
     def _part(self, top: int, bottom: int, left: int, right: int) -> Pixels:
         with self.decoder.guarded():
@@ -194,35 +210,48 @@ class TiffPicture:
         return values if values.dtype == np.uint8 else _full_scale(values)
 
 
-def crop_decoded(pixels: Pixels, factor: int, box: Box, size: tuple[int, int], channels: int) -> Pixels:
-    """A crop of pixels that were decoded at 1 / factor; the box is in pixels of the full size."""
+def crop_decoded(
+    decoded: Decoded, factor: int, box: Box, size: tuple[int, int], channels: int, *, quick: bool = False
+) -> Pixels:
+    """A crop of what was decoded at 1 / factor; the box is in pixels of the full size."""
     # Not the ratio of the sizes: the last reduced pixel may lie partly outside of the image.
-    return resize(pixels, box.scaled(1 / factor, 1 / factor), size, channels)
+    return resize(decoded, box.scaled(1 / factor, 1 / factor), size, channels, quick=quick)
 
 
-def resize(pixels: Pixels, box: Box, size: tuple[int, int], channels: int) -> Pixels:
-    """Bicubic, antialiased; (channels, height, width), bytes for bytes and floats for floats."""
-    height, width = size
-    if pixels.ndim == 3 and pixels.shape[2] not in (1, channels) and channels != 1:
-        raise BrokenImageError(f"{pixels.shape[2]} channels, where model.channels asks for {channels}")
-    if pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3):
-        image = Image.fromarray(pixels)
-        if channels == 1 and pixels.ndim == 3:
-            image = image.convert("L")
-        planes = np.asarray(_resize(image, box, width, height))
-        planes = planes[None] if planes.ndim == 2 else planes.transpose(2, 0, 1)
-    else:
-        layers = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
-        images = [Image.fromarray(np.ascontiguousarray(layer, dtype=np.float32)) for layer in layers]
-        planes = np.stack([np.asarray(_resize(image, box, width, height)) for image in images])
-        planes = planes.mean(0, keepdims=True) if channels == 1 else planes
+def resize(decoded: Decoded, box: Box, size: tuple[int, int], channels: int, *, quick: bool = False) -> Pixels:
+    """Bicubic, antialiased; (channels, height, width), bytes where all fits Pillow's RGB or L, else floats.
+
+    `quick` averages whole blocks of pixels before a strong reduction.
+    """
+    parts = [np.asarray(_resize(layer, box, size, quick)) for layer in _layers(decoded, channels)]
+    planes = parts[0].transpose(2, 0, 1) if parts[0].ndim == 3 else np.stack(parts)
+    if channels == 1 and len(planes) > 1:
+        planes = planes.mean(0, keepdims=True)
     return np.repeat(planes, channels, axis=0) if len(planes) == 1 and channels > 1 else planes
 
 
-def _resize(image: Image.Image, box: Box, width: int, height: int) -> Image.Image:
+def _layers(decoded: Decoded, channels: int) -> list[Image.Image]:
+    """What Pillow can resize at once: an image in L, RGB or floats, or one image for each channel."""
+    if not isinstance(decoded, Image.Image):
+        if decoded.dtype != np.uint8 or (decoded.ndim == 3 and decoded.shape[2] != 3):
+            layers = decoded[None] if decoded.ndim == 2 else decoded.transpose(2, 0, 1)
+            _check_channels(len(layers), channels)
+            return [Image.fromarray(np.ascontiguousarray(layer, dtype=np.float32)) for layer in layers]
+        decoded = Image.fromarray(decoded)
+    _check_channels(len(decoded.getbands()), channels)
+    return [decoded.convert("L") if channels == 1 and decoded.mode == "RGB" else decoded]
+
+
+def _check_channels(found: int, wanted: int) -> None:
+    if wanted != 1 and found not in {1, wanted}:
+        raise BrokenImageError(f"{found} channels, where model.channels asks for {wanted}")
+
+
+def _resize(image: Image.Image, box: Box, size: tuple[int, int], quick: bool) -> Image.Image:
     # Rounding may push a scaled box out of the image by a hair, which Pillow refuses.
     inside = (max(box.left, 0), max(box.top, 0), min(box.right, image.width), min(box.bottom, image.height))
-    return image.resize((width, height), Image.Resampling.BICUBIC, box=inside, reducing_gap=_REDUCING_GAP)
+    gap = _REDUCING_GAP if quick else None
+    return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=inside, reducing_gap=gap)
 
 
 def _plain(image: Image.Image) -> Image.Image:

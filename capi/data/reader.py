@@ -4,7 +4,9 @@ Kept is the image at the factor it was decoded with, so a crop is the same from 
 ever thrown out: a data set is passed through in turns, where the oldest image is the one that comes next.
 """
 
-from capi.data.decoding import Box, BrokenImageError, Decoder, Picture, Pixels, Shape, crop_decoded
+from PIL import Image
+
+from capi.data.decoding import Box, BrokenImageError, Decoded, Decoder, Picture, Pixels, Shape, crop_decoded
 from capi.data.sources import ImageSource
 
 
@@ -15,7 +17,7 @@ class Reader:
         self.source, self.decoder, self.cache_bytes = source, decoder, cache_bytes
         self.used = 0
         self._shapes: dict[int, Shape] = {}
-        self._pixels: dict[tuple[int, int], Pixels] = {}
+        self._kept: dict[tuple[int, int], Decoded] = {}
         self._opened: tuple[int, Picture] | None = None
 
     def size(self, index: int) -> tuple[int, int]:
@@ -29,22 +31,24 @@ class Reader:
         if shape.in_parts:
             return self._open(index).crop(box, size)
         factor = shape.factor(box, size)
-        return crop_decoded(self._decoded(index, factor, shape), factor, box, size, self.decoder.channels)
+        decoded = self._decoded(index, factor, shape)
+        return crop_decoded(decoded, factor, box, size, self.decoder.channels, quick=self.decoder.reduced)
 
     def _shape(self, index: int) -> Shape:
         return self._shapes.get(index) or self._open(index).shape
 
-    def _decoded(self, index: int, factor: int, shape: Shape) -> Pixels:
-        kept = self._pixels.get((index, factor))
+    def _decoded(self, index: int, factor: int, shape: Shape) -> Decoded:
+        kept = self._kept.get((index, factor))
         if kept is not None:
             return kept
-        pixels = self._open(index).decode(factor)
+        decoded = self._open(index).load(factor)
         # A decoded picture stays at its factor; another one must be opened anew.
         self._opened = None
-        if self.used + pixels.nbytes <= self.cache_bytes:
-            self.used += pixels.nbytes
-            self._shapes[index], self._pixels[index, factor] = shape, pixels
-        return pixels
+        needed = _bytes_of(decoded)
+        if self.used + needed <= self.cache_bytes:
+            self.used += needed
+            self._shapes[index], self._kept[index, factor] = shape, decoded
+        return decoded
 
     def _open(self, index: int) -> Picture:
         """The image's header, read once for its size and its crop."""
@@ -54,3 +58,10 @@ class Reader:
             except OSError as error:
                 raise BrokenImageError(error.strerror or type(error).__name__) from error
         return self._opened[1]
+
+
+def _bytes_of(decoded: Decoded) -> int:
+    if not isinstance(decoded, Image.Image):
+        return decoded.nbytes
+    # Pillow keeps three bytes of colour in four.
+    return decoded.width * decoded.height * (1 if decoded.mode == "L" else 4)

@@ -7,6 +7,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+
 from capi.errors import CapiError
 
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm")
@@ -31,9 +33,9 @@ class Files:
 
     def __init__(self, root: Path, names: Sequence[str]) -> None:
         self.root = root
-        # One string instead of a list of objects: a hundred million names stay shareable between workers.
+        # One string and one array instead of many objects: workers share them, and a hundred million names fit.
         self._text = "\n".join(names)
-        self._ends = [0] if not names else _line_ends(names)
+        self._ends = np.cumsum([0, *(len(name) + 1 for name in names)], dtype=np.int64)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -102,10 +104,3 @@ def _leads_back(folder: str, name: str) -> bool:
     """Whether a subfolder is a link to a folder that it lies in, whose images would come again and again."""
     path = os.path.join(folder, name)
     return os.path.islink(path) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
-
-
-def _line_ends(names: Sequence[str]) -> list[int]:
-    ends = [0]
-    for name in names:
-        ends.append(ends[-1] + len(name) + 1)
-    return ends

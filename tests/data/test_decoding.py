@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 
 from capi.data import decoding
 from capi.data.crops import centre_box
-from capi.data.decoding import JPEG_FACTORS, Box, BrokenImageError, Decoder, PillowPicture, Shape
+from capi.data.decoding import JPEG_FACTORS, Box, BrokenImageError, Decoded, Decoder, PillowPicture, Shape
 from tests.data.pictures import Pixels, encoded, noise, photo
 
 COLOUR = noise(21, 34, 3)
@@ -162,14 +162,14 @@ def test__the_factor_is_the_largest_that_leaves_the_crop_as_large_as_the_target(
 
 def test__jpegs_alone_are_reduced_and_for_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[tuple[int, ...]] = []
-    decode = PillowPicture.decode
+    load = PillowPicture.load
 
-    def noted(self: PillowPicture, factor: int = 1) -> Pixels:
-        pixels = decode(self, factor)
-        decoded.append(pixels.shape)
-        return pixels
+    def noted(self: PillowPicture, factor: int = 1) -> Decoded:
+        loaded = load(self, factor)
+        decoded.append(np.asarray(loaded).shape)
+        return loaded
 
-    monkeypatch.setattr(PillowPicture, "decode", noted)
+    monkeypatch.setattr(PillowPicture, "load", noted)
     image = photo(201, 301)
     for kind, reduced in (("JPEG", True), ("JPEG", False), ("PNG", True)):
         picture = Decoder(reduced=reduced).open(encoded(image, kind))
