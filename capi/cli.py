@@ -134,7 +134,7 @@ def pretrain(
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path, typer.Option(help="File to write.")],
+    out: Annotated[Path | None, typer.Option(help="File to write; by default encoder.* in the run.")] = None,
     format: Annotated[str, typer.Option(help="safetensors, or released (as the authors did).")] = "safetensors",
     weights: Annotated[str, typer.Option(help="teacher or student.")] = "teacher",
 ) -> None:
@@ -147,7 +147,8 @@ def export(
     ):
         if value not in allowed:
             raise CapiError(f'{name} "{value}" is not one of {", ".join(allowed)}{nearest(value, allowed)}')
-    typer.echo(f"wrote {api.export(run, out, format=format, weights=weights)}")  # type: ignore[arg-type]
+    file = out or run / ("encoder.safetensors" if format == "safetensors" else "encoder.pth")
+    typer.echo(f"wrote {api.export(run, file, format=format, weights=weights)}")  # type: ignore[arg-type]
 
 
 @app.command()

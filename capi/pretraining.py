@@ -20,7 +20,7 @@ from capi.data.sources import ImageSource, image_folder
 from capi.errors import CapiError
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.loop import Evaluation, Loop
-from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics
+from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
 from capi.train.progress import RunProgress
 from capi.train.run_folder import CONFIG, RunFolder
 from capi.train.step import Learner
@@ -81,10 +81,15 @@ def pretrain(
         build.build_evaluation(config, settings, f"knn_{number}" if number else "knn", device)
         for number, settings in enumerate(config.evaluations)
     ]
+    _try_first_batch(config, source)
+    require_loggers(config.run.loggers or [])
     if not going_on:
-        folder.clear()
+        if folder.exists:
+            with folder.locked():
+                folder.clear()
         folder.create(dump_config(config), {"seed": config.seed, "data": facts})
-    return _Run(config, folder, source, learner, device).train(loggers, [*configured, *evaluations], console)
+    with folder.locked():
+        return _Run(config, folder, source, learner, device).train(loggers, [*configured, *evaluations], console)
 
 
 def run_config(folder: RunFolder) -> Config:
@@ -114,7 +119,8 @@ class _Run:
         self.folder.note_start(position.step, str(self.device))
         if position.step == self.config.optimization.steps:
             return PretrainedRun(self.folder.path, position.step, finished=True)
-        cut_after(self.folder.path / FILE, position.step)
+        # Without a checkpoint the run starts over, the evaluation before the first step included.
+        cut_after(self.folder.path / FILE, position.step if checkpoints.steps() else -1)
         if self.config.run.compile:
             build.compile_networks(self.learner)
         everywhere: list[Logger] = [JsonLines(self.folder.path / FILE), *self._chosen_loggers(position.step), *loggers]
@@ -175,6 +181,13 @@ def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
     known = run_config(folder).data
     found = {name: getattr(known, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
     return config.model_copy(update={"data": config.data.model_copy(update=found)})
+
+
+def _try_first_batch(config: Config, source: ImageSource) -> None:
+    """Images that cannot be read at all are told before anything is written."""
+    failure = build.training_batches(config, source, workers=0)[0].failure
+    if failure:
+        raise CapiError(failure)
 
 
 def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) -> None:

@@ -52,8 +52,11 @@ def export_run(path: Path, out: Path, format: ExportFormat, weights: Weights) ->
         else:
             _save_safetensors(model, config, weights, partial)
         partial.replace(out)
-    except OSError as error:
-        raise CapiError(f"{out} cannot be written ({error.strerror})") from error
+    except CapiError:
+        raise
+    except Exception as error:
+        # A full disk is an OSError, a RuntimeError or a SafetensorError, depending on who writes.
+        raise CapiError(f"{out} cannot be written ({getattr(error, 'strerror', None) or error})") from error
     finally:
         partial.unlink(missing_ok=True)
     return out

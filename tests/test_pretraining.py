@@ -157,6 +157,21 @@ def test__recipes_by_name_take_overrides(images: Path, tmp_path: Path) -> None:
     assert load_config(tmp_path / "run" / "config.yaml").model.depth == 1
 
 
+@pytest.mark.parametrize("what", ["images", "logger"])
+def test__what_goes_wrong_at_the_start_leaves_the_old_run(
+    config: Config, images: Path, tmp_path: Path, what: str
+) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    if what == "images":
+        for path in images.rglob("*.png"):
+            path.write_bytes(b"no image")
+    else:
+        config = changed(config, run={"loggers": ["wandb"]})
+    with pytest.raises(CapiError, match=r"could not be read|capi\[wandb\]"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, overwrite=True)
+    assert capi.load(tmp_path / "run")
+
+
 @pytest.mark.long
 def test__compiled_networks_learn_the_same(config: Config, images: Path, tmp_path: Path) -> None:
     losses = []

@@ -23,7 +23,7 @@ class BrokenImages:
         if len(self.known) > self.limit * self.total:
             raise CapiError(
                 f"{len(self.known)} of {self.total} images cannot be read, more than data.broken_limit = "
-                f"{self.limit:g} allows; {self.examples()}: repair or remove them, or raise the limit"
+                f"{self.limit:g} allows; {self.examples()}: repair them, or raise the limit"
             )
 
     def examples(self, most: int = 3) -> str:

@@ -66,7 +66,7 @@ class Decoder:
         with self.guarded():
             file = self._open_tiff(source)
             if file is not None:
-                self._check_size(file.width, file.height)
+                self._check_tiff(file)
                 return TiffPicture(self, file)
             image = self._open_with_pillow(source)
             # Before the EXIF tag is looked for: a PNG is decoded to find it.
@@ -92,6 +92,13 @@ class Decoder:
             if file.is_plain and file.width * file.height > READ_IN_PARTS:
                 return file
         return None
+
+    def _check_tiff(self, file: TiffFile) -> None:
+        """Before anything is decoded: a few bytes may claim many channels."""
+        _check_channels(file.channels, self.channels)
+        self._check_size(file.width, file.height)
+        if file.width * file.height * file.channels > 4 * self.max_pixels:
+            raise BrokenImageError(f"{file.channels} channels of {file.width} x {file.height} pixels are too many")
 
     def _check_size(self, width: int, height: int) -> None:
         if width * height > self.max_pixels:
@@ -269,6 +276,8 @@ def _plain(image: Image.Image) -> Image.Image:
 def _full_scale(values: Pixels) -> Pixels:
     """Floats from 0 to 255: floats count as fractions of full scale, integers as 16-bit where they fit."""
     if np.issubdtype(values.dtype, np.floating):
+        if not np.isfinite(values).all():
+            raise BrokenImageError("values that are no finite numbers (no-data areas must hold a number)")
         return values.astype(np.float32) * 255
     if values.dtype != np.uint16 and (values.min() < 0 or values.max() > 65535):
         raise BrokenImageError("integers outside of 0 to 65535 have no known full scale: store 16-bit values or floats")

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from capi.data.crops import crop_draws, flips, random_box
 from capi.data.decoding import BrokenImageError, Pixels
 from capi.data.reader import Reader
+from capi.errors import CapiError
 from capi.randomness import Stream, permuted, sample_keys, uniforms
 from capi.types import Int
 
@@ -81,8 +82,9 @@ class TrainingBatches(Dataset[LoadedBatch]):
         broken: dict[str, str] = {}
         try:
             images = self._images(step, samples, keys, broken)
-        except BrokenImageError as error:
-            return LoadedBatch(torch.empty(0), visible, predict, broken, failure=str(error))
+        except (BrokenImageError, CapiError, MemoryError) as error:
+            # Told as text, since an exception that crosses processes arrives as a traceback.
+            return LoadedBatch(torch.empty(0), visible, predict, broken, failure=str(error) or "out of memory")
         return LoadedBatch(images, visible, predict, broken)
 
     def image_numbers(self, step: int, samples: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
@@ -143,6 +145,7 @@ def _as_is(loaded: Any) -> Any:
 
 
 def _leave_signals(_: int) -> None:
-    """Ctrl-C reaches the whole process group; the main process ends its workers when it is ready."""
+    """Signals may reach the whole process group; the main process ends its workers when it is ready."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     torch.set_num_threads(1)

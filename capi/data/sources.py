@@ -76,10 +76,13 @@ class Encoded:
 
 def image_folder(path: Path) -> Files:
     """All images under a folder, nested or flat, sorted by name; hidden files and folders are left out."""
-    if not path.exists():
-        raise CapiError(f"there is no folder {path}: --data takes a folder of images")
-    if not path.is_dir():
-        raise CapiError(f"{path} is a file: --data takes a folder of images")
+    try:
+        if not path.exists():
+            raise CapiError(f"there is no folder {path}: --data takes a folder of images")
+        if not path.is_dir():
+            raise CapiError(f"{path} is a file: --data takes a folder of images")
+    except OSError as error:
+        raise CapiError(f"{path} cannot be read ({error.strerror}): give access to it") from error
     names = sorted(_image_names(path))
     if not names:
         raise CapiError(f"{path} holds no images (looked for {', '.join(ENDINGS)}, in subfolders too)")

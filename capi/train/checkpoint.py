@@ -50,6 +50,10 @@ class Position:
     broken: dict[str, str] = field(default_factory=dict)
 
 
+class CheckpointError(CapiError):
+    """A checkpoint could not be saved."""
+
+
 class Checkpoints:
     """The checkpoints of a run: the newest `keep` of them, and for good those at multiples of `milestone_steps`."""
 
@@ -75,7 +79,7 @@ class Checkpoints:
             except (Exception, CheckpointException) as error:
                 last = self.steps()[-1:]
                 stands = f"the checkpoint of step {last[0]} is whole" if last else "there is no earlier checkpoint"
-                raise CapiError(
+                raise CheckpointError(
                     f"the checkpoint of step {position.step} could not be saved in {self.folder} ({_cause(error)}); "
                     f"{stands}: make room, then go on with --resume"
                 ) from error
@@ -107,7 +111,10 @@ class Checkpoints:
         every = self.milestone_steps
         for step in self.steps()[: -self.keep]:
             if not (every and step % every == 0):
-                shutil.rmtree(self.path(step))
+                # Under a name that is no checkpoint's, so that an interrupted removal leaves none half there.
+                doomed = self.folder / f"{_PARTIAL}old-{step}"
+                self.path(step).rename(doomed)
+                shutil.rmtree(doomed)
 
     def load(self, learner: Learner, step: int | None = None) -> Position:
         """Fill the learner from a checkpoint, the newest if none is named."""
@@ -118,8 +125,11 @@ class Checkpoints:
 
     def position(self, step: int) -> Position:
         """What a checkpoint holds beside its tensors."""
-        record = json.loads((self.path(step) / _STATE).read_text())
-        version = record.pop("format")
+        try:
+            record = json.loads((self.path(step) / _STATE).read_text())
+            version = record.pop("format")
+        except (OSError, ValueError, KeyError) as error:
+            raise _damaged(self.path(step)) from error
         if version > FORMAT_VERSION:
             raise CapiError(
                 f"{self.path(step)} has checkpoint format {version}, but this capi knows formats up to "
@@ -164,8 +174,11 @@ class SafeReader(FileSystemReader):
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         path = Path(self.path) / ".metadata"
-        with path.open("rb") as file:
-            metadata = _IndexUnpickler(file).load()
+        try:
+            with path.open("rb") as file:
+                metadata = _IndexUnpickler(file).load()
+        except (OSError, pickle.UnpicklingError, EOFError, AttributeError) as error:
+            raise _damaged(path.parent) from error
         for info in metadata.storage_data.values():
             # Tensors lie beside the index; a path that leads elsewhere is no checkpoint of ours.
             if Path(info.relative_path).name != info.relative_path:
@@ -241,6 +254,10 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _damaged(path: Path) -> CapiError:
+    return CapiError(f"{path} is damaged: move it away to go on from the checkpoint before it")
 
 
 def _cause(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
 from capi.errors import CapiError
 from capi.randomness import step_seed
-from capi.train.checkpoint import Checkpoints, Position
+from capi.train.checkpoint import CheckpointError, Checkpoints, Position
 from capi.train.metrics import Logger
 from capi.train.step import Learner, StepMetrics, train_step
 from capi.train.stopping import StopRequest
@@ -82,9 +82,16 @@ class Loop:
         if self.position.step == 0:
             self._evaluate()
         with StopRequest() as stop:
-            while self.position.step < self.settings.total_steps and not stop.received:
-                # Comes back early only to go on from elsewhere in the data, after a roll-back.
-                self._iterate(stop)
+            try:
+                while self.position.step < self.settings.total_steps and not stop.received:
+                    # Comes back early only to go on from elsewhere in the data, after a roll-back.
+                    self._iterate(stop)
+            except CheckpointError:
+                raise
+            except CapiError:
+                # The run stops itself between two steps, so what it reached can be kept.
+                self.save()
+                raise
             self.save()
         return self.position.step == self.settings.total_steps
 
@@ -126,9 +133,14 @@ class Loop:
                 self.progress.update(step, values)
         if any(step % evaluation.every_steps == 0 or last for evaluation in self.evaluations):
             self._evaluate()
-        minutes = (time.monotonic() - self.last_saved) / 60
-        if step % settings.save_steps == 0 or (settings.save_minutes and minutes >= settings.save_minutes):
+        if self._save_is_due():
             self.save()
+
+    def _save_is_due(self) -> bool:
+        step, settings, milestone = self.position.step, self.settings, self.checkpoints.milestone_steps
+        minutes = (time.monotonic() - self.last_saved) / 60
+        long_ago = settings.save_minutes is not None and minutes >= settings.save_minutes
+        return step % settings.save_steps == 0 or (milestone is not None and step % milestone == 0) or long_ago
 
     def _speed(self) -> dict[str, float]:
         seconds = time.monotonic() - self.started
@@ -154,8 +166,9 @@ class Loop:
             logger({"step": self.position.step, **values})
 
     def save(self) -> None:
-        """Save the state as it is."""
-        self.checkpoints.save(self.learner, self.position)
+        """Save the state as it is; before the first step there is nothing to save."""
+        if self.position.step:
+            self.checkpoints.save(self.learner, self.position)
         self.last_saved = time.monotonic()
 
     def _handle_non_finite(self, batches: Sequence[MaskedBatch]) -> bool:
@@ -200,5 +213,9 @@ class Loop:
         }
         known = self.checkpoints.steps()
         facts = {"step": str(self.position.step), "nearest_checkpoint": str(known[-1]) if known else "none"}
-        save_file(tensors, path, metadata=facts)
+        try:
+            save_file(tensors, path, metadata=facts)
+        except Exception as error:
+            # The loss is what the user must hear of, whatever the disk says.
+            _LOG.warning("%s could not be written: %s", path, error)
         return path

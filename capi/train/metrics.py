@@ -4,10 +4,12 @@ A logger is anything that can be called with a record, a dict with the key `step
 line in `LOGGERS`.
 """
 
+import importlib.util
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -73,15 +75,23 @@ def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger: 
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise CapiError("TensorBoard files need an extra: pip install 'capi[tensorboard]'") from error
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
 
-    def log(record: Record) -> None:
-        for key, value in record.items():
-            if key != "step" and value is not None:
-                writer.add_scalar(key, value, record["step"])
+    class TensorBoard:
+        def __init__(self) -> None:
+            self.cut_after(start)
 
-    log.close = writer.close  # type: ignore[attr-defined]
-    return log
+        def __call__(self, record: Record) -> None:
+            for key, value in record.items():
+                if key != "step" and value is not None:
+                    self.writer.add_scalar(key, value, record["step"])
+
+        def cut_after(self, step: int) -> None:
+            self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+
+        def close(self) -> None:
+            self.writer.close()
+
+    return TensorBoard()
 
 
 def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001
@@ -90,7 +100,12 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
         import wandb as library
     except ImportError as error:
         raise CapiError("logging to Weights & Biases needs an extra: pip install 'capi[wandb]'") from error
-    run = library.init(dir=str(folder), name=folder.name, id=folder.name, resume="allow", config=dict(config))
+    # The run's own number, since folders of other runs may have the same name.
+    number = folder / ".wandb-id"
+    if not number.exists():
+        number.write_text(secrets.token_hex(8))
+    known = number.read_text()
+    run = library.init(dir=str(folder), name=folder.name, id=known, resume="allow", config=dict(config))
 
     def log(record: Record) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
@@ -100,6 +115,13 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
 
 
 LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {"tensorboard": tensorboard, "wandb": wandb}
+
+
+def require_loggers(names: Sequence[str]) -> None:
+    """Tell that a logger's library is missing before anything is written."""
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise CapiError(f"run.loggers has {name}, which needs an extra: pip install 'capi[{name}]'")
 
 
 def close(logger: Logger) -> None:

@@ -10,12 +10,15 @@ RUN/pictures/          curves and PCA pictures
 """
 
 import json
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,8 +26,13 @@ from typing import Any
 import torch
 
 from capi.errors import CapiError
-from capi.train.checkpoint import Checkpoints
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks.
+    fcntl = None  # type: ignore[assignment]
+
+_LOG = logging.getLogger("capi")
 FORMAT_VERSION = 1
 CONFIG, RECORD = "config.yaml", "run.json"
 _PACKAGES = ("capi", "torch", "numpy", "pillow")
@@ -72,14 +80,19 @@ class RunFolder:
             raise CapiError(f"{self.path} holds a run already: --resume goes on with it, --overwrite starts anew")
         if self.path.exists() and not self.path.is_dir():
             raise CapiError(f"{self.path} is a file: --out takes a folder")
-        if self.path.is_dir() and any(self.path.iterdir()):
+        # A start that was killed while it made the folder leaves these.
+        begun = {RECORD, f".{RECORD}.partial", f".{CONFIG}.partial"}
+        if self.path.is_dir() and any(one.name not in begun for one in self.path.iterdir()):
             raise CapiError(f"{self.path} is not empty and holds no run: give --out another folder")
 
     def clear(self) -> None:
         """Remove a run; a folder that holds none is left alone."""
         if self.exists:
             self.record()
-            shutil.rmtree(self.path)
+            # Under another name first, so that an interrupted removal leaves no half run.
+            doomed = self.path.with_name(f".{self.path.name}.old-{os.getpid()}")
+            self.path.rename(doomed)
+            shutil.rmtree(doomed)
 
     def create(self, config_text: str, record: dict[str, Any]) -> None:
         try:
@@ -93,11 +106,27 @@ class RunFolder:
     def note_start(self, step: int, device: str) -> None:
         """Add this start to those in run.json."""
         record = self.record()
-        record.setdefault("starts", []).append(_this_start(step, device))
+        start = _this_start(step, device)
+        for before in record.setdefault("starts", [])[-1:]:
+            for key in ("device", "machine", "versions"):
+                if before[key] != start[key]:
+                    _LOG.warning("%s was %s, is %s: last digits may differ", key, before[key], start[key])
+        record["starts"].append(start)
         write_atomically(self.path / RECORD, json.dumps(record, indent=1))
 
-    def has_checkpoint(self) -> bool:
-        return bool(Checkpoints(self.checkpoints).steps())
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from training the same run."""
+        if fcntl is None:
+            yield
+            return
+        with (self.path / ".lock").open("a") as file:
+            try:
+                # A record lock: it ends with this process, and workers do not inherit it.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise CapiError(f"{self.path} is being trained by another process: wait for it, or end it") from error
+            yield
 
 
 def write_atomically(path: Path, text: str) -> None:

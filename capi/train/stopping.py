@@ -1,10 +1,12 @@
 """A polite end: SIGINT and SIGTERM let the step finish and the state be saved."""
 
+import logging
 import signal
 import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+_LOG = logging.getLogger("capi")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -31,3 +33,4 @@ class StopRequest:
         if self.received is not None:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
+        _LOG.warning("%s: saving after this step; once more ends at once", self.received.name)

@@ -68,6 +68,15 @@ def write_in_two_parts(self: metrics.JsonLines, record: metrics.Record) -> None:
         self._file.flush()
 
 
+class Registers:
+    """An evaluation, so that its lines are resumed too."""
+
+    every_steps = 5
+
+    def run(self, learner: Any) -> dict[str, float]:
+        return {"registers": float(learner.student.encoder.registers.detach().sum())}
+
+
 if __name__ == "__main__":
     around(loop, "train_step", "step")
     around(FileSystemWriter, "write_data", "writer")
@@ -76,4 +85,6 @@ if __name__ == "__main__":
     around(Path, "rename", "writer")
     around(checkpoint.Checkpoints, "_remove_old", "writer")
     metrics.JsonLines.__call__ = write_in_two_parts  # type: ignore[method-assign]
-    capi.pretrain("tiny4", OVERRIDES, data=sys.argv[1], out=sys.argv[2], resume=True, device="cpu")
+    capi.pretrain(
+        "tiny4", OVERRIDES, data=sys.argv[1], out=sys.argv[2], resume=True, device="cpu", evaluations=[Registers()]
+    )

@@ -72,7 +72,9 @@ def test__a_run_killed_at_ten_moments_is_the_uninterrupted_one(images: Path, tmp
     assert expected[0].keys() == found[0].keys()
     for name, value in expected[0].items():
         assert torch.equal(value, found[0][name]), name
-    assert [record["step"] for record in found[1]] == list(range(1, LAST_STEP + 1))
+    assert [record["step"] for record in found[1] if "student_loss" in record] == list(range(1, LAST_STEP + 1))
+    evaluated = [record["step"] for record in found[1] if "registers" in record]
+    assert evaluated == [*range(0, LAST_STEP, 5), LAST_STEP]
     assert found[2]["broken"] == {"broken.png": "no image that can be read"}
     assert not list((killed / "checkpoints").glob(".partial*"))
 
@@ -129,11 +131,8 @@ def test__a_signal_saves_and_ends_workers_too(images: Path, tmp_path: Path, numb
     process = start_command(images, tmp_path / "run")
     wait_for_step(tmp_path / "run", 3, process)
     assert len(members(process.pid)) >= 3
-    if number == signal.SIGINT:
-        # Ctrl-C reaches every process of the group.
-        os.killpg(process.pid, number)
-    else:
-        process.send_signal(number)
+    # Ctrl-C reaches every process of the group, and so does the SIGTERM of many a scheduler.
+    os.killpg(process.pid, number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors

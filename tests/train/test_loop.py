@@ -152,3 +152,17 @@ def test__a_data_set_that_cannot_be_read_stops_the_run(small_config: Config, tmp
 
     with pytest.raises(CapiError, match="21 images in a row"):
         make_loop(small_config, tmp_path, failing).run()
+
+
+def test__milestones_are_saved_and_kept_whatever_the_interval(small_config: Config, tmp_path: Path) -> None:
+    loop = make_loop(small_config, tmp_path, Noise(small_config), save_steps=5)
+    loop.checkpoints = Checkpoints(tmp_path, keep=1, milestone_steps=3)
+    loop.run()
+    assert loop.checkpoints.steps() == [3, 6, 9, 12]
+
+
+def test__a_run_that_stops_itself_keeps_what_it_reached(small_config: Config, tmp_path: Path) -> None:
+    loop = make_loop(small_config, tmp_path, Noise(small_config, bad=(6,)))
+    with pytest.raises(CapiError, match="step 6"):
+        loop.run()
+    assert loop.checkpoints.steps() == [4, 6]

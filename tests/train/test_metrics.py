@@ -1,5 +1,4 @@
 import builtins
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -7,7 +6,7 @@ from typing import Any
 import pytest
 
 from capi.errors import CapiError
-from capi.train.metrics import LOGGERS, JsonLines, close, cut_after, read_metrics
+from capi.train.metrics import LOGGERS, JsonLines, close, cut_after, read_metrics, require_loggers
 
 
 def test__records_come_back_and_nan_is_null(tmp_path: Path) -> None:
@@ -88,10 +87,38 @@ def test__wandb_gets_the_same_records(tmp_path: Path, monkeypatch: pytest.Monkey
     run = types.SimpleNamespace(
         log=lambda values, step: seen.append((step, values)), finish=lambda: seen.append("finished")
     )
-    stand_in = types.SimpleNamespace(init=lambda **options: seen.append(options["config"]) or run)
+    known: list[str] = []
+
+    def init(**options: Any) -> Any:
+        seen.append(options["config"])
+        known.append(options["id"])
+        return run
+
+    stand_in = types.SimpleNamespace(init=init)
     monkeypatch.setitem(sys.modules, "wandb", stand_in)  # type: ignore[arg-type]
     log = LOGGERS["wandb"](tmp_path, 0, {"seed": 3})
     log({"step": 1, "loss": 2.0})
     close(log)
     assert seen == [{"seed": 3}, (1, {"loss": 2.0}), "finished"]
-    assert json.dumps(seen)
+    LOGGERS["wandb"](tmp_path, 1, {})
+    assert known[0] == known[1]
+
+
+def test__a_roll_back_is_taken_back_in_tensorboard(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log: Any = LOGGERS["tensorboard"](tmp_path, 0, {})
+    for step in (1, 2, 3):
+        log({"step": step, "loss": float(step)})
+    close(log)
+    log.cut_after(1)
+    log({"step": 2, "loss": 9.0})
+    close(log)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 1), (2, 9)]
+
+
+def test__loggers_that_are_missing_are_told() -> None:
+    require_loggers(["tensorboard"])
+    with pytest.raises(CapiError, match=r"capi\[wandb\]"):
+        require_loggers(["wandb"])

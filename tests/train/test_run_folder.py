@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,28 @@ def test__writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(OSError, match="disk"):
         write_atomically(path, "after")
     assert path.read_text() == "before"
+
+
+def test__two_processes_cannot_train_one_run(folder: RunFolder) -> None:
+    code = (
+        "import sys; from pathlib import Path; from capi.train.run_folder import RunFolder\n"
+        "with RunFolder(Path(sys.argv[1])).locked(): print('in')"
+    )
+    command = [sys.executable, "-c", code, str(folder.path)]
+    with folder.locked():
+        refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "is being trained by another process" in refused.stderr
+    allowed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert allowed.stdout == "in\n"
+
+
+def test__a_folder_whose_making_was_interrupted_is_free(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / ".config.yaml.partial").write_text("half")
+    RunFolder(tmp_path).refuse_unless_free()
+
+
+def test__another_machine_is_noted(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    folder.note_start(0, "cpu")
+    folder.note_start(3, "cuda")
+    assert [record.getMessage() for record in caplog.records] == ["device was cpu, is cuda: last digits may differ"]
