@@ -44,7 +44,7 @@ class RunProgress:
             self.bar.update(self.task, completed=step, values=text)
         elif time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES or step == self.total:
             self.last_line = time.monotonic()
-            self.console.print(f"step {step}/{self.total}  {text}  {self._left(step)} left")
+            self.console.print(f"step {step}/{self.total}  {text}  {self._left(step)} left", soft_wrap=True)
 
     def _left(self, step: int) -> str:
         done = max(step - self.first, 1)
