@@ -74,7 +74,10 @@ def pretrain(
     facts = {"path": str(data), "images": len(source), "fingerprint": source.fingerprint}
     if going_on:
         _refuse_other_run(folder, config, facts)
-    elif not (overwrite and folder.exists):
+    elif overwrite and folder.exists:
+        # Refuses a run of a newer version.
+        folder.record()
+    else:
         folder.refuse_unless_free()
     learner = build.build_learner(config, device)
     configured = [
