@@ -121,6 +121,8 @@ class _Run:
         position = checkpoints.load(self.learner) if checkpoints.steps() else Position()
         self.folder.note_start(position.step, str(self.device))
         if position.step == self.config.optimization.steps:
+            # Drawn again, since the kill may have come between the last checkpoint and the picture.
+            self._draw_curves()
             return PretrainedRun(self.folder.path, position.step, finished=True)
         # Without a checkpoint the run starts over, the evaluation before the first step included.
         cut_after(self.folder.path / FILE, position.step if checkpoints.steps() else -1)

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from capi.config.loading import parse_config
 from capi.config.schema import Config
+from capi.models.encoder import Encoder
+from capi.models.features import CapiEncoder
+from capi.models.predictor import Predictor
 
 REFERENCE = Path(__file__).parent / "reference" / "tiny"
 
@@ -36,6 +39,15 @@ def reference_config() -> dict[str, Any]:
 def reference_checkpoint(tmp_path: Path) -> Path:
     """A copy of the reference checkpoint that a test may change."""
     return Path(shutil.copy(REFERENCE / "student.pth", tmp_path / "student.pth"))
+
+
+@pytest.fixture
+def model() -> CapiEncoder:
+    """A frozen encoder whose predictor has another width."""
+    encoder = Encoder(width=32, depth=2, heads=2, patch_size=4, registers=4, mlp_width=64)
+    return CapiEncoder(
+        encoder=encoder, predictor=Predictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64)
+    ).eval()
 
 
 @pytest.fixture

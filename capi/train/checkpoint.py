@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorS
 from torch.optim import AdamW
 
 from capi.errors import CapiError
+from capi.train.atomic import write_atomically
 from capi.train.step import Learner
 
 FORMAT_VERSION = 1
@@ -94,7 +95,7 @@ class Checkpoints:
                 writer = FileSystemWriter(partial, sync_files=True)
                 state_dict_saver.save(tensors(learner), storage_writer=writer, no_dist=True)
             record = {"format": FORMAT_VERSION, **asdict(position)}
-            _write_synced(partial / _STATE, json.dumps(record, indent=1))
+            write_atomically(partial / _STATE, json.dumps(record, indent=1))
             _sync_folder(partial)
             partial.rename(self.path(position.step))
             _sync_folder(self.folder)
@@ -190,6 +191,8 @@ class SafeReader(FileSystemReader):
 
 
 class _IndexUnpickler(pickle.Unpickler):
+    """Knows the classes of an index, and no others."""
+
     _ALLOWED = frozenset(
         {
             ("torch", "Size"),
@@ -206,9 +209,6 @@ class _IndexUnpickler(pickle.Unpickler):
             ("pathlib", "WindowsPath"),
         }
     )
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__(file)
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in self._ALLOWED:
@@ -238,13 +238,6 @@ def _one_process() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
-
-
-def _write_synced(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _sync_folder(path: Path) -> None:

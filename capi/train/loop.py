@@ -79,9 +79,9 @@ class Loop:
     def run(self) -> bool:
         """Train to the end; False when a signal came first. Either way the state is saved."""
         self.last_saved = time.monotonic()
-        if self.position.step == 0:
-            self._evaluate()
         with StopRequest() as stop:
+            if self.position.step == 0:
+                self._evaluate()
             try:
                 while self.position.step < self.settings.total_steps and not stop.received:
                     # Comes back early only to go on from elsewhere in the data, after a roll-back.

@@ -7,13 +7,13 @@ line in `LOGGERS`.
 import importlib.util
 import json
 import math
-import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from capi.errors import CapiError
+from capi.train.atomic import write_atomically
 
 FILE = "metrics.jsonl"
 Record = Mapping[str, float | int | None]
@@ -61,12 +61,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def cut_after(path: Path, step: int) -> None:
     """Drop the records after a step: the run goes on from there and will write them again."""
     kept = [record for record in read_metrics(path) if record["step"] <= step]
-    partial = path.with_suffix(".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(record) + "\n" for record in kept)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001 - the contract

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from capi.errors import CapiError
+from capi.train.atomic import write_atomically
 
 try:
     import fcntl
@@ -127,16 +128,6 @@ class RunFolder:
             except OSError as error:
                 raise CapiError(f"{self.path} is being trained by another process: wait for it, or end it") from error
             yield
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """The file is either as before or complete."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def versions() -> dict[str, str]:

@@ -68,21 +68,18 @@ def pca_pictures(
     return pictures
 
 
-def contact_sheet(
-    columns: Sequence[tuple[str, Sequence[Image.Image]]], side: int = 160, *, smooth: bool = False
-) -> Image.Image:
+def contact_sheet(columns: Sequence[tuple[str, Sequence[Image.Image]]], side: int = 160) -> Image.Image:
     """Pictures side by side: a title and one column each, one row an image."""
     rows = max(len(pictures) for _, pictures in columns)
     width = len(columns) * (side + _MARGIN) + _MARGIN
     sheet = Image.new("RGB", (width, rows * (side + _MARGIN) + _MARGIN + _TITLE_HEIGHT), "white")
     draw = ImageDraw.Draw(sheet)
-    resample = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
     for number, (title, pictures) in enumerate(columns):
         left = _MARGIN + number * (side + _MARGIN)
         draw.text((left, 3), title, fill="black")
         for row, picture in enumerate(pictures):
             top = _TITLE_HEIGHT + _MARGIN + row * (side + _MARGIN)
-            sheet.paste(picture.convert("RGB").resize((side, side), resample), (left, top))
+            sheet.paste(picture.convert("RGB").resize((side, side), Image.Resampling.NEAREST), (left, top))
     return sheet
 
 

@@ -11,19 +11,9 @@ from capi.data.reader import Reader
 from capi.data.sources import Encoded, Files, image_folder
 from capi.errors import CapiError
 from capi.evals.features import evaluation_images, image_features
-from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.predictor import Predictor
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
-
-
-@pytest.fixture
-def model() -> CapiEncoder:
-    encoder = Encoder(width=32, depth=2, heads=2, patch_size=4, registers=4, mlp_width=64)
-    return CapiEncoder(
-        encoder=encoder, predictor=Predictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64)
-    ).eval()
 
 
 @pytest.fixture

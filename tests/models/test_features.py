@@ -1,18 +1,7 @@
-import pytest
 import torch
 
-from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.predictor import Predictor
 from capi.types import Features, VisionEncoder
-
-
-@pytest.fixture
-def model() -> CapiEncoder:
-    encoder = Encoder(width=32, depth=2, heads=2, patch_size=4, registers=4, mlp_width=64)
-    return CapiEncoder(
-        encoder=encoder, predictor=Predictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64)
-    ).eval()
 
 
 def test__is_a_vision_encoder_and_gives_the_named_triple(model: CapiEncoder) -> None:

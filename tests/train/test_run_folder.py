@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from capi.errors import CapiError
-from capi.train.run_folder import RunFolder, write_atomically
+from capi.train.atomic import write_atomically
+from capi.train.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -67,19 +68,6 @@ def test__a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
         RunFolder(tmp_path).record()
 
 
-def test__writing_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "file"
-    write_atomically(path, "before")
-
-    def fail(_: int) -> None:
-        raise OSError("disk")
-
-    monkeypatch.setattr("capi.train.run_folder.os.fsync", fail)
-    with pytest.raises(OSError, match="disk"):
-        write_atomically(path, "after")
-    assert path.read_text() == "before"
-
-
 def test__two_processes_cannot_train_one_run(folder: RunFolder) -> None:
     code = (
         "import sys; from pathlib import Path; from capi.train.run_folder import RunFolder\n"
@@ -94,9 +82,17 @@ def test__two_processes_cannot_train_one_run(folder: RunFolder) -> None:
 
 
 def test__a_folder_whose_making_was_interrupted_is_free(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
     (tmp_path / "run.json").write_text("{}")
     (tmp_path / ".config.yaml.partial").write_text("half")
-    RunFolder(tmp_path).refuse_unless_free()
+    folder.refuse_unless_free()
+    folder.create("seed: 1\n", {"seed": 1})
+    assert folder.config_text() == "seed: 1\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "run.json"]
+    (tmp_path / "config.yaml").unlink()
+    (tmp_path / "thesis.txt").write_text("years of work")
+    with pytest.raises(CapiError, match="not empty and holds no run"):
+        folder.refuse_unless_free()
 
 
 def test__another_machine_is_noted(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
