@@ -17,8 +17,6 @@ from capi.types import Float, Int
 ATTEMPTS = 10
 # What ImageNet evaluation cuts away: resize the short side to 256, keep 224.
 KEPT_SHARE = 224 / 256
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def crop_draws(keys: Int[Tensor, " b"]) -> list[list[float]]:

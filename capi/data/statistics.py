@@ -1,7 +1,6 @@
 """What a data set is like: mean and deviation of its channels, sizes, formats, and how many files are broken."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,7 +35,7 @@ def evenly(total: int, count: int) -> list[int]:
     return sorted({int(number) for number in np.linspace(0, total - 1, min(total, count))})
 
 
-def summarize(reader: Reader, count: int = SAMPLE, progress: Callable[[], None] = lambda: None) -> DataSummary:
+def summarize(reader: Reader, count: int = SAMPLE) -> DataSummary:
     """Look at images spread evenly over the source. Mean and deviation are in units of full scale."""
     source = reader.source
     summary = DataSummary(total=len(source))
@@ -44,7 +43,6 @@ def summarize(reader: Reader, count: int = SAMPLE, progress: Callable[[], None] 
     moments: list[np.ndarray] = []
     for index in evenly(len(source), count):
         summary.looked_at += 1
-        progress()
         try:
             size = reader.size(index)
             pixels = reader.crop(index, centre_box(size, (_SIDE, _SIDE), 1.0), (_SIDE, _SIDE)).astype(np.float64) / 255

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from capi.data.crops import IMAGENET_MEAN, IMAGENET_STD, centre_box, crop_draws, flips, normalize, random_box
+from capi.data.crops import centre_box, crop_draws, flips, normalize, random_box
 from capi.data.decoding import Box
 from capi.randomness import sample_keys
 from tests.data.pictures import noise
@@ -13,6 +13,8 @@ KEYS = sample_keys(0, 0, torch.arange(4000))
 DRAWS = crop_draws(KEYS)
 ASPECT = (3 / 4, 4 / 3)
 QUANTILES = [0.1, 0.25, 0.5, 0.75, 0.9]
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @pytest.mark.parametrize("size", [(224, 224), (100, 150), (33, 500), (500, 33), (5, 4), (1, 1), (1, 900)])
@@ -115,7 +117,7 @@ def test__the_draws_of_a_sample_are_the_same_alone_and_in_a_batch() -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test__normalized_pixels_are_in_units_of_the_deviation(dtype: type) -> None:
     pixels = noise(4, 3, 10, 12).astype(dtype)
-    mean, std = (np.array(values).reshape(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    result = normalize(torch.from_numpy(pixels), IMAGENET_MEAN, IMAGENET_STD)
+    mean, std = (np.array(values).reshape(3, 1, 1) for values in (MEAN, STD))
+    result = normalize(torch.from_numpy(pixels), MEAN, STD)
     assert result.dtype == torch.float32
     np.testing.assert_allclose(result.numpy(), (pixels / 255 - mean) / std, atol=1e-5)

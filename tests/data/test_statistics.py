@@ -38,11 +38,11 @@ def test__constant_images_have_a_deviation_that_can_be_divided_by() -> None:
 
 
 def test__broken_images_are_named_and_do_not_count() -> None:
-    image, calls = photo(64, 64), []
-    summary = summarize(reader([b"no image", image, image]), progress=lambda: calls.append(None))
+    image = photo(64, 64)
+    summary = summarize(reader([b"no image", image, image]))
     np.testing.assert_allclose(summary.mean, image.mean((0, 1)) / 255)
     assert summary.broken == {"0.png": "no image that can be read"}
-    assert summary.looked_at == len(calls) == 3
+    assert summary.looked_at == 3
 
 
 def test__when_no_image_can_be_read_one_is_named() -> None:
