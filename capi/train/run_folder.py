@@ -66,6 +66,8 @@ class RunFolder:
         """What run.json holds; a run of a newer version is refused."""
         try:
             record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise CapiError(f"{self.path} is no run: it has no {RECORD}") from error
         except (OSError, json.JSONDecodeError) as error:
             raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error
         if record.get("format", 0) > FORMAT_VERSION:

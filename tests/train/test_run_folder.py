@@ -64,6 +64,9 @@ def test__each_start_leaves_command_versions_machine_and_git(folder: RunFolder) 
 def test__a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="is no run"):
         RunFolder(tmp_path).config_text()
+    with pytest.raises(CapiError, match=r"is no run: it has no run\.json"):
+        RunFolder(tmp_path).record()
+    (tmp_path / "run.json").write_text("{half")
     with pytest.raises(CapiError, match="cannot be read"):
         RunFolder(tmp_path).record()
 
