@@ -1,65 +1,367 @@
-"""k-nearest-neighbour classification."""
+"""k nearest neighbours, exact and in bounded memory, and the classes they vote for.
 
-from typing import Literal
+A block of the bank at a time, products in float32 find the candidates: every vector whose product comes within a bound
+on all rounding errors of the k best. Only candidates are measured, by differences in float64, so that the result is
+that of float64 throughout and does not depend on how the work was cut. The cosine of two vectors is a matter of the
+distance of their directions, so both distances are one search; a vector that is itself in the bank is at distance 0.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.types import Float, Int
+from capi.types import Bool, Float, Int
 
 Distance = Literal["cosine", "l2"]
-_ROWS_AT_A_TIME = 1024
+Vote = Literal["majority", "weighted"]
+DEFAULT_CHUNK_BYTES = 256 * 2**20
+_VOTING_ROWS = 4096
+_LARGEST_BLOCK = 32768
+# The k-th largest of the maxima of groups is no more than the k-th largest value; so many groups to a neighbour, and
+# values to a group, keep it near.
+_GROUPS_PER_NEIGHBOUR, _GROUP = 4, 16
+_HITS_AT_A_TIME = 2**16
+# Differences of so many values stay in the cache of a processor, and are too few for torch to call other threads.
+_ELEMENTS_AT_A_TIME = {"cpu": 2**15, "other": 2**24}
+_FLOAT32, _FLOAT64 = 2.0**-24, 2.0**-53
+
+
+class Neighbours(NamedTuple):
+    """Numbers of training vectors, nearest first, with their cosine similarity or minus their distance.
+
+    The first k columns are the k nearest, for any smaller k.
+    """
+
+    index: Int[Tensor, "s k"]  # type: ignore[assignment]
+    closeness: Float[Tensor, "s k"]
 
 
 class NearestNeighbours:
-    """Majority vote of the k nearest training vectors, in the manner of scikit-learn.
+    """The k nearest training vectors and the majority among their classes, in the manner of scikit-learn.
 
-    Ties go to the class whose nearest member among the neighbours is closest; equally distant neighbours count in the
-    order of the training set.
+    Equally distant neighbours count in the order of the training set. The training vectors stay where they are (they
+    may be mapped from a file) and are standardised on the way: `(vector - mean) / scale`, as are those asked about.
+    Blocks of both are moved to `device`; `chunk_bytes` is about the memory that the work takes there.
     """
 
-    def __init__(self, neighbours: int = 10, distance: Distance = "cosine") -> None:
+    def __init__(
+        self,
+        neighbours: int = 10,
+        distance: Distance = "cosine",
+        *,
+        device: torch.device | str = "cpu",
+        chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+    ) -> None:
         self.neighbours, self.distance = neighbours, distance
+        self.device, self.chunk_bytes = device, chunk_bytes
 
-    def fit(self, features: Float[Tensor, "s d"], labels: Int[Tensor, " s"]) -> "NearestNeighbours":
+    def fit(
+        self,
+        features: Float[Tensor, "s d"],
+        labels: Int[Tensor, " s"] | None = None,
+        *,
+        mean: Float[Tensor, " d"] | None = None,
+        scale: Float[Tensor, " d"] | None = None,
+    ) -> "NearestNeighbours":
+        if self.neighbours < 1:
+            raise CapiError(f"{self.neighbours} neighbours cannot be asked: the least is 1")
         if len(features) < self.neighbours:
-            raise CapiError(f"{len(features)} labelled images are fewer than the {self.neighbours} neighbours to ask")
-        self.features_, self.labels_ = self._prepared(features), labels
-        self.classes_ = int(labels.max()) + 1
+            raise CapiError(f"{len(features)} training vectors are fewer than the {self.neighbours} neighbours to ask")
+        if scale is not None and not (scale > 0).all():
+            raise CapiError("the scale of each feature must be above 0: give a feature that never varies the scale 1")
+        self.mean_, self.scale_ = mean, scale
+        self.block_rows_, self.query_rows_ = _rows_at_a_time(self.chunk_bytes, features.shape[1])
+        _must_be_finite(features, self.block_rows_)
+        self.features_, self.labels_ = features, labels
+        self._ready: dict[tuple[str, int, Distance], _Block] = {}
         return self
 
-    def kneighbors(self, features: Float[Tensor, "s d"]) -> Int[Tensor, "s n"]:
-        """Numbers of the nearest training vectors, nearest first."""
-        parts = self._prepared(features).split(_ROWS_AT_A_TIME)
-        return torch.cat([self._nearest(part) for part in parts])
+    @torch.no_grad()
+    def kneighbors(self, features: Float[Tensor, "s d"]) -> Neighbours:
+        """The nearest training vectors of each vector."""
+        _must_be_finite(features, self.query_rows_)
+        device = _device_of_float64(self.device)
+        squared = torch.full((len(features), self.neighbours), torch.inf, dtype=torch.float64, device=device)
+        index = torch.zeros(squared.shape, dtype=torch.long, device=device)
+        with _full_precision(torch.device(self.device).type):
+            for block in self._blocks():
+                for first in range(0, len(features), self.query_rows_):
+                    rows = slice(first, first + self.query_rows_)
+                    queries = self._points(features[rows])
+                    squared[rows], index[rows] = _nearer(queries, block, squared[rows], index[rows])
+        return _as_neighbours(squared.cpu(), index.cpu(), self.distance)
 
     def predict(self, features: Float[Tensor, "s d"]) -> Int[Tensor, " s"]:
-        return self.vote(self.kneighbors(features))
+        """The class of the majority; of several, that of the nearest neighbour among them."""
+        if self.labels_ is None:
+            raise CapiError("these neighbours have no classes: give `fit` the labels of the training vectors")
+        classes = int(self.labels_.max()) + 1
+        found = self.kneighbors(features)
+        parts = zip(found.index.split(_VOTING_ROWS), found.closeness.split(_VOTING_ROWS), strict=True)
+        return torch.cat([_majority(self.labels_[index], closeness, classes) for index, closeness in parts])
 
     def score(self, features: Float[Tensor, "s d"], labels: Int[Tensor, " s"]) -> float:
         """Share of right answers."""
         return (self.predict(features) == labels).double().mean().item()
 
-    def vote(self, nearest: Int[Tensor, "s n"]) -> Int[Tensor, " s"]:
-        """The majority among given neighbours."""
-        labels = self.labels_[nearest]
-        votes = torch.zeros(len(labels), self.classes_, dtype=torch.float64)
-        votes.scatter_add_(1, labels, torch.ones_like(labels, dtype=torch.float64))
-        # Less than a vote for each class, more the earlier it appears.
-        earliness = 1 - torch.arange(labels.shape[1], dtype=torch.float64) / (labels.shape[1] + 1)
-        first = torch.zeros_like(votes).scatter_reduce_(1, labels, earliness.expand(labels.shape), "amax")
-        return (votes + first / 2).argmax(1)
+    def _blocks(self) -> Iterator["_Block"]:
+        """The bank, ready for products; a bank of one block stays ready for the next search."""
+        kind = str(self.device), self.neighbours, self.distance
+        if kind in self._ready:
+            yield self._ready[kind]
+            return
+        for start in range(0, len(self.features_), self.block_rows_):
+            bank = self._points(self.features_[start : start + self.block_rows_])
+            block = _Block.of(bank, start, self.neighbours, self.device)
+            if len(self.features_) <= self.block_rows_:
+                self._ready = {kind: block}
+            yield block
 
-    def _prepared(self, features: Tensor) -> Tensor:
-        if not torch.isfinite(features).all():
-            raise CapiError("the features hold values that are no finite numbers")
-        # Differences of squares lose digits far from the origin, so l2 counts in float64.
-        return F.normalize(features.float(), dim=1) if self.distance == "cosine" else features.double()
+    def _points(self, features: Tensor) -> "_Points":
+        vectors = features.to(_device_of_float64(self.device), torch.float64, copy=True)
+        if self.mean_ is not None:
+            vectors.sub_(self.mean_.to(vectors))
+        if self.scale_ is not None:
+            vectors.div_(self.scale_.to(vectors))
+        return _points(vectors, self.distance)
 
-    def _nearest(self, part: Tensor) -> Tensor:
-        closeness = part @ self.features_.T
-        if self.distance == "l2":
-            closeness = closeness - self.features_.square().sum(1) / 2
-        return closeness.sort(dim=1, descending=True, stable=True).indices[:, : self.neighbours]
+
+def class_votes(
+    labels: Int[Tensor, "s n"],
+    closeness: Float[Tensor, "s n"],
+    k: int,
+    classes: int,
+    vote: Vote = "majority",
+    temperature: float = 0.07,
+) -> Float[Tensor, "s classes"]:
+    """What the k nearest of n neighbours, given by their labels, say of each class.
+
+    `majority` counts them; `weighted` sums exp(similarity / temperature), which is meant for cosine similarity.
+    """
+    if not 1 <= k <= labels.shape[1]:
+        raise CapiError(f"{k} neighbours cannot vote where {labels.shape[1]} were found: ask for 1 to that many")
+    weights = torch.ones_like(closeness) if vote == "majority" else (closeness.double() / temperature).exp()
+    votes = torch.zeros(len(labels), classes, dtype=torch.float64, device=labels.device)
+    return votes.scatter_add_(1, labels[:, :k].long(), weights[:, :k].double())
+
+
+def predicted_class(
+    votes: Float[Tensor, "s classes"], labels: Int[Tensor, "s n"], allowed: Bool[Tensor, " classes"] | None = None
+) -> Int[Tensor, " s"]:
+    """The class with the most votes; of several, that of the nearest neighbour among them.
+
+    Classes that are not `allowed` cannot be chosen. Where no neighbour votes for an allowed one, the lowest is.
+    """
+    if allowed is not None:
+        votes = votes.masked_fill(~allowed, -torch.inf)
+    order = torch.arange(labels.shape[1], device=labels.device).expand(labels.shape)
+    earliest = torch.full(votes.shape, labels.shape[1], device=votes.device)
+    earliest.scatter_reduce_(1, labels.long(), order, "amin")
+    never = labels.shape[1] + 1
+    return torch.where(votes == votes.amax(1, keepdim=True), earliest, never).argmin(1)
+
+
+def _majority(labels: Tensor, closeness: Tensor, classes: int) -> Tensor:
+    return predicted_class(class_votes(labels, closeness, labels.shape[1], classes), labels)
+
+
+class _Points(NamedTuple):
+    """Vectors in float64 whose distances are wanted: for the cosine, directions. `zero`: those without direction."""
+
+    vectors: Tensor
+    zero: Tensor
+
+
+class _Block(NamedTuple):
+    """A part of the bank, ready for products: vectors less their `centre`, in parts of the longest, in float32.
+
+    Half the squared distance of q and b is |q|^2 / 2 - (q.b - |b|^2 / 2), whatever the origin; it is the mean of the
+    block here, because products of vectors far from the origin lose the digits that tell them apart. The last column
+    is -|b|^2 / 2, and minus infinity in the rows that fill up the last group.
+    """
+
+    points: _Points
+    numbers: Tensor
+    centre: Tensor
+    unit: float
+    products: Tensor
+    largest_half_square: float
+
+    @classmethod
+    def of(cls, bank: _Points, start: int, neighbours: int, device: torch.device | str) -> "_Block":
+        centre = bank.vectors.mean(0)
+        shifted = bank.vectors - centre
+        square = torch.linalg.vector_norm(shifted, dim=1).square_()
+        kept = _first_copies(bank.vectors, square, neighbours)
+        if len(kept) < len(square):
+            bank, shifted, square = _Points(bank.vectors[kept], bank.zero[kept]), shifted[kept], square[kept]
+        unit = square.max().sqrt().item() or 1.0
+        half_square = (square + bank.zero) / (2 * unit**2)
+        products = torch.zeros(-(-len(kept) // _GROUP) * _GROUP, shifted.shape[1] + 1, device=device)
+        products[: len(kept), :-1] = shifted.div_(unit).float()
+        products[:, -1] = -torch.inf
+        products[: len(kept), -1] = -half_square.float()
+        return cls(bank, kept + start, centre, unit, products, half_square.max().item())
+
+
+def _points(vectors: Tensor, distance: Distance) -> _Points:
+    """In place."""
+    if distance == "l2":
+        return _Points(vectors, vectors.new_zeros(len(vectors)))
+    norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    zero = norms == 0
+    return _Points(vectors.div_(norms.masked_fill_(zero, 1)), zero[:, 0].double())
+
+
+def _first_copies(vectors: Tensor, square: Tensor, neighbours: int) -> Tensor:
+    """Rows in their order, without those that as many equal rows precede as there are neighbours to find.
+
+    Such rows are never among the nearest; thousands of them (white patches, a constant encoder) would all be
+    candidates. Equal rows have equal squares, but not the other way round.
+    """
+    _, group, sizes = square.unique(return_inverse=True, return_counts=True)
+    if sizes.max() <= neighbours:
+        return torch.arange(len(vectors), device=vectors.device)
+    order = group.sort(stable=True).indices
+    starts = sizes.cumsum(0) - sizes
+    large = (sizes > neighbours)[group[order]]
+    rows, heads = order[large], order[starts[group[order[large]]]]
+    copies = torch.zeros(len(vectors), dtype=torch.long, device=vectors.device)
+    copies[large] = (vectors[rows] == vectors[heads]).all(1).long()
+    before = copies.cumsum(0) - copies
+    surplus = (copies > 0) & (before - before[starts[group[order]]] >= neighbours)
+    return order[~surplus].sort().values
+
+
+def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """The best of the neighbours known so far and of a block."""
+    for rows, columns in _candidates(queries, block, squared[:, -1], squared.shape[1]):
+        found = _squared_distances(queries, block.points, rows, columns)
+        worthy = found <= squared[rows, -1]
+        touched, position = rows[worthy].unique(return_inverse=True)
+        numbers = block.numbers[columns[worthy]]
+        nearest = _merged(squared[touched], index[touched], position, found[worthy], numbers)
+        squared, index = squared.index_copy(0, touched, nearest[0]), index.index_copy(0, touched, nearest[1])
+    return squared, index
+
+
+def _candidates(queries: _Points, block: _Block, known: Tensor, neighbours: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of a query and a row of the block, a part at a time: all that may be as near as `known`."""
+    shifted = queries.vectors - block.centre
+    norms = torch.linalg.vector_norm(shifted, dim=1)
+    unit = max(norms.max().item(), block.unit)
+    norms, ratio = norms / unit, block.unit / unit
+    device = block.products.device
+    products = F.pad((shifted / unit).float(), (0, 1), value=ratio).to(device) @ block.products.T
+    error = _largest_error(norms, block, ratio)
+    least = (norms.square() - known / unit**2) / (2 * ratio) - error
+    peaks = _peaks(products, neighbours)
+    if not known.isfinite().all() and peaks.shape[1] >= neighbours:
+        attained = peaks.topk(neighbours, dim=1).values[:, -1]
+        least = torch.maximum(least, attained.to(least.device).double() - 2 * error)
+    # The columns that fill a block up hold minus infinity, which is below any finite number.
+    least = least.float().clamp_min(torch.finfo(torch.float32).min)
+    least.masked_fill_(queries.zero > 0, torch.inf)
+    for rows, columns in _at_least(products, peaks, least[:, None].to(device)):
+        yield rows.to(known.device), columns.to(known.device)
+
+
+def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:
+    """How far a product may be from its true value, for each query: the order of summation is not known.
+
+    `norms` are those of the queries, and all lengths are in parts of the longest, as they are for the products.
+    """
+    width = block.products.shape[1]
+    longest = norms + ratio * (1 + block.largest_half_square)
+    shift = block.centre.norm() / block.unit
+    relative = 1.01 * (width + 16) * _FLOAT32 + 16 * _FLOAT64 * shift
+    # Known distances are to the query, whose own length is taken away from them.
+    cancelled = 16 * (width + 16) * _FLOAT64 * norms.square() / ratio
+    return relative * longest + cancelled + width * torch.finfo(torch.float32).tiny
+
+
+def _peaks(products: Tensor, neighbours: int) -> Tensor:
+    """Maxima over groups of columns: n groups take each n-th column."""
+    columns = products.shape[1]
+    if columns < _GROUP * _GROUPS_PER_NEIGHBOUR * neighbours:
+        return products
+    return products.view(len(products), _GROUP, -1).amax(1)
+
+
+def _at_least(products: Tensor, peaks: Tensor, least: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Where products reach what is asked of their row; only groups whose maximum does are looked into."""
+    groups = peaks.shape[1]
+    members = torch.arange(0, products.shape[1], groups, device=products.device)
+    for hits in (peaks >= least).nonzero().split(_HITS_AT_A_TIME):
+        rows, columns = hits[:, :1].expand(-1, len(members)), hits[:, 1:] + members
+        reached = products[rows, columns] >= least[rows, 0]
+        yield rows[reached], columns[reached]
+
+
+def _squared_distances(queries: _Points, bank: _Points, rows: Tensor, columns: Tensor) -> Tensor:
+    """Of pairs, in float64. A vector without direction is at a right angle to all, so half its square is 1."""
+    pairs = max(1, _ELEMENTS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "other"] // queries.vectors.shape[1])
+    squared = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
+    for out, row, column in zip(squared.split(pairs), rows.split(pairs), columns.split(pairs), strict=True):
+        difference = queries.vectors.index_select(0, row).sub_(bank.vectors.index_select(0, column))
+        torch.linalg.vector_norm(difference, dim=1, out=out)
+    return squared.square_().add_(bank.zero[columns])
+
+
+def _merged(squared: Tensor, index: Tensor, rows: Tensor, found: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+    """The k nearest of each row: of those in a table and of those in a list that names the row; lower numbers first."""
+    count, k = squared.shape
+    table_rows = torch.arange(count, device=rows.device).repeat_interleave(k)
+    all_rows, all_numbers = torch.cat([table_rows, rows]), torch.cat([index.flatten(), numbers])
+    all_squared = torch.cat([squared.flatten(), found])
+    order = all_numbers.sort().indices
+    for key in (all_squared, all_rows):
+        order = order[key[order].sort(stable=True).indices]
+    sizes = all_rows.bincount(minlength=count)
+    nearest = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(k, device=rows.device)]
+    return all_squared[nearest], all_numbers[nearest]
+
+
+def _as_neighbours(squared: Tensor, index: Tensor, distance: Distance) -> Neighbours:
+    if distance == "l2":
+        return Neighbours(index, 0 - squared.sqrt())
+    # Vectors without direction, for which nothing was searched, are equally far from all.
+    zero = squared.isinf()
+    index = torch.where(zero, torch.arange(index.shape[1]), index)
+    return Neighbours(index, (1 - squared / 2).masked_fill(zero, 0))
+
+
+def _must_be_finite(features: Tensor, rows: int) -> None:
+    if not all(part.isfinite().all() for part in features.split(rows)):
+        raise CapiError("the features hold values that are no finite numbers: look at the encoder that made them")
+
+
+def _rows_at_a_time(chunk_bytes: int, width: int) -> tuple[int, int]:
+    """Rows of a block and of queries: half the memory for blocks, a quarter each for queries and for products.
+
+    A vector takes about 20 bytes a value, in float64 and float32, and a product 5, with what it is compared with.
+    """
+    block = min(max(1, chunk_bytes // (40 * width)), _LARGEST_BLOCK)
+    return block, max(1, min(chunk_bytes // (80 * width), chunk_bytes // (20 * block)))
+
+
+def _device_of_float64(device: torch.device | str) -> torch.device:
+    """Where to count in float64, which Apple's GPUs cannot."""
+    return torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
+
+
+@contextmanager
+def _full_precision(device_type: str) -> Iterator[None]:
+    """Products in true float32, whatever training chose: the bound on their errors relies on it."""
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    try:
+        with torch.autocast(device_type, enabled=False):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(precision)

@@ -1,12 +1,19 @@
+from collections.abc import Callable
+from typing import get_args
+
 import pytest
 import torch
-from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.neighbours import NearestNeighbours
+from capi.evals import neighbours as module
+from capi.evals.neighbours import Distance, NearestNeighbours, class_votes, predicted_class
 
+DISTANCES: tuple[Distance, ...] = get_args(Distance)
 SCIKIT_METRIC = {"cosine": "cosine", "l2": "euclidean"}
+# Small enough that tens of vectors are several blocks.
+FEW_BYTES = 12_000
 
 
 def labelled_clouds(count: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
@@ -16,62 +23,243 @@ def labelled_clouds(count: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     return centres[labels] + torch.randn(count, 12) + offset, labels
 
 
+def nearest_slowly(features: Tensor, queries: Tensor, k: int, distance: str) -> Tensor:
+    """By differences in float64, one query at a time; of equally distant ones the first."""
+    bank, points = features.double(), queries.double()
+    if distance == "cosine":
+        bank, points = (vectors / vectors.norm(dim=1, keepdim=True) for vectors in (bank, points))
+    squares = torch.stack([(bank - point).square().sum(1) for point in points])
+    return squares.sort(dim=1, stable=True).indices[:, :k]
+
+
 def voted_slowly(labels: list[int]) -> int:
     """The commonest label; of several, the one that comes first."""
     return max(labels, key=lambda label: (labels.count(label), -labels.index(label)))
 
 
-@pytest.mark.parametrize("distance", SCIKIT_METRIC)
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("k", [1, 3, 10, 300])
-def test__agrees_with_scikit_learn(distance: str, k: int) -> None:
+def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) -> None:
+    (features, labels), (queries, _) = labelled_clouds(300, offset), labelled_clouds(200, offset)
+    theirs = NearestNeighbors(n_neighbors=k, metric=SCIKIT_METRIC[distance], algorithm="brute")
+    distances, nearest = theirs.fit(features.double().numpy()).kneighbors(queries.double().numpy())
+    if distance == "cosine" and offset:
+        # Its cosines differ by rounding alone this far out.
+        nearest, distances = nearest_slowly(features, queries, k, distance).numpy(), distances.round(12)
+    found = NearestNeighbours(k, distance).fit(features, labels).kneighbors(queries)
+    assert found.index.tolist() == nearest.tolist()
+    assert found.index.dtype == torch.long
+    closeness = 1 - distances if distance == "cosine" else -distances
+    torch.testing.assert_close(found.closeness, torch.from_numpy(closeness), atol=1e-7, rtol=1e-7)
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test__predicts_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -> None:
     (features, labels), (queries, wanted) = labelled_clouds(300), labelled_clouds(200)
-    ours = NearestNeighbours(k, distance).fit(features, labels)
-    theirs = KNeighborsClassifier(k, metric=SCIKIT_METRIC[distance]).fit(features.double().numpy(), labels.numpy())
-    nearest = theirs.kneighbors(queries.double().numpy(), return_distance=False)
-    assert ours.kneighbors(queries).tolist() == nearest.tolist()
-    clear = torch.tensor([votes.bincount(minlength=5).sort().values.diff()[-1] > 0 for votes in labels[nearest]])
-    assert clear.float().mean() > 0.6
+    ours = NearestNeighbours(10, distance).fit(features, labels)
+    theirs = KNeighborsClassifier(10, metric=SCIKIT_METRIC[distance]).fit(features.double().numpy(), labels.numpy())
+    votes = labels[ours.kneighbors(queries).index]
+    clear = torch.tensor([row.bincount(minlength=5).sort().values.diff()[-1] > 0 for row in votes])
+    assert 0.6 < clear.double().mean() < 1
     expected = torch.from_numpy(theirs.predict(queries.double().numpy()))
     predicted = ours.predict(queries)
     assert torch.equal(predicted[clear], expected[clear])
     assert ours.score(queries, wanted) == pytest.approx((predicted == wanted).sum().item() / 200)
 
 
-def test__l2_is_exact_far_from_the_origin() -> None:
-    (features, labels), (queries, _) = labelled_clouds(300, offset=1000.0), labelled_clouds(100, offset=1000.0)
-    theirs = KNeighborsClassifier(10).fit(features.double().numpy(), labels.numpy())
-    nearest = theirs.kneighbors(queries.double().numpy(), return_distance=False)
-    assert NearestNeighbours(10, "l2").fit(features, labels).kneighbors(queries).tolist() == nearest.tolist()
+@pytest.mark.parametrize("distance", DISTANCES)
+def test__fewer_neighbours_are_the_first_of_more(distance: Distance) -> None:
+    (features, _), (queries, _) = labelled_clouds(90), labelled_clouds(30)
+    most = NearestNeighbours(30, distance).fit(features).kneighbors(queries)
+    for k in (1, 3, 10):
+        fewer = NearestNeighbours(k, distance).fit(features).kneighbors(queries)
+        assert torch.equal(fewer.index, most.index[:, :k])
+        assert torch.equal(fewer.closeness, most.closeness[:, :k])
+
+
+def close_together(count: int) -> Tensor:
+    """Differences of a few units in the last place of float32."""
+    return 1 + torch.randint(8, (count, 6)) * 2.0**-23
+
+
+def one_far_away(count: int) -> Tensor:
+    """One vector so long that products in its units tell the others apart badly."""
+    features = torch.randn(count, 6)
+    features[count // 2] *= 1e7
+    return features
+
+
+def many_copies(count: int) -> Tensor:
+    return torch.randn(9, 6)[torch.randint(9, (count,))]
+
+
+def tiny_values(count: int) -> Tensor:
+    return torch.randn(count, 6) * 1e-30
+
+
+def huge_values(count: int) -> Tensor:
+    return torch.randn(count, 6) * 1e30
+
+
+@pytest.mark.parametrize("make", [close_together, one_far_away, many_copies, tiny_values, huge_values])
+@pytest.mark.parametrize("chunk_bytes", [FEW_BYTES, 2**28])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test__is_exact_for_awkward_vectors(distance: Distance, chunk_bytes: int, make: Callable[[int], Tensor]) -> None:
+    features = make(150)
+    queries = torch.cat([make(20), features[::3]])
+    search = NearestNeighbours(7, distance, chunk_bytes=chunk_bytes).fit(features)
+    assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 7, distance))
+
+
+@pytest.mark.parametrize("chunk_bytes", [FEW_BYTES, 2**28])
+@pytest.mark.parametrize("distance", DISTANCES)
+def test__a_vector_of_the_bank_finds_itself(distance: Distance, chunk_bytes: int) -> None:
+    features = labelled_clouds(80, offset=300.0)[0]
+    features[50:] = features[torch.randint(50, (30,))]
+    first = [next(other for other in range(80) if features[other].equal(row)) for row in features]
+    found = NearestNeighbours(3, distance, chunk_bytes=chunk_bytes).fit(features).kneighbors(features)
+    assert found.index[:, 0].tolist() == first
+    assert (found.closeness[:, 0] == (1 if distance == "cosine" else 0)).all()
+
+
+@pytest.mark.parametrize("chunk_bytes", [1500, 2**28])
+def test__equally_distant_neighbours_count_in_the_order_of_the_training_set(chunk_bytes: int) -> None:
+    # Whole numbers on a small grid: distances are exact, and many are equal.
+    features, queries = torch.randint(3, (400, 2)), torch.randint(3, (40, 2))
+    squares = (queries[:, None] - features[None]).square().sum(2)
+    expected = [sorted(range(400), key=lambda number, row=row: (row[number], number))[:50] for row in squares.tolist()]
+    search = NearestNeighbours(50, "l2", chunk_bytes=chunk_bytes).fit(features.float())
+    assert search.kneighbors(queries.float()).index.tolist() == expected
+
+
+def test__copies_beyond_the_neighbours_are_dropped_and_only_those() -> None:
+    # The second vector is as long as the first, and is no copy of it.
+    vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 3.0]], dtype=torch.float64)[torch.randint(3, (60,))]
+    kept = module._first_copies(vectors, vectors.square().sum(1), 4).tolist()
+    for copies in ([0.0, 1.0], [1.0, 0.0], [3.0, 3.0]):
+        numbers = [number for number, row in enumerate(vectors.tolist()) if row == copies]
+        assert [number for number in kept if number in numbers][:4] == numbers[:4]
+    assert kept == sorted(kept)
+    assert len(kept) < 60
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test__the_result_does_not_depend_on_how_the_work_is_cut(
+    distance: Distance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (features, _), (queries, _) = labelled_clouds(700), labelled_clouds(50)
+    whole = NearestNeighbours(5, distance).fit(features).kneighbors(queries)
+    cut = NearestNeighbours(5, distance, chunk_bytes=FEW_BYTES).fit(features)
+    assert cut.block_rows_ < 100
+    assert cut.query_rows_ < 50
+    monkeypatch.setattr(module, "_HITS_AT_A_TIME", 7)
+    monkeypatch.setitem(module._ELEMENTS_AT_A_TIME, "cpu", 100)
+    for search in (cut, NearestNeighbours(5, distance).fit(features)):
+        for ours, expected in zip(search.kneighbors(queries), whole, strict=True):
+            assert torch.equal(ours, expected)
+        assert torch.equal(search.kneighbors(queries.flip(0)).index, whole.index.flip(0))
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test__vectors_are_standardised_on_the_way(distance: Distance) -> None:
+    (features, _), (queries, _) = labelled_clouds(90, offset=5.0), labelled_clouds(30, offset=5.0)
+    mean, scale = features.mean(0), torch.rand(12) + 0.1
+    expected = NearestNeighbours(8, distance).fit((features.double() - mean) / scale)
+    before = features.clone()
+    found = NearestNeighbours(8, distance).fit(features, mean=mean, scale=scale).kneighbors(queries)
+    for ours, theirs in zip(found, expected.kneighbors((queries.double() - mean) / scale), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+    assert torch.equal(features, before)
+
+
+def test__a_search_that_is_changed_finds_anew() -> None:
+    (features, _), (queries, _) = labelled_clouds(90, offset=1.0), labelled_clouds(30, offset=1.0)
+    search = NearestNeighbours(8, "l2").fit(features)
+    assert torch.equal(search.kneighbors(queries).index, search.kneighbors(queries).index)
+    search.distance = "cosine"
+    assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 8, "cosine"))
+    others = labelled_clouds(90, offset=1.0)[0]
+    assert torch.equal(search.fit(others).kneighbors(queries).index, nearest_slowly(others, queries, 8, "cosine"))
+
+
+def test__vectors_without_direction_are_at_a_right_angle_to_all() -> None:
+    features = torch.tensor([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.1], [0.0, 0.0]])
+    found = NearestNeighbours(4).fit(features).kneighbors(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
+    assert found.index.tolist() == [[0, 1, 2, 3], [2, 0, 3, 1]]
+    assert found.closeness[0].tolist() == [0, 0, 0, 0]
+    assert found.closeness[1, [1, 2, 3]].tolist() == pytest.approx([0, 0, -1])
+
+
+def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    (features, _), (queries, _) = labelled_clouds(900), labelled_clouds(30)
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    seen = []
+    peaks = module._peaks
+    monkeypatch.setattr(
+        module, "_peaks", lambda *given: seen.append(torch.get_float32_matmul_precision()) or peaks(*given)
+    )
+    try:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = NearestNeighbours(5, "l2").fit(features).kneighbors(queries)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert set(seen) == {"highest"}
+    assert torch.equal(found.index, nearest_slowly(features, queries, 5, "l2"))
+
+
+def test__all_rounding_errors_are_within_the_bound() -> None:
+    bank = module._points(torch.randn(500, 40, dtype=torch.float64) + 3, "l2")
+    queries = module._points(torch.randn(50, 40, dtype=torch.float64) * 5, "l2")
+    block = module._Block.of(bank, 0, 5, "cpu")
+    shifted = queries.vectors - block.centre
+    unit = shifted.norm(dim=1).max().item()
+    ratio = block.unit / unit
+    products = torch.nn.functional.pad((shifted / unit).float(), (0, 1), value=ratio) @ block.products[:500].T
+    squares = (queries.vectors[:, None] - bank.vectors[None]).square().sum(2)
+    exact = (shifted.square().sum(1)[:, None] - squares) / (2 * unit * block.unit)
+    errors = (products - exact).abs().amax(1)
+    bound = module._largest_error(shifted.norm(dim=1) / unit, block, ratio)
+    assert (errors > 0).any()
+    assert (errors < bound).all()
+    assert (bound < 1e-5).all()
 
 
 @pytest.mark.parametrize("k", [2, 4, 9])
 def test__tied_votes_go_to_the_class_of_the_nearest_member(k: int) -> None:
-    labels = torch.randint(6, (50,))
-    nearest = torch.stack([torch.randperm(50)[:k] for _ in range(500)])
-    expected = [voted_slowly(labels[row].tolist()) for row in nearest]
-    lowest_class = labels[nearest].mode(dim=1).values
-    assert (torch.tensor(expected) != lowest_class).any()
-    classifier = NearestNeighbours(k).fit(torch.randn(50, 3), labels)
-    assert classifier.vote(nearest).tolist() == expected
+    labels = torch.randint(6, (500, 9))
+    expected = [voted_slowly(row[:k].tolist()) for row in labels]
+    assert (torch.tensor(expected) != labels[:, :k].mode(dim=1).values).any()
+    votes = class_votes(labels, torch.zeros(labels.shape), k, 6)
+    assert votes.sum(1).tolist() == [k] * 500
+    assert predicted_class(votes, labels).tolist() == expected
 
 
-def test__equally_distant_neighbours_count_in_the_order_of_the_training_set() -> None:
-    # Whole numbers on a small grid: distances are exact, and many are equal.
-    features, queries = torch.randint(3, (120, 2)), torch.randint(3, (40, 2))
-    squares = (queries[:, None] - features[None]).square().sum(2)
-    expected = [sorted(range(120), key=lambda number, row=row: (row[number], number))[:7] for row in squares.tolist()]
-    classifier = NearestNeighbours(7, "l2").fit(features.float(), torch.randint(4, (120,)))
-    assert classifier.kneighbors(queries.float()).tolist() == expected
+def test__weighted_votes_sum_the_exponential_of_similarities() -> None:
+    labels, closeness = torch.randint(4, (50, 7)), torch.rand(50, 7).sort(descending=True).values
+    expected = torch.zeros(50, 4, dtype=torch.float64)
+    for row in range(50):
+        for place in range(5):
+            expected[row, labels[row, place]] += torch.exp(closeness[row, place].double() / 0.07)
+    votes = class_votes(labels, closeness, 5, 4, vote="weighted")
+    torch.testing.assert_close(votes, expected)
+    assert torch.equal(predicted_class(votes, labels), expected.argmax(1))
+    flat = class_votes(labels, closeness, 5, 4, vote="weighted", temperature=1e9)
+    torch.testing.assert_close(flat, class_votes(labels, closeness, 5, 4))
 
 
-@pytest.mark.parametrize("distance", SCIKIT_METRIC)
-def test__queries_do_not_depend_on_their_chunk(distance: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (features, labels), (queries, _) = labelled_clouds(60), labelled_clouds(50)
-    classifier = NearestNeighbours(5, distance).fit(features, labels)
-    whole = classifier.kneighbors(queries)
-    monkeypatch.setattr("capi.evals.neighbours._ROWS_AT_A_TIME", 7)
-    assert torch.equal(classifier.kneighbors(queries), whole)
-    assert torch.equal(classifier.kneighbors(queries.flip(0)), whole.flip(0))
+def test__only_allowed_classes_are_predicted() -> None:
+    labels, allowed = torch.tensor([[3, 3, 1, 2], [3, 3, 3, 3]]), torch.tensor([False, True, True, False])
+    votes = class_votes(labels, torch.zeros(2, 4), 4, 4)
+    assert predicted_class(votes, labels).tolist() == [3, 3]
+    assert predicted_class(votes, labels, allowed).tolist() == [1, 1]
+
+
+def test__more_voters_than_neighbours_are_an_error() -> None:
+    with pytest.raises(CapiError, match="5 neighbours cannot vote where 4 were found"):
+        class_votes(torch.zeros(2, 4).long(), torch.zeros(2, 4), 5, 3)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -85,8 +273,14 @@ def test__values_that_are_not_finite_are_errors(value: float) -> None:
         NearestNeighbours(5).fit(features, labels).predict(broken)
 
 
-def test__fewer_labelled_images_than_neighbours_are_an_error() -> None:
+def test__neighbours_that_cannot_be_asked_are_errors() -> None:
     features, labels = labelled_clouds(9)
     NearestNeighbours(9).fit(features, labels)
-    with pytest.raises(CapiError, match="9 labelled images are fewer than the 10 neighbours"):
+    with pytest.raises(CapiError, match="9 training vectors are fewer than the 10 neighbours"):
         NearestNeighbours(10).fit(features, labels)
+    with pytest.raises(CapiError, match="0 neighbours cannot be asked"):
+        NearestNeighbours(0).fit(features, labels)
+    with pytest.raises(CapiError, match="have no classes"):
+        NearestNeighbours(3).fit(features).predict(features)
+    with pytest.raises(CapiError, match="scale of each feature must be above 0"):
+        NearestNeighbours(3).fit(features, scale=torch.zeros(12))
