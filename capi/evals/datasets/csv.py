@@ -1,0 +1,102 @@
+"""A CSV that names files, their splits, and their classes or masks."""
+
+import csv
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+
+from capi.errors import CapiError, nearest
+from capi.evals.datasets.mask_files import check_all_masked, segmentation_of_own_masks
+from capi.evals.datasets.reading import (
+    check_splits_differ,
+    chosen_tests,
+    classification,
+    one_test,
+    refuse,
+    without_excluded,
+)
+from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData
+
+Rows = list[tuple[str, str, str]]
+
+
+def load_classification(path: Path, options: DataOptions) -> ClassificationData:
+    """The label column is the class, as text; classes are those of the chosen splits, sorted."""
+    refuse(options, {"ignored", "class_names"}, "classification")
+    column = options.label or "label"
+    rows, notes = _read(path, column, options)
+    train, tests = _chosen(rows, path, options)
+    unlabelled = [file for split in (train, *tests) for file, value in _of_split(rows, split) if not value]
+    if unlabelled:
+        raise CapiError(f'{path} has nothing in the column "{column}" for {unlabelled[0]}: fill it in or take it out')
+    parts = {split: (path.parent, _of_split(rows, split)) for split in (train, *tests)}
+    return classification(parts[train], {split: parts[split] for split in tests}, notes=notes)
+
+
+def load_segmentation(path: Path, options: DataOptions) -> SegmentationData:
+    """The column `mask` names the mask of each image."""
+    refuse(options, {"label"}, "segmentation")
+    if options.tests is not None:
+        one_test(options.tests)
+    rows, notes = _read(path, "mask", options)
+    train, (test,) = _chosen(rows, path, options)
+    pairs = [pair for split in (train, test) for pair in _of_split(rows, split)]
+    missing = [file for file, mask in pairs if not (mask and (path.parent / mask).is_file())]
+    check_all_masked(missing, path.parent, len(pairs))
+    folder = path.parent
+    return segmentation_of_own_masks(
+        (folder, folder, _of_split(rows, train)), (folder, folder, _of_split(rows, test)), options, test, notes
+    )
+
+
+def _read(path: Path, column: str, options: DataOptions) -> tuple[Rows, tuple[str, ...]]:
+    """Rows of (file, split, value of the column), sorted by file."""
+    if not path.is_file():
+        raise CapiError(f"there is no file {path}: this data set is a CSV with the columns file, split and {column}")
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.DictReader(file, restval="")
+        columns, table = list(reader.fieldnames or []), list(reader)
+    for name in ("file", column, "split"):
+        if name not in columns:
+            raise CapiError(f'{path} has no column "{name}"{nearest(name, columns)} (it has {", ".join(columns)})')
+    rows = sorted((row["file"], row["split"], row[column]) for row in table)
+    twice = next((file for (file, *_), (after, *_) in itertools.pairwise(rows) if file == after), None)
+    if twice is not None:
+        raise CapiError(f"{path} names {twice} twice: an image has one row, in one split")
+    left, notes = without_excluded([file for file, _, _ in rows], options)
+    return [row for row in rows if row[0] in left], notes
+
+
+def _chosen(rows: Rows, path: Path, options: DataOptions) -> tuple[str, tuple[str, ...]]:
+    splits = {split for _, split, _ in rows}
+    train = options.train or "train"
+    tests = chosen_tests(splits, options, path)
+    check_splits_differ(train, tests)
+    for split in (train, *tests):
+        if split not in splits:
+            known = ", ".join(sorted(splits)) or "none"
+            raise CapiError(f'{path} has no images of the split "{split}"{nearest(split, splits)} (it has {known})')
+    return train, tests
+
+
+def _of_split(rows: Sequence[tuple[str, str, str]], split: str) -> list[tuple[str, str]]:
+    return [(file, value) for file, its_split, value in rows if its_split == split]
+
+
+DATASET = Dataset(
+    name="csv",
+    title="Any images that a CSV names",
+    layout="""\
+The folder that is given is a file here: a CSV in UTF-8, one row an image, with the columns
+  file     the image, relative to the folder of the CSV
+  split    its split; train= (train unless said) is trained on, tests= (test, else val) is tested on
+  label    its class, for classification; label= names another column
+  mask     its mask, for segmentation, relative to the folder of the CSV: an image that holds one number a pixel
+
+Every label found in the masks is a class but for those of ignored=; with class_names= the labels are 0, 1, 2, ... and
+any other is an error. exclude= names a file with the images to leave out, a line each, spelt as in the CSV.
+""",
+    classification=load_classification,
+    segmentation=load_segmentation,
+    heeds=frozenset({"train", "tests", "label", "exclude", "ignored", "class_names"}),
+)

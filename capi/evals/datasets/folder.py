@@ -1,0 +1,42 @@
+"""A folder of class folders."""
+
+from pathlib import Path
+
+from capi.errors import CapiError, nearest
+from capi.evals.datasets.reading import (
+    check_splits_differ,
+    chosen_tests,
+    class_folders,
+    classification,
+    existing_folder,
+)
+from capi.evals.tasks import ClassificationData, DataOptions, Dataset
+
+
+def load(root: Path, options: DataOptions) -> ClassificationData:
+    """Classes are the folders with images in any of the chosen splits, so that a class has one number in all."""
+    splits = {entry.name for entry in existing_folder(root).iterdir() if entry.is_dir()}
+    train = options.train or "train"
+    tests = chosen_tests(splits, options, root)
+    check_splits_differ(train, tests)
+    for split in (train, *tests):
+        if split not in splits:
+            known = ", ".join(sorted(splits)) or "no folder"
+            raise CapiError(f'{root} has no folder "{split}"{nearest(split, splits)} (it has {known})')
+    parts = {split: (root / split, class_folders(root / split)) for split in (train, *tests)}
+    return classification(parts[train], {split: parts[split] for split in tests})
+
+
+DATASET = Dataset(
+    name="folder",
+    title="Any folder of class folders",
+    layout="""\
+ROOT/train/CLASS/...     images to train on; folders inside of a class folder are searched too
+ROOT/test/CLASS/...      images to test on; ROOT/val where there is no ROOT/test
+
+train= and tests= name other splits. The classes are the class folders that hold images, sorted by name. An image
+beside the class folders is an error. A class that only test images have stays a class and is noted in the results.
+""",
+    classification=load,
+    heeds=frozenset({"train", "tests"}),
+)

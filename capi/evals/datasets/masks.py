@@ -1,0 +1,59 @@
+"""A folder of images with a folder of masks."""
+
+from pathlib import Path
+
+from capi.errors import CapiError, nearest
+from capi.evals.datasets.mask_files import Pairs, paired, segmentation_of_own_masks
+from capi.evals.datasets.reading import (
+    check_splits_differ,
+    chosen_tests,
+    existing_folder,
+    one_test,
+    without_excluded,
+)
+from capi.evals.tasks import DataOptions, Dataset, SegmentationData
+
+
+def load(root: Path, options: DataOptions) -> SegmentationData:
+    """Images and masks are matched by their names in the two folders, without the ending."""
+    splits = {entry.name for entry in existing_folder(root / "images").iterdir() if entry.is_dir()}
+    train = options.train or "train"
+    test = one_test(chosen_tests(splits, options, root / "images"))
+    check_splits_differ(train, [test])
+    pairs: dict[str, Pairs] = {}
+    notes: list[str] = []
+    for split in (train, test):
+        if split not in splits:
+            known = ", ".join(sorted(splits)) or "no folder"
+            raise CapiError(f'{root / "images"} has no folder "{split}"{nearest(split, splits)} (it has {known})')
+        pairs[split], more = paired(root / "images" / split, existing_folder(root / "masks" / split))
+        notes += more
+    left, more = without_excluded([f"{split}/{image}" for split in pairs for image, _ in pairs[split]], options)
+    parts = {
+        split: (
+            root / "images" / split,
+            root / "masks" / split,
+            [pair for pair in pairs[split] if f"{split}/{pair[0]}" in left],
+        )
+        for split in pairs
+    }
+    return segmentation_of_own_masks(parts[train], parts[test], options, test, [*notes, *more])
+
+
+DATASET = Dataset(
+    name="masks",
+    title="Any folder of images with a folder of masks",
+    layout="""\
+ROOT/images/train/...    images to train on, in folders or not
+ROOT/masks/train/...     their masks: the same names but for the ending, PNG, one number a pixel (palettes are not
+                         looked up: the index is the label)
+ROOT/images/test/...     images to test on; val where there is no test
+ROOT/masks/test/...
+
+train= and tests= name other splits. Every label found in the masks is a class but for those of ignored=; with
+class_names= the labels are 0, 1, 2, ... and any other is an error. exclude= names a file with the images to leave out,
+a line each, like train/NAME.jpg. An image without a mask is an error; a label that only test masks have is noted.
+""",
+    segmentation=load,
+    heeds=frozenset({"train", "tests", "ignored", "class_names", "exclude"}),
+)

@@ -1,0 +1,215 @@
+"""What the data sets share: walking folders, reading lists, numbering classes, and checking counts."""
+
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from capi.data.sources import ENDINGS, Files
+from capi.errors import CapiError, nearest
+from capi.evals.tasks import AnsweredImages, ClassificationData, DataOptions, LabelledImages
+
+_NAMED = 5
+
+
+def existing_folder(path: Path) -> Path:
+    """The folder, or an error that it is missing."""
+    if not path.is_dir():
+        kind = "a file, not a folder" if path.exists() else "missing"
+        raise CapiError(f"the folder {path} is {kind}: the files must lie as `capi datasets show` says")
+    return path
+
+
+def existing_file(path: Path) -> Path:
+    """The file, or an error that it is missing."""
+    if not path.is_file():
+        raise CapiError(f"the file {path} is missing: the files must lie as `capi datasets show` says")
+    return path
+
+
+def list_lines(path: Path) -> list[str]:
+    """The lines of a list, without those that are empty."""
+    try:
+        text = existing_file(path).read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise CapiError(f"{path} cannot be read as a list of names ({error}): give a text file in UTF-8") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def images_under(root: Path) -> list[str]:
+    """Names of all images under a folder, relative to it and sorted; hidden files and folders are left out."""
+    names = sorted(_walk(existing_folder(root), "", frozenset()))
+    broken = next((name for name in names if "\n" in name), None)
+    if broken is not None:
+        raise CapiError(f"the file name {broken!r} in {root} holds a line break: rename it")
+    return names
+
+
+def _walk(folder: Path, prefix: str, parents: frozenset[str]) -> Iterator[str]:
+    # Names put together as plain strings: several times faster than os.walk with relpath, on millions of files.
+    try:
+        # Following links, a folder may lie in itself.
+        parents = parents | {os.path.realpath(folder)}
+        entries = list(os.scandir(folder))
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if not (entry.is_symlink() and os.path.realpath(entry.path) in parents):
+                    yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", parents)
+            elif entry.name.lower().endswith(ENDINGS):
+                yield prefix + entry.name
+    except OSError as error:
+        raise CapiError(f"{error.filename} cannot be read ({error.strerror}): give access to it") from error
+
+
+def class_folders(root: Path) -> list[tuple[str, str]]:
+    """Every image in a folder of class folders, with its class: the folder directly under the root that it lies in."""
+    names = images_under(root)
+    if not names:
+        raise CapiError(f"{root} holds no images (looked for {', '.join(ENDINGS)}): it must hold a folder a class")
+    stray = [name for name in names if "/" not in name]
+    if len(stray) == len(names):
+        raise CapiError(f"{root} holds images, but no folder for each class: put every image into its class's folder")
+    if stray:
+        raise CapiError(f"{root / stray[0]} lies beside the class folders: move it into its class's folder, or away")
+    # One string a class, not one an image: there may be millions.
+    classes: dict[str, str] = {}
+    return [(name, classes.setdefault(kind, kind)) for name in names for kind in [name.split("/", 1)[0]]]
+
+
+def labelled(root: Path, rows: Sequence[tuple[str, str]], classes: Sequence[str]) -> LabelledImages:
+    """Images given as (name, class)."""
+    number = {name: index for index, name in enumerate(classes)}
+    labels = torch.tensor([number[kind] for _, kind in rows], dtype=torch.int64)
+    return LabelledImages(Files(root, [name for name, _ in rows]), labels)
+
+
+def answered(images: LabelledImages) -> AnsweredImages:
+    """A test set with one right answer an image."""
+    return AnsweredImages(images.images, images.labels[:, None])
+
+
+def classification(
+    train: tuple[Path, Sequence[tuple[str, str]]],
+    tests: Mapping[str, tuple[Path, Sequence[tuple[str, str]]]],
+    classes: Sequence[str] | None = None,
+    notes: Iterable[str] = (),
+) -> ClassificationData:
+    """Rows of (name, class) as a classification; classes are those of any row, sorted, unless they are given."""
+    trained = {kind for _, kind in train[1]}
+    tested = {kind for _, rows in tests.values() for _, kind in rows}
+    if classes is None:
+        classes = sorted(trained | tested)
+    unknown = sorted((trained | tested) - set(classes))
+    if unknown:
+        raise CapiError(f'the class "{unknown[0]}" is not one of the {len(classes)} classes of the data set')
+    return ClassificationData(
+        classes=tuple(classes),
+        train=labelled(*train, classes),
+        tests={name: answered(labelled(*part, classes)) for name, part in tests.items()},
+        notes=(*notes, *only_tested(trained, tested)),
+    )
+
+
+def only_tested(trained: Collection[str], tested: Collection[str]) -> tuple[str, ...]:
+    """A note about classes that no training image has: they cannot be learned, so their images count as wrong."""
+    missing = sorted(set(tested) - set(trained))
+    if not missing:
+        return ()
+    return (f"only in test images, so never predicted: {some_of(missing)}",)
+
+
+def some_of(names: Sequence[str]) -> str:
+    """The first few of many names."""
+    rest = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def check_count(found: int, expected: int, what: str, options: DataOptions) -> tuple[str, ...]:
+    """Notes about a number that is not the official one; an error where numbers are to be verified."""
+    if found == expected:
+        return ()
+    if options.verify_counts:
+        raise CapiError(
+            f"found {found} {what}, but the official data set has {expected}: "
+            "complete the files, or say verify_counts=false to go on with what is there"
+        )
+    return (f"{found} {what} instead of the official {expected}",)
+
+
+def without_excluded(names: Sequence[str], options: DataOptions) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Which of the names stay, and a note about the rest. Lines of the file that begin with # are remarks."""
+    if options.exclude is None:
+        return frozenset(names), ()
+    listed = {line for line in list_lines(options.exclude) if not line.startswith("#")}
+    unknown = sorted(listed - set(names))
+    if unknown:
+        raise CapiError(
+            f'{options.exclude} names "{unknown[0]}", which is no image of the data set'
+            f"{nearest(unknown[0], names[:1000])} (names are like {names[0]})"
+        )
+    left = frozenset(names) - listed
+    return left, (f"{len(listed)} images left out by {options.exclude.name}",) if listed else ()
+
+
+def chosen_tests(present: Collection[str], options: DataOptions, where: Path) -> tuple[str, ...]:
+    """The splits to test on: those asked for, else `test` where there is one, else `val`."""
+    if options.tests is not None:
+        if not options.tests:
+            raise CapiError("tests= names no split: name at least one")
+        return options.tests
+    default = next((name for name in ("test", "val") if name in present), None)
+    if default is None:
+        known = ", ".join(sorted(present)) or "nothing"
+        raise CapiError(f"{where} has neither test nor val, but {known}: name the split to test on with tests=")
+    return (default,)
+
+
+def one_test(tests: Sequence[str]) -> str:
+    """Segmentation has one test split."""
+    if len(tests) != 1:
+        raise CapiError(f"segmentation is tested on one split, but tests= names {len(tests)}: {', '.join(tests)}")
+    return tests[0]
+
+
+def check_splits_differ(train: str, tests: Sequence[str]) -> None:
+    """Testing on what was trained on would be no test."""
+    if train in tests:
+        raise CapiError(f'the split "{train}" is both trained and tested on: choose others with train= and tests=')
+
+
+def refuse(options: DataOptions, names: Collection[str], task: str) -> None:
+    """An option that a data set heeds in its other task only."""
+    for name in sorted(names):
+        if getattr(options, name):
+            raise CapiError(f"{name}= means nothing for the {task} of this data set: leave it out")
+
+
+def check_more(options: DataOptions, known: Collection[str]) -> None:
+    """Names of further files that the data set knows nothing of."""
+    for name in options.more:
+        if name not in known:
+            raise CapiError(
+                f'more= has no "{name}" for this data set{nearest(name, known)} (it knows {", ".join(known)})'
+            )
+
+
+def check_present(root: Path, folder: str, names: Sequence[str]) -> None:
+    """That every name in a list, relative to the root, is a file of this flat folder."""
+    present = {f"{folder}/{entry.name}" for entry in os.scandir(existing_folder(root / folder))}
+    missing = [name for name in names if name not in present]
+    if missing:
+        raise CapiError(
+            f"{len(missing)} of {len(names)} files of the lists are missing, the first is {root / missing[0]}: "
+            "complete the files"
+        )
+
+
+def first_with(roots: Sequence[Path], inside: str) -> Path:
+    """The first of several folders that holds a file or folder; data sets are unpacked more or less deep."""
+    found = next((root for root in roots if (root / inside).exists()), None)
+    if found is None:
+        raise CapiError(f"there is no {roots[0] / inside}: the files must lie as `capi datasets show` says")
+    return found
