@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Int
+    from jaxtyping import Bool, Float, Int, Integer
 else:
     try:
-        from jaxtyping import Bool, Float, Int
+        from jaxtyping import Bool, Float, Int, Integer
     except ImportError:
 
         class Float:
@@ -25,9 +25,21 @@ else:
             def __class_getitem__(cls, _: object) -> type[Tensor]:
                 return Tensor
 
-        Bool = Int = Float
+        Bool = Int = Integer = Float
 
-__all__ = ["Bool", "Features", "Float", "Int", "MaskedBatch", "Reduction", "VisionEncoder"]
+__all__ = [
+    "IMAGENET",
+    "Bool",
+    "Features",
+    "Float",
+    "Int",
+    "Integer",
+    "MaskedBatch",
+    "Reduction",
+    "Statistics",
+    "VisionEncoder",
+    "statistics_of",
+]
 
 
 class MaskedBatch(NamedTuple):
@@ -46,9 +58,22 @@ class Features(NamedTuple):
     feature_map: Float[Tensor, "b rows columns d"]
 
 
+class Statistics(NamedTuple):
+    """Mean and deviation of each channel of the images that an encoder wants, full scale being 1."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+IMAGENET = Statistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
 @runtime_checkable
 class VisionEncoder(Protocol):
-    """The contract of an encoder: normalised images in, features out."""
+    """The contract of an encoder: normalised images in, features out.
+
+    An encoder may also have `statistics`, which its images are normalised with; without it they are ImageNet's.
+    """
 
     @property
     def width(self) -> int: ...
@@ -57,6 +82,12 @@ class VisionEncoder(Protocol):
     def patch_size(self) -> int: ...
 
     def __call__(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features: ...
+
+
+def statistics_of(encoder: VisionEncoder) -> Statistics:
+    """What images are normalised with before this encoder sees them."""
+    found: Statistics | None = getattr(encoder, "statistics", None)
+    return IMAGENET if found is None else found
 
 
 @runtime_checkable

@@ -5,6 +5,30 @@ import pytest
 import torch
 
 from capi.method.losses import soft_cross_entropy
+from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
+
+
+class Means:
+    """The least that an encoder needs."""
+
+    width, patch_size = 3, 4
+
+    def __call__(self, images: torch.Tensor, *, pooled: bool = True) -> Features:
+        means = torch.nn.functional.avg_pool2d(images, 4).permute(0, 2, 3, 1)
+        return Features(None, images.new_zeros(len(images), 0, 3), means)
+
+
+def test__anything_with_a_width_a_patch_size_and_a_call_is_an_encoder() -> None:
+    assert isinstance(Means(), VisionEncoder)
+    assert not isinstance(torch.nn.Linear(3, 3), VisionEncoder)
+    assert Means()(torch.zeros(2, 3, 8, 12)).feature_map.shape == (2, 2, 3, 3)
+
+
+def test__statistics_are_the_encoder_s_or_imagenet_s() -> None:
+    encoder = Means()
+    assert statistics_of(encoder) == IMAGENET == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    encoder.statistics = Statistics((0.5,), (0.1,))
+    assert statistics_of(encoder) == ((0.5,), (0.1,))
 
 
 def test__the_test_run_enforces_shapes() -> None:

@@ -8,7 +8,7 @@ integer. An image that cannot be read is replaced by another, drawn from the sam
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from capi.types import Int
 REPLACEMENTS = 20
 PREFETCHED = 2
 MaskDraw = Callable[[Tensor], tuple[Tensor, Tensor]]
+Item = TypeVar("Item")
 
 
 class LoadedBatch(NamedTuple):
@@ -122,22 +123,27 @@ def load_batches(
 ) -> Iterator[list[LoadedBatch]]:
     """The micro-batches of each step from `start` on, made ahead by so many worker processes (0: none)."""
     micro = batches.share.micro_batches
+    step: list[LoadedBatch] = []
+    for loaded in made_ahead(batches, range(start * micro, stop * micro), workers=workers, pin_memory=pin_memory):
+        step.append(loaded)
+        if len(step) == micro:
+            yield step
+            step = []
+
+
+def made_ahead(items: Dataset[Item], numbers: range, *, workers: int, pin_memory: bool = False) -> Iterator[Item]:
+    """Items in order, made ahead by so many worker processes (0: none)."""
     options: dict[str, Any] = {"prefetch_factor": PREFETCHED, "worker_init_fn": _leave_signals} if workers else {}
-    loader: DataLoader[LoadedBatch] = DataLoader(
-        batches,
+    loader: DataLoader[Item] = DataLoader(
+        items,
         batch_size=None,
-        sampler=range(start * micro, stop * micro),
+        sampler=numbers,
         num_workers=workers,
         collate_fn=_as_is,
         pin_memory=pin_memory,
         **options,
     )
-    step: list[LoadedBatch] = []
-    for loaded in loader:
-        step.append(loaded)
-        if len(step) == micro:
-            yield step
-            step = []
+    yield from loader
 
 
 def _as_is(loaded: Any) -> Any:

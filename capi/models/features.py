@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from capi.models.encoder import Encoded, Encoder
 from capi.models.heads import LinearHead
 from capi.models.predictor import Predictor
-from capi.types import Features, Float
+from capi.types import IMAGENET, Features, Float, Statistics
 
 # The released implementation pools after the whole first block of the predictor.
 POOLING_DEPTH = 1
@@ -15,11 +15,20 @@ class CapiEncoder(nn.Module):
     """A `VisionEncoder`: calling it on normalised images gives `Features(pooled, registers, feature_map)`.
 
     `pooled` asks mask tokens at all positions through the predictor's first block and averages them. It costs a
-    little extra; `encoder(images, pooled=False)` leaves it out and puts None in its place.
+    little extra; `encoder(images, pooled=False)` leaves it out and puts None in its place. `statistics` are the mean
+    and deviation that images are normalised with before they come here.
     """
 
-    def __init__(self, *, encoder: Encoder, predictor: Predictor, head: LinearHead | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        encoder: Encoder,
+        predictor: Predictor,
+        head: LinearHead | None = None,
+        statistics: Statistics = IMAGENET,
+    ) -> None:
         super().__init__()
+        self.statistics = statistics
         self.encoder = encoder
         self.predictor = predictor
         self.head = head

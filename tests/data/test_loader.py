@@ -7,7 +7,7 @@ from torch import Tensor
 
 from capi.data.crops import flips
 from capi.data.decoding import Decoder
-from capi.data.loader import REPLACEMENTS, Cropping, LoadedBatch, Share, TrainingBatches, load_batches
+from capi.data.loader import REPLACEMENTS, Cropping, LoadedBatch, Share, TrainingBatches, load_batches, made_ahead
 from capi.data.reader import Reader
 from capi.data.sources import Encoded
 from capi.method.masking import Grid, MaskSampler
@@ -150,3 +150,11 @@ def test__deeper_images_make_the_whole_batch_floats() -> None:
     assert batch.images.dtype == torch.float32
     values = sorted(batch.images[:, 0, 0, 0].tolist())
     assert values == pytest.approx([0, 1, 2, 30_000 / 257], abs=1e-3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test__items_are_made_ahead_in_order(workers: int) -> None:
+    data = batches(PLAIN, Share(4))
+    made = list(made_ahead(data, range(3, 8), workers=workers))
+    assert len(made) == 5
+    assert all(same(item, data[number]) for item, number in zip(made, range(3, 8), strict=True))

@@ -1,7 +1,7 @@
 import torch
 
 from capi.models.features import CapiEncoder
-from capi.types import Features, VisionEncoder
+from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
 
 
 def test__is_a_vision_encoder_and_gives_the_named_triple(model: CapiEncoder) -> None:
@@ -11,6 +11,14 @@ def test__is_a_vision_encoder_and_gives_the_named_triple(model: CapiEncoder) -> 
     assert features.pooled.shape == (2, 48)
     assert features.registers.shape == (2, 4, 32)
     assert features.feature_map.shape == (2, 4, 6, 32)
+
+
+def test__images_are_imagenet_s_unless_said(model: CapiEncoder) -> None:
+    assert statistics_of(model) == IMAGENET
+    other = Statistics((0.5,) * 3, (0.25,) * 3)
+    assert statistics_of(CapiEncoder(encoder=model.encoder, predictor=model.predictor, statistics=other)) == other
+    # They are no weights.
+    assert not [name for name in model.state_dict() if "statistics" in name]
 
 
 def test__pooled_is_only_computed_when_asked_for(model: CapiEncoder) -> None:
