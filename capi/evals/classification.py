@@ -1,65 +1,252 @@
-"""k-NN classification of labelled images by a frozen encoder: a protocol with one `run`."""
+"""Classification by k-NN on frozen features, and what every classification protocol shares.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+Settings are chosen on held-out training images, then the test sets are scored with the chosen one. k-NN afterwards
+takes all training images for its bank.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from capi.evals.features import FeatureKind, evaluation_images, image_features
-from capi.evals.labelled import LabelledImages
-from capi.evals.neighbours import Distance, NearestNeighbours
+from capi.errors import CapiError
+from capi.evals.features import Encoding, VectorKind, encode, encoded_batches, frame_of, image_vectors
+from capi.evals.fitted import Classifier, Judge, KnnClassifier, vote_confidences
+from capi.evals.metrics import right_answers
+from capi.evals.neighbours import NearestNeighbours, Vote
+from capi.evals.outcome import Outcome, departures, size_notes
+from capi.evals.probe_files import Probe, encoder_facts
+from capi.evals.splits import hold_out
+from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
 from capi.types import VisionEncoder
 
-# What raw pixels are tried at: the baseline takes whichever is best for it.
-PIXEL_SIDES = (4, 8, 16, 32)
-PIXEL_DISTANCES: tuple[Distance, ...] = ("cosine", "l2")
+PAPER_SIZE = (224, 224)
+_NAMED = 5
+Kind = TypeVar("Kind", bound=str)
 
 
 @dataclass(frozen=True)
 class KnnClassification:
-    """Classify the images of `test` by their neighbours in `train`. Pixels are decoded once and kept."""
+    """Cosine k-NN on one vector an image: every number of neighbours and every vote from one search."""
 
-    train_pixels: Tensor
-    train_labels: Tensor
-    test_pixels: Tensor
-    test_labels: Tensor
-    mean: Sequence[float]
-    std: Sequence[float]
-    neighbours: int = 10
-    feature: FeatureKind = "mean_patch"
-    device: torch.device | str = "cpu"
+    data: ClassificationData
+    encoding: Encoding = field(default_factory=Encoding)
+    neighbours: tuple[int, ...] = (1, 3, 10, 30, 100)
+    votes: tuple[Vote, ...] = ("majority", "weighted")
+    temperature: float = 0.07
+    features: tuple[VectorKind, ...] = ("mean_patch", "pooled")
+    validation_share: float = 0.1
+    seed: int = 0
+    paper: ClassVar[dict[str, Any]] = {"validation_share": 0.1}
 
-    @classmethod
-    def of(
-        cls, train: LabelledImages, test: LabelledImages, *, size: tuple[int, int], channels: int = 3, **options: object
-    ) -> "KnnClassification":
-        train_pixels, test_pixels = (
-            evaluation_images(part.images, range(len(part.images)), size, channels) for part in (train, test)
+    def run(self, encoder: VisionEncoder) -> Outcome:
+        check_data(self.data)
+        encoding = self.encoding.fitted(encoder.patch_size)
+        train = self.data.train
+        kinds, warnings = available_kinds(encoder, self.features, encoding)
+        vectors = image_vectors(encoder, train.images, encoding, kinds, "training images")
+        grid, more = self._grid(vectors)
+        best = {kind: max((row for row in grid if row["feature"] == kind), key=_validation) for kind in kinds}
+        classifiers = {kind: self._classifier(vectors[kind], best[kind]) for kind in kinds}
+        chosen = max(best.values(), key=_validation)
+        scores = score_tests(classifiers, chosen["feature"], encoder, self.data.tests, encoding)
+        return Outcome(
+            scores=scores,
+            chosen=chosen,
+            grid=grid,
+            deviations=[
+                "k-NN classification is not in the paper: neighbours, votes and features are this package's choice",
+                *departures(self, self.paper),
+                *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
+                *self.data.notes,
+            ],
+            warnings=[*warnings, *more, *class_warnings(self.data)],
+            details=data_details(self.data),
+            probe=make_probe("knn", classifiers[chosen["feature"]], self.data, encoding, encoder),
         )
-        return cls(train_pixels, train.labels, test_pixels, test.labels, **options)  # type: ignore[arg-type]
 
-    def run(self, encoder: VisionEncoder) -> float:
-        """Accuracy."""
-        features = [self._features(encoder, pixels) for pixels in (self.train_pixels, self.test_pixels)]
-        classifier = NearestNeighbours(self.neighbours).fit(features[0], self.train_labels)
-        return classifier.score(features[1], self.test_labels)
+    def _grid(self, vectors: Mapping[VectorKind, Tensor]) -> tuple[list[dict[str, Any]], list[str]]:
+        """Every setting with its accuracy on held-out images; where there is one setting only, nothing is held out."""
+        count = len(self.data.train.labels)
+        settings = [(vote, number) for vote in self.votes for number in self.neighbours]
+        if len(vectors) * len(settings) == 1:
+            ((vote, number),) = settings
+            self._refuse_too_many([number], count)
+            return [{"feature": next(iter(vectors)), "vote": vote, "neighbours": number, "validation": None}], []
+        split = hold_out(count, self.validation_share, self.seed)
+        possible = self._refuse_too_many(self.neighbours, len(split.fit))
+        left_out = sorted(set(self.neighbours) - set(possible))
+        warnings = [f"neighbours {left_out} were not tried: there are {len(split.fit)} images"] if left_out else []
+        rows = []
+        labels = self.data.train.labels
+        for kind, all_vectors in vectors.items():
+            search = NearestNeighbours(max(possible), "cosine", device=self.encoding.device).fit(all_vectors[split.fit])
+            found = search.kneighbors(all_vectors[split.held_out])
+            voters = labels[split.fit][found.index]
+            for vote, number in settings:
+                if number in possible:
+                    confidences = vote_confidences(
+                        voters,
+                        found.closeness,
+                        neighbours=number,
+                        classes=len(self.data.classes),
+                        vote=vote,
+                        temperature=self.temperature,
+                    )
+                    score = (confidences.argmax(1) == labels[split.held_out]).double().mean().item()
+                    rows.append({"feature": kind, "vote": vote, "neighbours": number, "validation": score})
+        return rows, warnings
 
-    def _features(self, encoder: VisionEncoder, pixels: Tensor) -> Tensor:
-        return image_features(encoder, pixels, mean=self.mean, std=self.std, kind=self.feature, device=self.device)
+    def _refuse_too_many(self, neighbours: Sequence[int], count: int) -> list[int]:
+        possible = [number for number in neighbours if number <= count]
+        if not possible:
+            raise CapiError(f"{count} labelled images are fewer than the {min(neighbours)} neighbours to ask")
+        return possible
 
-    def raw_pixels(self) -> dict[str, float]:
-        """Accuracy of the pixels themselves, for several sizes and distances."""
-        return dict(self._pixel_scores())
+    def _classifier(self, vectors: Tensor, setting: Mapping[str, Any]) -> KnnClassifier:
+        return KnnClassifier(
+            bank=vectors,
+            labels=self.data.train.labels,
+            feature=setting["feature"],
+            neighbours=setting["neighbours"],
+            vote=setting["vote"],
+            temperature=self.temperature,
+            classes=len(self.data.classes),
+        )
 
-    def _pixel_scores(self) -> Iterator[tuple[str, float]]:
-        for side in PIXEL_SIDES:
-            train, test = (
-                F.interpolate(pixels.float(), size=(side, side), mode="area").flatten(1)
-                for pixels in (self.train_pixels, self.test_pixels)
-            )
-            centre = train.mean(0)
-            for distance in PIXEL_DISTANCES:
-                classifier = NearestNeighbours(self.neighbours, distance).fit(train - centre, self.train_labels)
-                yield f"{side} px, {distance}", classifier.score(test - centre, self.test_labels)
+
+def _validation(row: Mapping[str, Any]) -> float:
+    return row["validation"] or 0.0
+
+
+def check_data(data: ClassificationData) -> None:
+    """What no protocol can work with."""
+    if len(data.train.images) == 0:
+        raise CapiError("the training split has no images")
+    if not data.tests:
+        raise CapiError("there is no test split to score")
+    _check_labels("training split", data.train.labels, len(data.train.images), len(data.classes))
+    for name, test in data.tests.items():
+        _check_test(f'test split "{name}"', test, len(data.classes))
+    labels = data.train.labels
+    if len(labels.unique()) < 2:
+        raise CapiError(f"all training images are of one class ({data.classes[int(labels[0])]}): at least 2 are needed")
+
+
+def _check_test(name: str, test: AnsweredImages, classes: int) -> None:
+    if len(test.images) == 0:
+        raise CapiError(f"the {name} has no images")
+    if test.answer_of_class is None:
+        _check_labels(name, test.answers, len(test.images), classes, lowest=NO_ANSWER)
+    elif len(test.answer_of_class) != classes:
+        raise CapiError(f"the {name} says what {len(test.answer_of_class)} classes stand for, but there are {classes}")
+
+
+def _check_labels(name: str, labels: Tensor, images: int, classes: int, lowest: int = 0) -> None:
+    if len(labels) != images:
+        raise CapiError(f"the {name} has {images} images, but {len(labels)} labels")
+    if int(labels.min()) < lowest or int(labels.max()) >= classes:
+        raise CapiError(
+            f"labels of the {name} go from {labels.min()} to {labels.max()}, but there are {classes} classes"
+        )
+
+
+def class_warnings(data: ClassificationData) -> list[str]:
+    """Classes that a test asks for and training never showed."""
+    seen = set(data.train.labels.tolist())
+    warnings = []
+    for name, test in data.tests.items():
+        known = seen if test.answer_of_class is None else {int(test.answer_of_class[label]) for label in seen}
+        asked = set(test.answers.unique().tolist()) - {NO_ANSWER}
+        unseen = sorted(asked - known)
+        if unseen:
+            named = ", ".join(_answer_name(data, test, answer) for answer in unseen[:_NAMED])
+            more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
+            warnings.append(f"{name}: {named}{more} occur in the test but not in training, and cannot be recognised")
+    return warnings
+
+
+def _answer_name(data: ClassificationData, test: AnsweredImages, answer: int) -> str:
+    return data.classes[answer] if test.answer_of_class is None else f"answer {answer}"
+
+
+def available_kinds(
+    encoder: VisionEncoder, kinds: tuple[Kind, ...], encoding: Encoding
+) -> tuple[tuple[Kind, ...], list[str]]:
+    """The kinds of features that this encoder can give; one that it cannot give is left out with a warning."""
+    if not any(kind in {"pooled", "both"} for kind in kinds):
+        return kinds, []
+    channels = frame_of(encoder, encoding).channels
+    tried = encode(encoder, torch.zeros(1, channels, *encoding.size), encoding, pooled=True)
+    if tried.pooled is not None:
+        return kinds, []
+    left = tuple(kind for kind in kinds if kind not in {"pooled", "both"})
+    if not left:
+        raise CapiError(f"this encoder gives no pooled vector, which {', '.join(kinds)} needs: use mean_patch")
+    return left, ["the encoder gives no pooled vector: the mean of the patches alone was used"]
+
+
+def score_tests(
+    classifiers: Mapping[Any, Classifier],
+    quoted: str,
+    encoder: VisionEncoder,
+    tests: Mapping[str, AnsweredImages],
+    encoding: Encoding,
+) -> dict[str, float]:
+    """Accuracy on each test set: first that of the quoted classifier, then, where there are several, of each."""
+    scores: dict[str, float] = {}
+    each: dict[str, float] = {}
+    for name, test in tests.items():
+        found = _score_test(classifiers, encoder, name, test, encoding)
+        scores[name] = found[quoted]
+        if len(classifiers) > 1:
+            each |= {f"{name}, {kind}": score for kind, score in found.items()}
+    return scores | each
+
+
+def _score_test(
+    classifiers: Mapping[Any, Classifier], encoder: VisionEncoder, name: str, test: AnsweredImages, encoding: Encoding
+) -> dict[str, float]:
+    """One pass over the images for all classifiers; each judges as many of them together as suits it."""
+    asked = int((test.answers != NO_ANSWER).any(1).sum())
+    if not asked:
+        raise CapiError(f'no image of the test split "{name}" has an answer')
+    pooled = any(classifier.needs_pooled for classifier in classifiers.values())
+    judges = {kind: Judge(classifier) for kind, classifier in classifiers.items()}
+    right = dict.fromkeys(classifiers, 0)
+
+    def count(kind: Any, judged: Iterator[tuple[Tensor, Tensor]]) -> None:
+        for numbers, confidences in judged:
+            answered = right_answers(confidences, test.answers[numbers], test.answer_of_class, test.restricted)
+            right[kind] += int(answered.sum())
+
+    for batch in encoded_batches(encoder, test.images, encoding, what=f"test images ({name})", pooled=pooled):
+        for kind, judge in judges.items():
+            count(kind, judge.add(batch.read.numbers, batch.features))
+    for kind, judge in judges.items():
+        count(kind, judge.finish())
+    return {kind: number / asked for kind, number in right.items()}
+
+
+def data_details(data: ClassificationData) -> dict[str, Any]:
+    """What the data set was."""
+    return {
+        "classes": len(data.classes),
+        "training images": len(data.train.images),
+        "test images": {name: len(test.images) for name, test in data.tests.items()},
+    }
+
+
+def make_probe(
+    kind: str, model: Classifier, data: ClassificationData, encoding: Encoding, encoder: VisionEncoder
+) -> Probe:
+    """A classifier with what must be known to apply it."""
+    return Probe(
+        kind=kind,
+        model=model,
+        classes=dict(enumerate(data.classes)),
+        size=encoding.size,
+        encoder=encoder_facts(encoder),
+    )

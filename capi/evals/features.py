@@ -1,52 +1,191 @@
-"""Features of images by a frozen encoder, at evaluation's own preprocessing: full decoding, the middle of the image."""
+"""Features of many images by a frozen encoder: computed in batches, kept in memory or mapped to a file.
 
-from collections.abc import Sequence
+Vectors of an image are the mean of its patches, the encoder's pooled vector, or both in a row. Patches keep the order
+of the feature map. What does not fit into `memory_bytes` goes to a file that the system pages in and out.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from capi.data.crops import KEPT_SHARE, centre_box, normalize
-from capi.data.decoding import BrokenImageError, Decoder
-from capi.data.reader import Reader
+from capi.data.crops import normalize
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
-from capi.types import Float, VisionEncoder
+from capi.evals.images import Frame, ReadBatch, StillBatches, read_in_order
+from capi.evals.tasks import MaskSource
+from capi.types import Features, Float, Int, VisionEncoder, statistics_of
 
-FeatureKind = Literal["mean_patch", "pooled"]
+VectorKind = Literal["mean_patch", "pooled", "both"]
+# What is being done, how much of it is done, and how much there is.
+Progress = Callable[[str, int, int], None]
+# Pixels that are kept from one evaluation of a run to the next.
+KEPT_BYTES = 2**30
 
 
-def evaluation_images(
-    source: ImageSource, numbers: Sequence[int], size: tuple[int, int], channels: int = 3, kept: float = KEPT_SHARE
-) -> Tensor:
-    """Pixels from 0 to 255 of the middle of each image. A broken image is an error: scores must cover all of them."""
-    reader = Reader(source, Decoder(channels=channels))
-    crops = []
-    for number in numbers:
-        try:
-            crops.append(reader.crop(number, centre_box(reader.size(number), size, kept), size))
-        except BrokenImageError as error:
-            raise CapiError(f"{source.name(number)} cannot be read ({error}): repair it or take it out") from error
-    return torch.from_numpy(np.stack(crops))
+def silent(_what: str, _done: int, _total: int) -> None:
+    """The progress that nobody looks at."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How an encoder is run over images. Only `size` matters to a score; the rest may change its last digits."""
+
+    size: tuple[int, int] = (224, 224)
+    batch_size: int = 32
+    workers: int = 0
+    device: torch.device | str = "cpu"
+    precision: torch.dtype = torch.float32
+    folder: Path | None = None
+    """Where features are mapped that do not fit into memory; without it they are always in memory."""
+    memory_bytes: int = 4 * 2**30
+    progress: Progress = silent
+    kept: dict[object, tuple[StillBatches, list[ReadBatch]]] | None = None
+    """Images that were read are kept here, where the same ones are to be evaluated again."""
+
+    def fitted(self, patch_size: int) -> "Encoding":
+        """The same at the nearest size that patches fill."""
+        height, width = (max(math.floor(side / patch_size + 0.5), 1) * patch_size for side in self.size)
+        return replace(self, size=(height, width))
+
+
+def frame_of(encoder: VisionEncoder, encoding: Encoding, *, whole: bool = False) -> Frame:
+    """What of an image this encoder is shown: the middle, or the whole."""
+    channels = len(statistics_of(encoder).mean)
+    return Frame(encoding.size, None, channels) if whole else Frame(encoding.size, channels=channels)
 
 
 @torch.inference_mode()
-def image_features(
+def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled: bool = False) -> Features:
+    """Features of pixels from 0 to 255, in float32 on the device. A value that is no number is an error."""
+    device = torch.device(encoding.device)
+    mean, std = statistics_of(encoder)
+    images = normalize(pixels, mean, std, device)
+    with torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32):
+        found = encoder(images, pooled=pooled)
+    _check_shape(found.feature_map, encoder.width)
+    features = Features(
+        None if found.pooled is None else found.pooled.float(), found.registers.float(), found.feature_map.float()
+    )
+    for name, values in features._asdict().items():
+        if values is not None and not torch.isfinite(values).all():
+            raise CapiError(f"the encoder gives values that are no finite numbers (in {name}): its weights are broken")
+    return features
+
+
+def _check_shape(feature_map: Tensor, width: int) -> None:
+    """An encoder of a user's own may not keep what it promises."""
+    if feature_map.ndim != 4 or feature_map.shape[-1] != width:
+        raise CapiError(
+            f"the encoder gives a feature map of shape {tuple(feature_map.shape)}: expected (images, rows, columns, "
+            f"{width}), the last being its width"
+        )
+
+
+@dataclass(frozen=True)
+class EncodedBatch:
+    """Features of a batch, with what was read."""
+
+    read: ReadBatch
+    features: Features
+
+
+def encoded_batches(
     encoder: VisionEncoder,
-    images: Tensor,
+    source: ImageSource,
+    encoding: Encoding,
     *,
-    mean: Sequence[float],
-    std: Sequence[float],
-    kind: FeatureKind = "mean_patch",
-    device: torch.device | str = "cpu",
-    batch_size: int = 64,
-) -> Float[Tensor, "s d"]:
-    """One vector for each image, on the CPU."""
-    vectors = []
-    for part in images.split(batch_size):
-        features = encoder(normalize(part, mean, std, device), pooled=kind == "pooled")
-        vector = features.pooled if kind == "pooled" else features.feature_map.flatten(1, 2).mean(1)
-        assert vector is not None
-        vectors.append(vector.float().cpu())
-    return torch.cat(vectors)
+    what: str = "images",
+    numbers: Int[Tensor, " s"] | None = None,
+    masks: MaskSource | None = None,
+    whole: bool = False,
+    pooled: bool = False,
+) -> Iterator[EncodedBatch]:
+    """Features of a source's images (or of those with these numbers), batch by batch, in order."""
+    chosen = torch.arange(len(source)) if numbers is None else numbers
+    batches = StillBatches(source, frame_of(encoder, encoding, whole=whole), chosen, encoding.batch_size, masks)
+    done = 0
+    encoding.progress(what, 0, len(chosen))
+    for read in _read(batches, encoding):
+        features = encode(encoder, read.images, encoding, pooled=pooled)
+        done += len(read.numbers)
+        encoding.progress(what, done, len(chosen))
+        yield EncodedBatch(read, features)
+
+
+def _read(batches: StillBatches, encoding: Encoding) -> Iterator[ReadBatch]:
+    """From the files, or from what was kept of the last time."""
+    if encoding.kept is None:
+        yield from read_in_order(batches, range(len(batches)), workers=encoding.workers)
+        return
+    key = (id(batches.source), id(batches.masks), batches.frame, tuple(batches.numbers.tolist()), batches.batch_size)
+    if key not in encoding.kept:
+        read = read_in_order(batches, range(len(batches)), workers=encoding.workers)
+        if _bytes_of(batches) + sum(_bytes_of(others) for others, _ in encoding.kept.values()) > KEPT_BYTES:
+            yield from read
+            return
+        # The batches hold on to their source, whose id no other one can get then.
+        encoding.kept[key] = batches, list(read)
+    yield from encoding.kept[key][1]
+
+
+def _bytes_of(batches: StillBatches) -> int:
+    """What the images and masks of all batches take in memory."""
+    height, width = batches.frame.size
+    return len(batches.numbers) * height * width * (batches.frame.channels + 4 * (batches.masks is not None))
+
+
+def vectors_of(features: Features, kind: VectorKind) -> Float[Tensor, "b d"]:
+    """One vector for each image."""
+    mean = features.feature_map.flatten(1, 2).mean(1)
+    if kind == "mean_patch":
+        return mean
+    if features.pooled is None:
+        raise CapiError(f'this encoder gives no pooled vector, which the feature "{kind}" needs: use mean_patch')
+    return features.pooled if kind == "pooled" else torch.cat([mean, features.pooled], 1)
+
+
+def image_vectors(
+    encoder: VisionEncoder, source: ImageSource, encoding: Encoding, kinds: Sequence[VectorKind], what: str
+) -> dict[VectorKind, Float[Tensor, "_ _"]]:
+    """One vector of each kind for every image of a source, on the CPU."""
+    parts: dict[VectorKind, list[Tensor]] = {kind: [] for kind in kinds}
+    pooled = any(kind != "mean_patch" for kind in kinds)
+    for batch in encoded_batches(encoder, source, encoding, what=what, pooled=pooled):
+        for kind in kinds:
+            parts[kind].append(vectors_of(batch.features, kind).cpu())
+    return {kind: torch.cat(part) for kind, part in parts.items()}
+
+
+@dataclass
+class Rows:
+    """Rows of numbers that are appended one batch after the other, up to a number known before."""
+
+    capacity: int
+    encoding: Encoding
+    name: str
+    values: Tensor | None = field(default=None, init=False)
+    used: int = field(default=0, init=False)
+
+    def append(self, rows: Tensor) -> None:
+        if self.values is None:
+            self.values = allocate((self.capacity, *rows.shape[1:]), rows.dtype, self.encoding, self.name)
+        self.values[self.used : self.used + len(rows)] = rows.cpu()
+        self.used += len(rows)
+
+    @property
+    def filled(self) -> Tensor:
+        return torch.empty(0) if self.values is None else self.values[: self.used]
+
+
+def allocate(shape: tuple[int, ...], dtype: torch.dtype, encoding: Encoding, name: str) -> Tensor:
+    """Room for features: in memory, or in a file where that would be too much."""
+    size = math.prod(shape)
+    if encoding.folder is None or size * dtype.itemsize <= encoding.memory_bytes:
+        return torch.empty(shape, dtype=dtype)
+    encoding.folder.mkdir(parents=True, exist_ok=True)
+    return torch.from_file(str(encoding.folder / f"{name}.bin"), shared=True, size=size, dtype=dtype).view(shape)

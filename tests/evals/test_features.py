@@ -1,83 +1,243 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from torch import Tensor
 
-from capi.data.crops import centre_box
-from capi.data.decoding import Decoder
-from capi.data.reader import Reader
-from capi.data.sources import Encoded, Files, image_folder
+from capi.data.sources import Encoded
 from capi.errors import CapiError
-from capi.evals.features import evaluation_images, image_features
+from capi.evals import features as features_module
+from capi.evals.features import (
+    Encoding,
+    Rows,
+    allocate,
+    encode,
+    encoded_batches,
+    frame_of,
+    image_vectors,
+    vectors_of,
+)
+from capi.evals.images import Frame
 from capi.models.features import CapiEncoder
+from capi.types import Features, Statistics
+from tests.data.pictures import noise
+from tests.evals.toys import Masks, PatchColors, source_of
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+SMALL = Encoding(size=(12, 16), batch_size=3)
+
+
+class CountedSource(Encoded):
+    """Counts how often an image is read."""
+
+    reads = 0
+
+    def read(self, index: int) -> bytes:
+        self.reads += 1
+        return self.contents[index]
 
 
 @pytest.fixture
-def images() -> torch.Tensor:
+def images() -> Tensor:
     return torch.randint(256, (7, 3, 12, 16), dtype=torch.uint8)
 
 
-def write_noise(path: Path, height: int, width: int, seed: int = 0) -> None:
-    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(path)
+@pytest.fixture
+def source() -> Encoded:
+    return source_of([noise(15, 20, 3, seed=seed) for seed in range(7)])
 
 
-def test__features_are_those_of_the_encoder_for_normalised_images(model: CapiEncoder, images: torch.Tensor) -> None:
+def normalised(model: CapiEncoder) -> CapiEncoder:
+    model.statistics = Statistics(MEAN, STD)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("asked", "patch_size", "used"),
+    [
+        ((224, 224), 14, (224, 224)),
+        ((225, 225), 14, (224, 224)),
+        ((100, 100), 16, (96, 96)),
+        ((104, 104), 16, (112, 112)),
+        ((448, 225), 16, (448, 224)),
+        ((5, 40), 16, (16, 48)),
+    ],
+)
+def test__the_size_is_the_nearest_that_patches_fill(
+    asked: tuple[int, int], patch_size: int, used: tuple[int, int]
+) -> None:
+    encoding = Encoding(size=asked, batch_size=5, workers=2)
+    fitted = encoding.fitted(patch_size)
+    assert fitted.size == used
+    assert (fitted.batch_size, fitted.workers) == (5, 2)
+
+
+def test__features_are_those_of_the_encoder_for_normalised_images(model: CapiEncoder, images: Tensor) -> None:
     centre, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     with torch.no_grad():
         expected = model((images / 255 - centre) / scale)
-    mean_patch = image_features(model, images, mean=MEAN, std=STD)
-    pooled = image_features(model, images, mean=MEAN, std=STD, kind="pooled")
-    torch.testing.assert_close(mean_patch, expected.feature_map.mean((1, 2)))
-    torch.testing.assert_close(pooled, expected.pooled)
+    found = encode(normalised(model), images, SMALL, pooled=True)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert encode(model, images, SMALL).pooled is None
 
 
-@pytest.mark.parametrize("kind", ["mean_patch", "pooled"])
-def test__features_do_not_depend_on_the_batch(model: CapiEncoder, images: torch.Tensor, kind: str) -> None:
+def test__lower_precision_gives_float32_features_that_are_near(model: CapiEncoder, images: Tensor) -> None:
+    exact = encode(model, images, SMALL).feature_map
+    rough = encode(model, images, Encoding(size=(12, 16), precision=torch.bfloat16)).feature_map
+    assert rough.dtype == torch.float32
+    assert not torch.equal(rough, exact)
+    torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
+
+
+def test__vectors_of_each_kind_are_means_pooled_vectors_or_both(model: CapiEncoder, source: Encoded) -> None:
+    found = image_vectors(model, source, SMALL, ("mean_patch", "pooled", "both"), "images")
+    means, pooled = [], []
+    with torch.no_grad():
+        for number in range(7):
+            (batch,) = encoded_batches(model, source, SMALL, numbers=torch.tensor([number]), pooled=True)
+            patches = [batch.features.feature_map[0, row, column] for row in range(3) for column in range(4)]
+            means.append(sum(patches) / 12)
+            pooled.append(batch.features.pooled[0])
+    torch.testing.assert_close(found["mean_patch"], torch.stack(means))
+    torch.testing.assert_close(found["pooled"], torch.stack(pooled))
+    torch.testing.assert_close(found["both"], torch.cat([torch.stack(means), torch.stack(pooled)], 1))
+
+
+def test__pooled_vectors_are_computed_only_where_they_are_needed(source: Encoded) -> None:
+    asked = []
+
+    class Listening(PatchColors):
+        def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
+            asked.append(pooled)
+            return super().__call__(images, pooled=pooled)
+
+    image_vectors(Listening(), source, SMALL, ("mean_patch",), "images")
+    assert not any(asked)
+    image_vectors(Listening(), source, SMALL, ("mean_patch", "both"), "images")
+    assert all(asked[3:])
+
+
+@pytest.mark.parametrize("kind", ["pooled", "both"])
+def test__a_pooled_vector_that_is_not_there_is_an_error(source: Encoded, kind: str) -> None:
+    with pytest.raises(CapiError, match=f'no pooled vector, which the feature "{kind}" needs'):
+        image_vectors(PatchColors(gives_pooled=False), source, SMALL, (kind,), "images")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test__features_do_not_depend_on_the_batch_or_the_workers(model: CapiEncoder, source: Encoded, workers: int) -> None:
     sizes = []
     model.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
-    whole = image_features(model, images, mean=MEAN, std=STD, kind=kind)
-    parts = image_features(model, images, mean=MEAN, std=STD, kind=kind, batch_size=3)
+    kinds = ("mean_patch", "pooled")
+    whole = image_vectors(model, source, Encoding(size=(12, 16)), kinds, "images")
+    parts = image_vectors(model, source, Encoding(size=(12, 16), batch_size=3, workers=workers), kinds, "images")
     assert sizes == [7, 3, 3, 1]
     torch.testing.assert_close(parts, whole)
 
 
-@pytest.mark.parametrize("name", ["image.png", "image.jpg"])
-def test__pixels_are_those_of_the_middle_at_full_decoding(tmp_path: Path, name: str) -> None:
-    write_noise(tmp_path / name, 160, 256)
-    source = image_folder(tmp_path)
-    ours = evaluation_images(source, [0], (16, 8), kept=0.5)
-    # Half of the largest 2:1 rectangle, 160 x 80, in the middle of 160 x 256.
-    box = (128 - 20, 80 - 40, 128 + 20, 80 + 40)
-    whole = Image.open(tmp_path / name).resize((8, 16), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
-    assert ours.dtype == torch.uint8
-    assert torch.equal(ours[0], torch.tensor(np.asarray(whole)).permute(2, 0, 1))
-    reduced = Reader(source, Decoder(reduced=True)).crop(0, centre_box((160, 256), (16, 8), 0.5), (16, 8))
-    assert (reduced == ours[0].numpy()).all() == name.endswith("png")
+@pytest.mark.parametrize("place", ["pooled", "registers", "feature_map"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test__features_that_are_no_numbers_are_an_error(images: Tensor, place: str, value: float) -> None:
+    class Broken(PatchColors):
+        def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
+            features = super().__call__(images)._replace(registers=torch.zeros(len(images), 2, 3))
+            broken = getattr(features, place).clone()
+            broken[(-1,) * broken.ndim] = value
+            return features._replace(**{place: broken})
+
+    with pytest.raises(CapiError, match=f"no finite numbers \\(in {place}\\)"):
+        encode(Broken(), images, SMALL, pooled=True)
 
 
-def test__images_come_in_the_order_and_channels_asked_for(tmp_path: Path) -> None:
-    for seed in range(4):
-        write_noise(tmp_path / f"{seed}.png", 10 + seed, 20, seed)
-    source = image_folder(tmp_path)
-    in_turn = torch.cat([evaluation_images(source, [number], (8, 8)) for number in range(4)])
-    assert len(in_turn.flatten(1).unique(dim=0)) == 4
-    assert torch.equal(evaluation_images(source, [2, 0, 3], (8, 8)), in_turn[[2, 0, 3]])
-    assert evaluation_images(source, [2, 0, 3], (8, 8), channels=1).shape == (3, 1, 8, 8)
+def test__a_feature_map_of_another_width_than_said_is_an_error(images: Tensor) -> None:
+    encoder = PatchColors()
+    encoder.width = 5
+    with pytest.raises(CapiError, match=r"shape \(7, 3, 4, 3\): expected \(images, rows, columns, 5\)"):
+        encode(encoder, images, SMALL)
 
 
-def test__a_broken_image_is_an_error_that_names_it(tmp_path: Path) -> None:
-    write_noise(tmp_path / "good.png", 32, 32)
-    whole = (tmp_path / "good.png").read_bytes()
-    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
-    (tmp_path / "text.png").write_text("no image")
-    for name in ("cut.png", "text.png", "absent.png"):
-        source = Files(tmp_path, ["good.png", name])
-        with pytest.raises(CapiError, match=f"^{name} cannot be read"):
-            evaluation_images(source, range(2), (8, 8))
-    with pytest.raises(CapiError, match=r"^in memory cannot be read"):
-        evaluation_images(Encoded(["in memory"], [b"no image"]), [0], (8, 8))
+def test__frames_follow_the_encoder(model: CapiEncoder) -> None:
+    model.statistics = Statistics((0.5,), (0.2,))
+    assert frame_of(model, SMALL) == Frame((12, 16), channels=1)
+    assert frame_of(PatchColors(), SMALL, whole=True) == Frame((12, 16), None, 3)
+
+
+def test__chosen_images_come_in_order_with_their_masks_and_progress(source: Encoded) -> None:
+    seen = []
+    encoding = Encoding(size=(12, 16), batch_size=2, progress=lambda *facts: seen.append(facts))
+    masks = Masks([noise(15, 20, seed=seed) for seed in range(7)])
+    chosen = torch.tensor([4, 0, 5])
+    batches = list(
+        encoded_batches(PatchColors(), source, encoding, what="some", numbers=chosen, masks=masks, whole=True)
+    )
+    assert torch.equal(torch.cat([batch.read.numbers for batch in batches]), chosen)
+    assert [batch.read.masks.shape for batch in batches] == [(2, 12, 16), (1, 12, 16)]
+    assert [len(batch.features.feature_map) for batch in batches] == [2, 1]
+    assert seen == [("some", 0, 3), ("some", 2, 3), ("some", 3, 3)]
+
+
+def test__kept_images_are_read_once(source: Encoded) -> None:
+    counted = CountedSource(source.names, source.contents)
+    encoding = Encoding(size=(12, 16), batch_size=3, kept={})
+
+    def pixels(numbers: Tensor, whole: bool = False) -> Tensor:
+        batches = encoded_batches(PatchColors(), counted, encoding, numbers=numbers, whole=whole)
+        return torch.cat([batch.read.images for batch in batches])
+
+    first = pixels(torch.arange(7))
+    assert torch.equal(pixels(torch.arange(7)), first)
+    assert counted.reads == 7
+    # Other images or another frame are other pixels.
+    assert torch.equal(pixels(torch.tensor([6, 0])), first[[6, 0]])
+    assert not torch.equal(pixels(torch.arange(7), whole=True), first)
+    assert counted.reads == 7 + 2 + 7
+
+
+def test__a_source_that_takes_the_place_of_another_is_read_anew() -> None:
+    encoding = Encoding(size=(8, 8), kept={})
+    for seed in range(20):
+        # Each source dies before the next is made, which may get its address.
+        fresh = source_of([noise(8, 8, 3, seed=seed)])
+        (batch,) = encoded_batches(PatchColors(), fresh, encoding, whole=True)
+        assert torch.equal(batch.read.images[0].permute(1, 2, 0), torch.tensor(noise(8, 8, 3, seed=seed)))
+        del fresh, batch
+
+
+def test__no_more_images_are_kept_than_memory_is_meant_for(source: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = CountedSource(source.names, source.contents)
+    encoding = Encoding(size=(4, 4), kept={})
+    monkeypatch.setattr(features_module, "KEPT_BYTES", 5 * 3 * 4 * 4)
+    for _ in range(2):
+        for numbers in (torch.arange(4), torch.arange(4, 6)):
+            list(encoded_batches(PatchColors(), counted, encoding, numbers=numbers))
+    # The first four fit, the other two do not any more.
+    assert counted.reads == 4 + 2 + 2
+
+
+def test__rows_are_the_same_in_memory_and_in_a_file(tmp_path: Path) -> None:
+    values = torch.arange(60, dtype=torch.float32).view(10, 2, 3)
+    found = []
+    for folder in (None, tmp_path / "new"):
+        rows = Rows(12, Encoding(folder=folder, memory_bytes=100), "numbers")
+        for part in values.split(4):
+            rows.append(part)
+        found.append(rows.filled)
+    assert (tmp_path / "new" / "numbers.bin").stat().st_size == 12 * 6 * 4
+    assert all(torch.equal(each, values) for each in found)
+
+
+def test__few_rows_stay_in_memory(tmp_path: Path) -> None:
+    assert allocate((5, 5), torch.uint8, Encoding(folder=tmp_path, memory_bytes=25), "few").shape == (5, 5)
+    assert not list(tmp_path.iterdir())
+    allocate((5, 5), torch.int64, Encoding(folder=tmp_path, memory_bytes=25), "many")
+    assert [path.name for path in tmp_path.iterdir()] == ["many.bin"]
+
+
+def test__rows_that_were_never_filled_are_none(tmp_path: Path) -> None:
+    assert len(Rows(3, Encoding(), "none").filled) == 0
+
+
+def test__vectors_of_a_single_feature_map_are_plain_means() -> None:
+    features = Features(torch.full((1, 2), 9.0), torch.zeros(1, 0, 2), torch.arange(8.0).view(1, 2, 2, 2))
+    assert vectors_of(features, "mean_patch").tolist() == [[3.0, 4.0]]
+    assert vectors_of(features, "pooled").tolist() == [[9.0, 9.0]]
+    assert vectors_of(features, "both").tolist() == [[3.0, 4.0, 9.0, 9.0]]

@@ -1,0 +1,156 @@
+"""Images as evaluation reads them: decoded in full, framed by rule, in an order of their own; nothing is left out.
+
+Classification keeps the middle of an image (resize the short side, cut a square), segmentation squeezes the whole of
+it. Probes may be trained on random crops instead; those follow from (seed, step, sample) alone. A file that cannot be
+read is an error: scores must cover every image.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from capi.data.crops import KEPT_SHARE, centre_box, crop_draws, flips, random_box
+from capi.data.decoding import Box, BrokenImageError, Decoder, Pixels
+from capi.data.loader import made_ahead
+from capi.data.reader import Reader
+from capi.data.sources import ImageSource
+from capi.errors import CapiError
+from capi.evals.tasks import MaskSource
+from capi.randomness import permuted, sample_keys
+from capi.types import Int
+
+# What RandomResizedCrop draws from when nothing else is said.
+CROP_SCALE, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The size that images get, and the share of the image that is kept (None: all of it, squeezed)."""
+
+    size: tuple[int, int]
+    kept: float | None = KEPT_SHARE
+    channels: int = 3
+
+    def box(self, image_size: tuple[int, int]) -> Box:
+        if self.kept is None:
+            return Box(0, 0, image_size[1], image_size[0])
+        return centre_box(image_size, self.size, self.kept)
+
+
+class ReadBatch(NamedTuple):
+    """Pixels from 0 to 255, which images of the set they are, and their masks where there are any."""
+
+    numbers: Int[Tensor, " b"]
+    images: Tensor
+    masks: Tensor | None = None
+    # Told as text, since an exception that crosses processes arrives as a traceback.
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class StillBatches(Dataset[ReadBatch]):
+    """Item i is the i-th batch of the images asked for, always framed alike."""
+
+    source: ImageSource
+    frame: Frame
+    numbers: Int[Tensor, " s"]
+    batch_size: int
+    masks: MaskSource | None = None
+
+    def __len__(self) -> int:
+        return math.ceil(len(self.numbers) / self.batch_size)
+
+    def __getitem__(self, item: int) -> ReadBatch:
+        numbers = self.numbers[item * self.batch_size : (item + 1) * self.batch_size]
+        reader = Reader(self.source, Decoder(channels=self.frame.channels))
+        return _batch(numbers, (self._read(reader, number) for number in numbers.tolist()))
+
+    def _read(self, reader: Reader, number: int) -> tuple[Pixels, Pixels | None]:
+        size = _size(reader, number)
+        pixels = _crop(reader, number, self.frame.box(size), self.frame.size)
+        return pixels, None if self.masks is None else self._mask(self.masks, number, size)
+
+    def _mask(self, masks: MaskSource, number: int, image_size: tuple[int, int]) -> Pixels:
+        """Labels in the frame of the image, each the nearest one of the mask."""
+        labels = masks.read(number)
+        if labels.shape != image_size:
+            raise CapiError(
+                f"the mask {masks.name(number)} has {labels.shape[1]} x {labels.shape[0]} pixels, but its image "
+                f"{self.source.name(number)} has {image_size[1]} x {image_size[0]}: they must be of one size"
+            )
+        whole = Image.fromarray(np.ascontiguousarray(labels, dtype=np.int32))
+        height, width = self.frame.size
+        resized = whole.resize((width, height), Image.Resampling.NEAREST, box=self.frame.box(image_size))
+        return np.asarray(resized)
+
+
+@dataclass(frozen=True)
+class AugmentedBatches(Dataset[ReadBatch]):
+    """Item i is the batch of step i: random crops of shuffled images, half of them mirrored."""
+
+    source: ImageSource
+    frame: Frame
+    numbers: Int[Tensor, " s"]
+    batch_size: int
+    seed: int
+
+    def __getitem__(self, step: int) -> ReadBatch:
+        numbers = self.numbers[shuffled(step, self.batch_size, len(self.numbers), self.seed)]
+        keys = sample_keys(self.seed, step, torch.arange(self.batch_size))
+        reader = Reader(self.source, Decoder(channels=self.frame.channels))
+        rows = zip(numbers.tolist(), crop_draws(keys), flips(keys), strict=True)
+        return _batch(numbers, ((self._read(reader, *row), None) for row in rows))
+
+    def _read(self, reader: Reader, number: int, draws: Sequence[float], mirrored: bool) -> Pixels:
+        box = random_box(_size(reader, number), draws, CROP_SCALE, CROP_ASPECT)
+        pixels = _crop(reader, number, box, self.frame.size)
+        return np.ascontiguousarray(pixels[:, :, ::-1]) if mirrored else pixels
+
+
+def shuffled(step: int, batch_size: int, count: int, seed: int) -> Int[Tensor, " b"]:
+    """Which of `count` samples a step sees: each once, in another order every time around."""
+    position = step * batch_size + torch.arange(batch_size)
+    return permuted(position % count, count, seed, position // count)
+
+
+def read_in_order(batches: Dataset[ReadBatch], numbers: range, *, workers: int = 0) -> Iterator[ReadBatch]:
+    """These batches, in order; a file that cannot be used ends it with an error that names it."""
+    for batch in made_ahead(batches, numbers, workers=workers):
+        if batch.failure:
+            raise CapiError(batch.failure)
+        yield batch
+
+
+def _batch(numbers: Tensor, pairs: Iterable[tuple[Pixels, Pixels | None]]) -> ReadBatch:
+    try:
+        read = list(pairs)
+    except (CapiError, MemoryError) as error:
+        return ReadBatch(numbers, torch.empty(0), failure=str(error) or "out of memory")
+    images = torch.from_numpy(np.stack([pixels for pixels, _ in read]))
+    masks = [mask for _, mask in read if mask is not None]
+    return ReadBatch(numbers, images, torch.from_numpy(np.stack(masks)) if masks else None)
+
+
+def _size(reader: Reader, number: int) -> tuple[int, int]:
+    try:
+        return reader.size(number)
+    except BrokenImageError as error:
+        raise _unreadable(reader, number, error) from error
+
+
+def _crop(reader: Reader, number: int, box: Box, size: tuple[int, int]) -> Pixels:
+    try:
+        return reader.crop(number, box, size)
+    except BrokenImageError as error:
+        raise _unreadable(reader, number, error) from error
+
+
+def _unreadable(reader: Reader, number: int, error: BrokenImageError) -> CapiError:
+    return CapiError(f"{reader.source.name(number)} cannot be read ({error}): repair it or take it out")

@@ -1,0 +1,54 @@
+"""k-NN on the pixels of whole images: the baseline that needs no encoder, given every chance."""
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capi.data.sources import ImageSource
+from capi.evals.features import Encoding
+from capi.evals.fitted import vote_confidences
+from capi.evals.images import Frame, StillBatches, read_in_order
+from capi.evals.metrics import answered_accuracy
+from capi.evals.neighbours import Distance, NearestNeighbours
+from capi.evals.tasks import AnsweredImages, LabelledImages
+
+# What raw pixels are tried at: the baseline takes whichever is best for it.
+SIDES = (4, 8, 16, 32)
+DISTANCES: tuple[Distance, ...] = ("cosine", "l2")
+
+
+def raw_pixel_accuracies(
+    train: LabelledImages, test: AnsweredImages, encoding: Encoding, neighbours: int = 1
+) -> dict[str, float]:
+    """Accuracy on the test images, for several sizes and distances."""
+    pixels = [_pixels(images, encoding) for images in (train.images, test.images)]
+    return dict(_accuracies(pixels[0], train.labels, pixels[1], test, neighbours))
+
+
+def _pixels(source: ImageSource, encoding: Encoding) -> Tensor:
+    batches = StillBatches(source, Frame(encoding.size), torch.arange(len(source)), encoding.batch_size)
+    read = read_in_order(batches, range(len(batches)), workers=encoding.workers)
+    return torch.cat([batch.images for batch in read])
+
+
+def _accuracies(
+    train: Tensor, labels: Tensor, test: Tensor, answered: AnsweredImages, neighbours: int
+) -> Iterator[tuple[str, float]]:
+    classes = int(labels.max()) + 1 if answered.answer_of_class is None else len(answered.answer_of_class)
+    for side in SIDES:
+        small = [F.interpolate(pixels.float(), size=(side, side), mode="area").flatten(1) for pixels in (train, test)]
+        centre = small[0].mean(0)
+        for distance in DISTANCES:
+            found = NearestNeighbours(neighbours, distance).fit(small[0] - centre).kneighbors(small[1] - centre)
+            votes = vote_confidences(
+                labels[found.index],
+                found.closeness,
+                neighbours=neighbours,
+                classes=classes,
+                vote="majority",
+                temperature=1.0,
+            )
+            score = answered_accuracy(votes, answered.answers, answered.answer_of_class, answered.restricted)
+            yield f"{side} px, {distance}", score

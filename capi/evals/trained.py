@@ -1,0 +1,285 @@
+"""Classification by heads that are trained by gradient: the attentive probe and the linear probe.
+
+All settings train at once on the same batches; the one with the best accuracy on held-out training images is tested.
+The paper's schedule streams random crops through the encoder. For small data the features of each image's middle are
+computed once and kept, and the steps are fewer; the outcome names both as departures.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from capi.evals.classification import (
+    PAPER_SIZE,
+    available_kinds,
+    check_data,
+    class_warnings,
+    data_details,
+    make_probe,
+    score_tests,
+)
+from capi.evals.features import Encoding, Rows, encode, encoded_batches, frame_of, vectors_of
+from capi.evals.fitted import AttentiveClassifier, Classifier, LinearClassifier
+from capi.evals.images import AugmentedBatches, read_in_order, shuffled
+from capi.evals.outcome import Outcome, departures, size_notes
+from capi.evals.probe_training import (
+    PAPER_GRID,
+    Judged,
+    Part,
+    ProbeSchedule,
+    ProbeSetting,
+    ProbeTrainer,
+    best_setting,
+    judged,
+    train_probes,
+)
+from capi.evals.probes import LARGEST_HEAD_WIDTH, AttentiveProbes, LinearProbes, Probes, head_width
+from capi.evals.splits import Split, hold_out
+from capi.evals.tasks import ClassificationData
+from capi.types import Features, VisionEncoder
+
+ScheduleName = Literal["auto", "paper", "small"]
+InputKind = Literal["patches", "mean_patch", "pooled", "both"]
+PAPER = ProbeSchedule()
+WARMUP_SHARE = PAPER.warmup_steps / PAPER.total_steps
+# From this many training images on, the paper's schedule is the default.
+LARGE = 100_000
+# For small data: passes over the images, their batch, and the steps that are taken at least.
+SMALL_EPOCHS, SMALL_BATCH, FEWEST_STEPS = 50, 256, 200
+
+
+@dataclass(frozen=True)
+class TrainedClassification:
+    """What both probes share. `run` trains all settings, chooses one and tests it."""
+
+    data: ClassificationData
+    encoding: Encoding = field(default_factory=Encoding)
+    schedule: ScheduleName = "auto"
+    iterations: int | None = None
+    batch_size: int | None = None
+    settings: tuple[ProbeSetting, ...] = PAPER_GRID
+    validation_share: float = 0.1
+    seed: int = 0
+    inputs: tuple[InputKind, ...] = ()
+    kind: ClassVar[str]
+    paper: ClassVar[dict[str, Any]] = {"validation_share": 0.1}
+
+    def run(self, encoder: VisionEncoder) -> Outcome:
+        check_data(self.data)
+        encoding = self.encoding.fitted(encoder.patch_size)
+        kinds, warnings = available_kinds(encoder, self.inputs, encoding)
+        split = hold_out(len(self.data.train.labels), self.validation_share, self.seed)
+        plan = self._plan(len(split.fit))
+        probes: dict[str, Probes] = {kind: self._probes(kind, encoder).to(encoding.device) for kind in kinds}
+        samples = (Cached if self.small else Streamed)(self, encoder, encoding, split, plan, kinds)
+        trainers = {kind: ProbeTrainer(each, self.settings, plan) for kind, each in probes.items()}
+        train_probes(trainers, samples.training(), on_step=partial(_report, encoding, plan.total_steps))
+        validation = judged(probes, samples.held_out())
+        best = {kind: best_setting(found) for kind, found in validation.items()}
+        classifiers = {kind: fitted(probes[kind].select(best[kind]), kind) for kind in kinds}
+        quoted = max(kinds, key=lambda kind: _standing(validation[kind], best[kind]))
+        grids = {kind: self._grid(kind, found.accuracy.tolist()) for kind, found in validation.items()}
+        return Outcome(
+            scores=score_tests(classifiers, quoted, encoder, self.data.tests, encoding),
+            chosen=grids[quoted][best[quoted]],
+            grid=[row for rows in grids.values() for row in rows],
+            deviations=[
+                *self._deviations(plan),
+                *_head_deviations(kinds, encoder.width),
+                *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
+                *self.data.notes,
+            ],
+            warnings=[*warnings, *self._failures(trainers), *class_warnings(self.data)],
+            details=data_details(self.data) | {"iterations": plan.total_steps, "batch": plan.batch_size},
+            probe=make_probe(self.kind, classifiers[quoted], self.data, encoding, encoder),
+        )
+
+    def _probes(self, kind: InputKind, encoder: VisionEncoder) -> Probes:
+        classes = len(self.data.classes)
+        return new_probes(kind, settings=len(self.settings), width=encoder.width, classes=classes, seed=self.seed)
+
+    def _grid(self, kind: str, scores: list[float]) -> list[dict[str, Any]]:
+        return [
+            {
+                "feature": kind,
+                "learning_rate": setting.learning_rate,
+                "weight_decay": setting.weight_decay,
+                "validation": None if math.isnan(score) else score,
+            }
+            for setting, score in zip(self.settings, scores, strict=True)
+        ]
+
+    def _failures(self, trainers: Mapping[str, ProbeTrainer]) -> list[str]:
+        count = sum(int(trainer.failed_.sum()) for trainer in trainers.values())
+        return [f"{count} heads were given up, since their loss was no finite number"] if count else []
+
+    @property
+    def small(self) -> bool:
+        return self.schedule == "small" or (self.schedule == "auto" and len(self.data.train.labels) < LARGE)
+
+    def _plan(self, count: int) -> ProbeSchedule:
+        """Steps and batch, of the whole job however many devices there are."""
+        batch = self.batch_size or (min(SMALL_BATCH, count) if self.small else PAPER.batch_size)
+        steps = self.iterations
+        if steps is None:
+            passes = math.ceil(SMALL_EPOCHS * count / batch)
+            steps = min(max(passes, FEWEST_STEPS), PAPER.total_steps) if self.small else PAPER.total_steps
+        return ProbeSchedule(total_steps=steps, warmup_steps=int(steps * WARMUP_SHARE), batch_size=batch)
+
+    def _deviations(self, plan: ProbeSchedule) -> list[str]:
+        found = departures(self, self.paper)
+        for what, value, paper in (
+            ("iterations", plan.total_steps, PAPER.total_steps),
+            ("warm-up", plan.warmup_steps, PAPER.warmup_steps),
+            ("batch", plan.batch_size, PAPER.batch_size),
+        ):
+            if value != paper:
+                found.append(f"{what}: {value} instead of {paper}")
+        if self.small:
+            found.append("features of each image's middle, computed once, instead of random crops and flips")
+        if self.settings != PAPER_GRID:
+            found.append(f"a grid of {len(self.settings)} settings that is not the paper's of {len(PAPER_GRID)}")
+        return found
+
+
+@dataclass(frozen=True)
+class AttentiveClassification(TrainedClassification):
+    """One learned query attends to the patches; a linear classifier reads what it gathers."""
+
+    inputs: tuple[InputKind, ...] = ("patches",)
+    kind: ClassVar[str] = "attentive"
+
+
+@dataclass(frozen=True)
+class LinearClassification(TrainedClassification):
+    """A linear classifier of the mean patch, of the pooled vector, and of both; all in one pass over the images."""
+
+    inputs: tuple[InputKind, ...] = ("mean_patch", "pooled", "both")
+    kind: ClassVar[str] = "linear"
+
+
+def probe_input(features: Features, kind: InputKind) -> Tensor:
+    """What a probe looks at."""
+    return features.feature_map.flatten(1, 2) if kind == "patches" else vectors_of(features, kind)
+
+
+def new_probes(kind: InputKind, *, settings: int, width: int, classes: int, seed: int) -> Probes:
+    """Untrained heads, one for each setting."""
+    if kind == "patches":
+        return AttentiveProbes(settings=settings, width=width, classes=classes, seed=seed)
+    return LinearProbes(settings=settings, width=width * (2 if kind == "both" else 1), classes=classes, seed=seed)
+
+
+def fitted(probes: Probes, kind: InputKind) -> Classifier:
+    """The one head of these probes, ready to classify."""
+    if isinstance(probes, AttentiveProbes):
+        return AttentiveClassifier.of(probes)
+    assert isinstance(probes, LinearProbes)
+    assert kind != "patches"
+    return LinearClassifier.of(probes, kind)
+
+
+def _head_deviations(kinds: tuple[InputKind, ...], width: int) -> list[str]:
+    used = head_width(width)
+    if "patches" not in kinds or used == LARGEST_HEAD_WIDTH:
+        return []
+    return [f"attention heads of width {used} instead of {LARGEST_HEAD_WIDTH}, of which {width} is no multiple"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Where the probes' inputs come from: the parts of every training batch, and the held-out images."""
+
+    protocol: TrainedClassification
+    encoder: VisionEncoder
+    encoding: Encoding
+    split: Split
+    plan: ProbeSchedule
+    kinds: tuple[InputKind, ...]
+
+    @property
+    def pooled(self) -> bool:
+        return any(kind in {"pooled", "both"} for kind in self.kinds)
+
+    def inputs(self, features: Features) -> dict[str, Tensor]:
+        return {kind: probe_input(features, kind) for kind in self.kinds}
+
+    @property
+    def labels(self) -> Tensor:
+        return self.protocol.data.train.labels
+
+    def training(self) -> Iterator[Iterator[Part]]:
+        raise NotImplementedError
+
+    def held_out(self) -> Iterator[Part]:
+        raise NotImplementedError
+
+
+class Streamed(Samples):
+    """Random crops go through the encoder at every step; the held-out images once, at the end."""
+
+    def training(self) -> Iterator[Iterator[Part]]:
+        batches = AugmentedBatches(
+            self.protocol.data.train.images,
+            frame_of(self.encoder, self.encoding),
+            self.split.fit,
+            self.plan.batch_size,
+            self.protocol.seed,
+        )
+        for read in read_in_order(batches, range(self.plan.total_steps), workers=self.encoding.workers):
+            pieces = zip(
+                read.images.split(self.encoding.batch_size), read.numbers.split(self.encoding.batch_size), strict=True
+            )
+            yield ((self._encoded(pixels), self.labels[numbers]) for pixels, numbers in pieces)
+
+    def _encoded(self, pixels: Tensor) -> dict[str, Tensor]:
+        return self.inputs(encode(self.encoder, pixels, self.encoding, pooled=self.pooled))
+
+    def held_out(self) -> Iterator[Part]:
+        for batch in encoded_batches(
+            self.encoder,
+            self.protocol.data.train.images,
+            self.encoding,
+            what="held-out images",
+            numbers=self.split.held_out,
+            pooled=self.pooled,
+        ):
+            yield self.inputs(batch.features), self.labels[batch.read.numbers]
+
+
+class Cached(Samples):
+    """The features of every training image are computed once."""
+
+    @cached_property
+    def _store(self) -> dict[str, Tensor]:
+        images = self.protocol.data.train.images
+        rows: dict[str, Rows] = {kind: Rows(len(images), self.encoding, f"train_{kind}") for kind in self.kinds}
+        for batch in encoded_batches(self.encoder, images, self.encoding, what="training images", pooled=self.pooled):
+            for kind, values in self.inputs(batch.features).items():
+                rows[kind].append(values)
+        return {kind: each.filled for kind, each in rows.items()}
+
+    def training(self) -> Iterator[Iterator[Part]]:
+        store = self._store
+        for step in range(self.plan.total_steps):
+            chosen = self.split.fit[shuffled(step, self.plan.batch_size, len(self.split.fit), self.protocol.seed)]
+            yield self._parts(store, chosen)
+
+    def held_out(self) -> Iterator[Part]:
+        yield from self._parts(self._store, self.split.held_out)
+
+    def _parts(self, store: Mapping[str, Tensor], numbers: Tensor) -> Iterator[Part]:
+        for part in numbers.split(SMALL_BATCH):
+            yield {name: values[part] for name, values in store.items()}, self.labels[part]
+
+
+def _standing(found: Judged, setting: int) -> tuple[float, float]:
+    return float(found.accuracy[setting]), -float(found.loss[setting])
+
+
+def _report(encoding: Encoding, total: int, step: int, _losses: Mapping[str, Tensor]) -> None:
+    encoding.progress("training heads", step + 1, total)

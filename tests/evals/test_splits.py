@@ -1,0 +1,38 @@
+import pytest
+import torch
+
+from capi.errors import CapiError
+from capi.evals.splits import hold_out
+
+
+@pytest.mark.parametrize(
+    ("count", "share", "held"), [(100, 0.1, 10), (109, 0.1, 10), (3, 0.1, 1), (2, 0.1, 1), (10, 0.5, 5)]
+)
+def test__every_sample_is_in_one_part_and_the_share_is_held_out(count: int, share: float, held: int) -> None:
+    split = hold_out(count, share, seed=0)
+    assert len(split.held_out) == held
+    assert sorted([*split.fit.tolist(), *split.held_out.tolist()]) == list(range(count))
+
+
+def test__both_parts_ascend() -> None:
+    split = hold_out(50, 0.3, seed=0)
+    assert all((part.diff() > 0).all() for part in split)
+
+
+def test__the_split_follows_from_count_and_seed_alone() -> None:
+    first = hold_out(60, 0.2, seed=3)
+    torch.manual_seed(99)
+    assert all(torch.equal(one, other) for one, other in zip(first, hold_out(60, 0.2, seed=3), strict=True))
+    assert not torch.equal(first.held_out, hold_out(60, 0.2, seed=4).held_out)
+
+
+def test__samples_are_held_out_all_over_the_set() -> None:
+    # Sorted files put classes one after the other; a part at the end would hold out the last class alone.
+    held = hold_out(1000, 0.1, seed=0).held_out
+    assert torch.histc(held.float(), 10, 0, 1000).min() >= 2
+
+
+@pytest.mark.parametrize(("count", "share"), [(0, 0.1), (1, 0.1), (5, 1.0)])
+def test__nothing_left_to_fit_on_is_an_error(count: int, share: float) -> None:
+    with pytest.raises(CapiError, match=f"{count} training images cannot give"):
+        hold_out(count, share, seed=0)
