@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from capi.allocator import keep_freed_memory
-from capi.config.schema import Config, EvaluationConfig, ModelConfig
+from capi.config.schema import Config, ModelConfig
 from capi.data.crops import normalize
 from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
@@ -15,8 +15,6 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import summarize
 from capi.errors import CapiError
-from capi.evals.classification import KnnClassification
-from capi.evals.labelled import labelled_split
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
 from capi.method.masking import Grid, MaskSampler
@@ -30,7 +28,7 @@ from capi.train.loop import LoopSettings
 from capi.train.optimizer import clustering_optimizer, student_optimizer
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
-from capi.types import MaskedBatch
+from capi.types import MaskedBatch, Statistics
 
 
 def build_student(model: ModelConfig, prototypes: int) -> Student:
@@ -152,12 +150,12 @@ def resolve_statistics(config: Config, source: ImageSource) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"mean": mean, "std": std})})
 
 
-def statistics(config: Config) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def statistics(config: Config) -> Statistics:
     """Mean and deviation of the channels, once they are known."""
     mean, std = config.data.mean, config.data.std
     if isinstance(mean, str) or isinstance(std, str):
         raise CapiError("data.mean and data.std are `auto`, which only a run with images can replace by numbers")
-    return mean, std
+    return Statistics(mean, std)
 
 
 def choose_workers(config: Config, device: torch.device, cores: int) -> int:
@@ -211,45 +209,9 @@ def loop_settings(config: Config) -> LoopSettings:
     )
 
 
-def frozen(student: Student) -> CapiEncoder:
+def frozen(student: Student, statistics: Statistics) -> CapiEncoder:
     """A student or a teacher's average as an encoder for evaluation; it shares the weights."""
-    return CapiEncoder(encoder=student.encoder, predictor=student.predictor, head=student.head)
-
-
-class LearnerEvaluation:
-    """A protocol that looks at teacher or student while they are trained."""
-
-    def __init__(self, protocol: KnnClassification, settings: EvaluationConfig, name: str) -> None:
-        self.protocol, self.settings, self.name = protocol, settings, name
-        self.every_steps = settings.every_steps
-
-    def run(self, learner: Learner) -> dict[str, float]:
-        models = {"teacher": learner.teacher.average, "student": learner.student}
-        scores = {}
-        for weights in self.settings.weights:
-            model = models[weights]
-            was_training = model.training
-            model.eval()
-            scores[f"{self.name}/{weights}"] = self.protocol.run(frozen(model))
-            model.train(was_training)
-        return scores
-
-
-def build_evaluation(config: Config, settings: EvaluationConfig, name: str, device: torch.device) -> LearnerEvaluation:
-    """Read the labelled images of an evaluation."""
-    mean, std = statistics(config)
-    protocol = KnnClassification.of(
-        labelled_split(settings.data, "train", settings.label),
-        labelled_split(settings.data, settings.split, settings.label),
-        size=config.data.height_and_width,
-        channels=config.model.channels,
-        mean=mean,
-        std=std,
-        neighbours=settings.neighbours,
-        feature=settings.feature,
-        device=device,
-    )
-    return LearnerEvaluation(protocol, settings, name)
+    return CapiEncoder(encoder=student.encoder, predictor=student.predictor, head=student.head, statistics=statistics)
 
 
 def _clustering_settings(config: Config) -> ClusteringSettings:

@@ -14,8 +14,11 @@ from capi.config.schema import Config
 from capi.data.crops import normalize
 from capi.data.demo import demo_photos
 from capi.evals.classification import KnnClassification
-from capi.evals.features import evaluation_images
-from capi.evals.labelled import labelled_split
+from capi.evals.datasets import load_classification
+from capi.evals.features import Encoding
+from capi.evals.images import Frame, StillBatches
+from capi.evals.raw_pixels import raw_pixel_accuracies
+from capi.evals.tasks import DataOptions
 from capi.models.features import CapiEncoder
 from capi.train.metrics import FILE, read_metrics
 from capi.train.run_folder import RunFolder
@@ -68,9 +71,11 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     """Score the encoder before and after training, and draw what it sees."""
     folder = RunFolder(path)
     config = pretraining.run_config(folder)
-    untrained, trained = build.frozen(build.build_learner(config).teacher.average), api.load(path)
+    statistics = build.statistics(config)
+    untrained, trained = build.frozen(build.build_learner(config).teacher.average, statistics), api.load(path)
     protocol = _protocol(config, split)
-    pixels = protocol.raw_pixels()
+    data = protocol.data
+    pixels = raw_pixel_accuracies(data.train, data.tests[split], protocol.encoding, NEIGHBOURS)
     best = max(pixels, key=lambda name: pixels[name])
     records = read_metrics(path / FILE)
     losses = series(records, "student_loss")[1]
@@ -84,8 +89,8 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
         last_loss=losses[-1],
         target_entropy=series(records, "target_entropy")[1][-1],
         prototype_use=series(records, "prototype_use")[1][-1],
-        untrained=protocol.run(untrained),
-        trained=protocol.run(trained),
+        untrained=protocol.run(untrained).main,
+        trained=protocol.run(trained).main,
         pixels=pixels[best],
         pixels_at=best,
         pictures=[sheet, *(one for one in [folder.pictures / "curves.png"] if one.exists())],
@@ -93,14 +98,12 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
 
 
 def _protocol(config: Config, split: str) -> KnnClassification:
-    mean, std = build.statistics(config)
-    return KnnClassification.of(
-        labelled_split("demo", "train"),
-        labelled_split("demo", split),
-        size=config.data.height_and_width,
-        mean=mean,
-        std=std,
-        neighbours=NEIGHBOURS,
+    return KnnClassification(
+        load_classification("demo", None, DataOptions(tests=(split,))),
+        Encoding(size=config.data.height_and_width, batch_size=64),
+        neighbours=(NEIGHBOURS,),
+        votes=("majority",),
+        features=("mean_patch",),
     )
 
 
@@ -110,7 +113,8 @@ def _draw(config: Config, untrained: CapiEncoder, trained: CapiEncoder, split: s
     photos = demo_photos(split)
     firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))]
     height, width = config.data.height_and_width
-    pixels = evaluation_images(photos.images, firsts[:_SHOWN], (height * _ENLARGED, width * _ENLARGED))
+    frame = Frame((height * _ENLARGED, width * _ENLARGED), channels=config.model.channels)
+    pixels = StillBatches(photos.images, frame, torch.tensor(firsts[:_SHOWN]), _SHOWN)[0].images
     images = normalize(pixels, *build.statistics(config))
     columns = [
         ("photo", photos_of(pixels)),

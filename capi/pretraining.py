@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from capi import build
+from capi import benchmark, build
 from capi.config.loading import differences, dump_config, parse_config, parse_yaml
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
@@ -80,10 +80,7 @@ def pretrain(
     else:
         folder.refuse_unless_free()
     learner = build.build_learner(config, device)
-    configured = [
-        build.build_evaluation(config, settings, f"knn_{number}" if number else "knn", device)
-        for number, settings in enumerate(config.evaluations)
-    ]
+    configured = benchmark.build_evaluations(config, device)
     _try_first_batch(config, source)
     require_loggers(config.run.loggers or [])
     if not going_on:

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from capi.build import build_student, frozen
+from capi.build import build_student, frozen, statistics
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
@@ -76,7 +76,7 @@ def load_exported(path: Path) -> CapiEncoder | None:
 
 
 def _empty(config: Config) -> CapiEncoder:
-    return frozen(build_student(config.model, config.clustering.prototypes))
+    return frozen(build_student(config.model, config.clustering.prototypes), statistics(config))
 
 
 def _fill(model: CapiEncoder, state: dict[str, Tensor], path: Path) -> None:

@@ -15,6 +15,7 @@ from capi.config.schema import Config
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.predictor import Predictor
+from tests.evals.datasets.layouts import build_folder, build_masks
 
 REFERENCE = Path(__file__).parent / "reference" / "tiny"
 
@@ -39,6 +40,22 @@ def reference_config() -> dict[str, Any]:
 def reference_checkpoint(tmp_path: Path) -> Path:
     """A copy of the reference checkpoint that a test may change."""
     return Path(shutil.copy(REFERENCE / "student.pth", tmp_path / "student.pth"))
+
+
+@pytest.fixture(scope="session")
+def class_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny photos of three classes, told apart by colour: 6 of each to train on, 2 to test. Not to be changed."""
+    root = tmp_path_factory.mktemp("class_folders")
+    build_folder(root)
+    return root
+
+
+@pytest.fixture(scope="session")
+def mask_folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny photos, 12 and 4, with masks of the labels 0, 1, 2 and 255. Not to be changed."""
+    root = tmp_path_factory.mktemp("mask_folders")
+    build_masks(root)
+    return root
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import capi
 from capi import build
 from capi.build import build_learner, mask_sampler
 from capi.config.loading import parse_config
-from capi.config.schema import Config, EvaluationConfig
+from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
 from capi.data.sources import image_folder
+from capi.types import IMAGENET, Statistics, statistics_of
 
 UNUSUAL = {
     "data": {
@@ -168,16 +169,9 @@ def test__precision_and_workers_follow_the_device(small_config: Config) -> None:
     assert build.choose_workers(small_config.model_copy(update={"data": data}), cpu, 64) == 5
 
 
-def test__an_evaluation_looks_at_both_and_leaves_them_as_they_were(small_config: Config, tmp_path: Path) -> None:
-    for split in ("train", "val"):
-        for label, value in (("dark", 20), ("light", 230)):
-            (tmp_path / split / label).mkdir(parents=True)
-            for number in range(3):
-                pixels = np.full((40, 30, 3), value + number, dtype=np.uint8)
-                Image.fromarray(pixels).save(tmp_path / split / label / f"{number}.png")
-    settings = EvaluationConfig(data=str(tmp_path), neighbours=3, weights=["teacher", "student"])
-    evaluation = build.build_evaluation(small_config, settings, "knn", torch.device("cpu"))
-    learner = build_learner(small_config)
-    before = learner.student.training
-    assert evaluation.run(learner) == {"knn/teacher": 1.0, "knn/student": 1.0}
-    assert (learner.student.training, learner.teacher.average.training) == (before, False)
+def test__a_frozen_encoder_shares_the_weights_and_knows_its_statistics(small_config: Config) -> None:
+    student = build_learner(small_config).student
+    encoder = build.frozen(student, Statistics((0.1,) * 3, (0.2,) * 3))
+    assert encoder.encoder is student.encoder
+    assert statistics_of(encoder) == ((0.1,) * 3, (0.2,) * 3)
+    assert build.statistics(small_config) == IMAGENET

@@ -1,6 +1,7 @@
 """A whole run from a folder of images: what it writes, and what it refuses before it writes anything."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import capi
@@ -145,10 +147,70 @@ def test__an_evaluation_that_cannot_be_read_is_told_before_anything_is_written(
     config: Config, images: Path, tmp_path: Path
 ) -> None:
     tree = config.model_dump(mode="json")
-    tree["evaluations"] = [{"data": str(tmp_path / "labels.csv")}]
+    tree["evaluations"] = [{"benchmark": "csv/knn", "options": {"data": str(tmp_path / "labels.csv")}}]
     with pytest.raises(CapiError, match=r"there is no file .*labels\.csv"):
         capi.pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=DEVICE)
     assert not (tmp_path / "run").exists()
+
+
+def test__evaluations_go_into_the_metrics(config: Config, images: Path, tmp_path: Path, class_folders: Path) -> None:
+    options = {"data": str(class_folders), "neighbours": [1], "votes": ["majority"], "features": ["mean_patch"]}
+    evaluation = {"benchmark": "folder/knn", "options": options, "every_steps": 4, "weights": ["teacher", "student"]}
+    once = {"benchmark": "folder/knn", "options": options | {"neighbours": [3]}}
+    tree = config.model_dump(mode="json") | {"evaluations": [evaluation, once]}
+    capi.pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=DEVICE)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for name, steps in (
+        ("folder/knn/teacher", [0, 4, 6]),
+        ("folder/knn/student", [0, 4, 6]),
+        ("folder/knn-2/teacher", [0, 6]),
+    ):
+        scores = {line["step"]: line[name] for line in lines if name in line}
+        assert list(scores) == steps
+        assert all(0 <= score <= 1 for score in scores.values())
+    assert capi.pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+def test__evaluations_change_nothing_else(config: Config, images: Path, tmp_path: Path, class_folders: Path) -> None:
+    options = {"data": str(class_folders), "iterations": 2}
+    evaluation = {"benchmark": "folder/linear", "options": options, "every_steps": 1}
+    tree = config.model_dump(mode="json")
+    for name, evaluations in (("with", [evaluation]), ("without", [])):
+        chosen = parse_config(tree | {"evaluations": evaluations})
+        capi.pretrain(chosen, data=images, out=tmp_path / name, device=DEVICE)
+    states = [capi.load(tmp_path / name, weights="student").state_dict() for name in ("with", "without")]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def as_version_1(run: Path, evaluation: dict[str, Any]) -> None:
+    """Write a run's config as version 1 did."""
+    tree = parse_yaml((run / "config.yaml").read_text(), "")
+    tree |= {"version": 1, "evaluations": [evaluation]}
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+
+
+def test__a_run_of_config_version_1_is_loaded_and_goes_on(
+    config: Config, images: Path, tmp_path: Path, class_folders: Path
+) -> None:
+    evaluation = {"data": str(class_folders), "every_steps": 2, "neighbours": 3, "split": "val"}
+    short = changed(config, checkpoint={"every_steps": 3})
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    for out in (run, whole):
+        capi.pretrain(short, data=images, out=out, device=DEVICE)
+    # As it lay there when it was interrupted half-way.
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    as_version_1(run, evaluation)
+    loaded = capi.load(run)
+    assert isinstance(loaded, capi.VisionEncoder)
+    assert isinstance(capi.load(capi.export(run, tmp_path / "encoder.safetensors")), capi.VisionEncoder)
+    old = parse_config(short.model_dump(mode="json") | {"version": 1, "evaluations": [evaluation]})
+    done = capi.pretrain(old, data=images, out=run, device=DEVICE, resume=True)
+    assert (done.step, done.finished) == (6, True)
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [line["step"] for line in lines if "folder/knn/teacher" in line] == [4, 6]
+    states = [capi.load(path).state_dict() for path in (run, whole)]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert not torch.equal(loaded.encoder.registers, capi.load(run).encoder.registers)
 
 
 def test__recipes_by_name_take_overrides(images: Path, tmp_path: Path) -> None:

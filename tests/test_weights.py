@@ -13,6 +13,7 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.run_folder import RunFolder
+from capi.types import IMAGENET, statistics_of
 
 
 def make_run(config: Config, path: Path) -> Path:
@@ -66,6 +67,24 @@ def test__safetensors_carry_the_config(run: Path, tmp_path: Path, small_config: 
         facts = json.loads(opened.metadata()["capi"])
     assert parse_config(facts["config"]) == small_config
     assert facts["weights"] == "teacher"
+
+
+def test__a_file_with_a_config_of_version_1_is_read(run: Path, tmp_path: Path, images: torch.Tensor) -> None:
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        facts = json.loads(opened.metadata()["capi"])
+    facts["config"] |= {"version": 1, "evaluations": [{"data": "demo", "neighbours": 1}]}
+    save_file(load_file(file), file, metadata={"capi": json.dumps(facts)})
+    assert torch.equal(capi.load(file)(images).feature_map, capi.load(run)(images).feature_map)
+
+
+def test__the_encoder_knows_what_its_images_are_normalised_with(small_config: Config, tmp_path: Path) -> None:
+    data = small_config.data.model_copy(update={"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)})
+    run = make_run(small_config.model_copy(update={"data": data}), tmp_path / "run")
+    for path in (run, capi.export(run, tmp_path / "encoder.safetensors")):
+        assert statistics_of(capi.load(path)) == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    # The released layout has no place for them.
+    assert statistics_of(capi.load(capi.export(run, tmp_path / "encoder.pth", format="released"))) == IMAGENET
 
 
 def test__a_file_that_does_not_fit_its_config_is_refused(run: Path, tmp_path: Path) -> None:

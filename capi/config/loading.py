@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,12 +14,37 @@ from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, nearest
 
 Tree = dict[str, Any]
-_FILE_ENDINGS = (".yaml", ".yml")
+AnySection = TypeVar("AnySection", bound=BaseModel)
+FILE_ENDINGS = (".yaml", ".yml")
 
 # What a file without a version is taken for.
 FIRST_VERSION = 1
+
+
+def _name_benchmarks(tree: Tree) -> Tree:
+    """Version 1 knew k-NN classification alone; version 2 names a benchmark and its options."""
+    if not isinstance(tree.get("evaluations"), list):
+        return tree
+    return tree | {"evaluations": [_as_benchmark(old) for old in tree["evaluations"]]}
+
+
+def _as_benchmark(old: Any) -> Any:
+    if not isinstance(old, dict) or not isinstance(old.get("data"), str):
+        return old
+    data = old["data"]
+    dataset = "demo" if data == "demo" else "csv" if data.lower().endswith(".csv") else "folder"
+    options = {"tests": [old.get("split", "val")], "neighbours": [old.get("neighbours", 10)], "votes": ["majority"]}
+    options["features"] = [old.get("feature", "mean_patch")]
+    if dataset != "demo":
+        options["data"] = data
+    if dataset == "csv" and "label" in old:
+        options["label"] = old["label"]
+    moved = ("data", "split", "neighbours", "feature", "label")
+    return {"benchmark": f"{dataset}/knn", "options": options} | {k: v for k, v in old.items() if k not in moved}
+
+
 # From version to the function that lifts a config to the next one.
-MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {}
+MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks}
 
 
 def recipe_names() -> list[str]:
@@ -34,15 +59,24 @@ def load_config(recipe: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 def parse_config(tree: Tree, overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
     """A config from plain values: migrated to the present version, overridden, checked."""
-    tree = migrate(tree, source)
+    return validated(Config, overridden(migrate(tree, source), overrides), source)
+
+
+def overridden(tree: Tree, overrides: Iterable[str]) -> Tree:
+    """Plain values with overrides of the form `key.sub=value`."""
     for override in [overrides] if isinstance(overrides, str) else overrides:
         key, value = _parse_override(override)
         tree = merge(tree, _nested(key.split("."), value))
+    return tree
+
+
+def validated(kind: type[AnySection], tree: Tree, source: str) -> AnySection:
+    """Plain values as a section, or an error that names the first one that does not fit."""
     try:
         # Strict JSON: no number passes for a string nor the reverse, but a list may fill a pair.
-        return Config.model_validate_json(_to_json(tree, source))
+        return kind.model_validate_json(_to_json(tree, source))
     except ValidationError as error:
-        raise CapiError(f"{source}: {_explain(error)}") from error
+        raise CapiError(f"{source}: {_explain(error, kind)}") from error
 
 
 def dump_config(config: Config) -> str:
@@ -125,13 +159,13 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
         return tree
     if not isinstance(base, str):
         raise CapiError(f"{name}: extends must be the name of a recipe, not {base!r}")
-    if base.endswith(_FILE_ENDINGS):
+    if base.endswith(FILE_ENDINGS):
         base = str(Path(name).parent / base)
     return merge(_read_recipe(base, (*seen, name)), tree)
 
 
 def _recipe_path(name: str) -> Any:
-    if name.endswith(_FILE_ENDINGS):
+    if name.endswith(FILE_ENDINGS):
         if not Path(name).is_file():
             raise CapiError(f"there is no file {name}: give a recipe's name or the path of a YAML file")
         return Path(name)
@@ -191,16 +225,16 @@ def _to_json(tree: Tree, source: str) -> str:
         raise CapiError(f"{source} holds a value that is no number, text, list or section: {error}") from error
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     """The first complaint in one sentence, with the path of the key."""
     # A misspelt key is also missing under its right name; the misspelling says more.
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     # Within a choice of types pydantic adds the type's name to the path; the key ends before it.
     path = [str(part) for part in first["loc"]]
-    fields, known = _known_path(path)
+    fields, known = _known_path(path, root)
     key = ".".join(fields)
     if first["type"] == "extra_forbidden":
-        return f'there is no key "{key}"{_nearest_key(fields, known)}'
+        return f'there is no key "{key}"{_nearest_key(fields, known, root)}'
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     options = [each["msg"] for each in error.errors() if [str(part) for part in each["loc"]][: len(fields)] == fields]
@@ -208,9 +242,9 @@ def _explain(error: ValidationError) -> str:
     return f"{key} = {json.dumps(first['input'])} does not fit: {expected}"
 
 
-def _known_path(path: list[str]) -> tuple[list[str], type[BaseModel]]:
+def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
     """The part of an error's path that names sections and a key, and the section it ends in."""
-    section: type[BaseModel] = Config
+    section = root
     fields: list[str] = []
     for part in path:
         fields.append(part)
@@ -225,15 +259,15 @@ def _known_path(path: list[str]) -> tuple[list[str], type[BaseModel]]:
     return fields, section
 
 
-def _nearest_key(fields: list[str], section: type[BaseModel]) -> str:
+def _nearest_key(fields: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
     """The closest key of the same section, else the closest of all, given as a full path."""
     prefix = "".join(f"{field}." for field in fields[:-1])
     siblings = [prefix + name for name in section.model_fields]
     if close := nearest(".".join(fields), siblings):
         return close
     # Someone who leaves out the section means its key: the one nearest to the root where several have that name.
-    same_name = sorted((path for path in _all_keys(Config) if path.endswith(f".{fields[-1]}")), key=len)
-    return f'; did you mean "{same_name[0]}"?' if same_name else nearest(fields[-1], _all_keys(Config))
+    same_name = sorted((path for path in _all_keys(root) if path.endswith(f".{fields[-1]}")), key=len)
+    return f'; did you mean "{same_name[0]}"?' if same_name else nearest(fields[-1], _all_keys(root))
 
 
 def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterable[str]:

@@ -1,10 +1,10 @@
 """Every knob of a run. Frozen, strict about types, and unknown keys are errors."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-CONFIG_VERSION = 1
+CONFIG_VERSION = 2
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -224,20 +224,14 @@ class RunConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """A k-NN classification of labelled images by the frozen encoder, while it is trained."""
+    """A benchmark that the frozen encoder goes through while it is trained."""
 
-    data: str
-    """`demo`, a folder with a folder for each split and class folders there, or a CSV (columns file, split, label)."""
+    benchmark: str
+    """A data set and a protocol, such as demo/knn or folder/attentive; or the path of a YAML file."""
+    options: dict[str, Any] = {}
+    """Values to change in the benchmark; the size of the images is that of the run unless it is given here."""
     every_steps: Count = 1000
     """Evaluate after so many steps, before the first and after the last."""
-    label: str = "label"
-    """The CSV's column with the class."""
-    split: str = "val"
-    """The split that is classified; `train` is the one it is compared with."""
-    neighbours: Count = 10
-    """Neighbours that vote."""
-    feature: Literal["mean_patch", "pooled"] = "mean_patch"
-    """What stands for an image: the mean of its patches, or the predictor's pooled vector."""
     weights: list[Literal["teacher", "student"]] = ["teacher"]
     """Whose encoder is looked at."""
 

@@ -29,7 +29,7 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     except ImportError as error:
         raise CapiError("curves need an extra: pip install 'capi[pictures]'") from error
     scores = sorted({key for record in records for key in record if _EVALUATION_MARK in key})
-    panels = [*_PANELS, *([("k-NN accuracy", tuple(scores))] if scores else [])]
+    panels = [*_PANELS, *([("Evaluations", tuple(scores))] if scores else [])]
     rows = -(-len(panels) // 3)
     figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
     axes = figure.subplots(rows, 3).flatten()

@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from capi.config import loading
+from capi.config.benchmark_loading import load_benchmark
 from capi.config.loading import differences, dump_config, load_config, merge, parse_config
 from capi.errors import CapiError
 
@@ -142,12 +143,84 @@ def test__older_configs_are_migrated_step_by_step(monkeypatch: pytest.MonkeyPatc
 
 
 def test__each_file_is_migrated_before_it_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "CONFIG_VERSION", 2)
     monkeypatch.setattr(loading, "MIGRATIONS", {1: lambda tree: {"model": {"depth": tree["layers"]}}})
     (tmp_path / "base.yaml").write_text("layers: 5\n")
     (tmp_path / "mine.yaml").write_text("version: 2\nextends: base.yaml\nmodel:\n  width: 48\n")
     config = load_config(str(tmp_path / "mine.yaml"))
     assert (config.model.depth, config.model.width, config.version) == (5, 48, 2)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            {"data": "demo", "every_steps": 200, "neighbours": 1, "split": "test", "weights": ["teacher", "student"]},
+            {
+                "benchmark": "demo/knn",
+                "options": {"tests": ["test"], "neighbours": [1], "votes": ["majority"], "features": ["mean_patch"]},
+                "every_steps": 200,
+                "weights": ["teacher", "student"],
+            },
+        ),
+        (
+            {"data": "/photos.v1", "feature": "pooled", "label": "unused"},
+            {
+                "benchmark": "folder/knn",
+                "options": {
+                    "data": "/photos.v1",
+                    "tests": ["val"],
+                    "neighbours": [10],
+                    "votes": ["majority"],
+                    "features": ["pooled"],
+                },
+            },
+        ),
+        (
+            {"data": "labels.CSV", "label": "breed"},
+            {
+                "benchmark": "csv/knn",
+                "options": {
+                    "data": "labels.CSV",
+                    "label": "breed",
+                    "tests": ["val"],
+                    "neighbours": [10],
+                    "votes": ["majority"],
+                    "features": ["mean_patch"],
+                },
+            },
+        ),
+    ],
+    ids=["demo", "folder", "csv"],
+)
+@pytest.mark.parametrize("version", [{}, {"version": 1}], ids=["unsaid", "1"])
+def test__the_evaluations_of_version_1_become_benchmarks(old: dict, new: dict, version: dict) -> None:
+    migrated = parse_config({**version, "seed": 5, "evaluations": [old]})
+    assert migrated == parse_config({"version": 2, "seed": 5, "evaluations": [new]})
+    assert migrated.version == 2
+    (evaluation,) = migrated.evaluations
+    # What it becomes is a benchmark that can be read.
+    assert load_benchmark(evaluation.benchmark, options=evaluation.options).protocol == "knn"
+
+
+def test__evaluations_that_are_already_benchmarks_stay_as_they_are() -> None:
+    tree = {"evaluations": [{"benchmark": "folder/knn", "options": {"data": "/photos"}}]}
+    assert parse_config(tree) == parse_config({"version": 2} | tree)
+
+
+@pytest.mark.parametrize(
+    ("evaluations", "message"),
+    [
+        ([{"data": "demo", "neighbors": 3}], 'no key "evaluations.0.neighbors"'),
+        ([{"data": 3}], "evaluations.0"),
+        ([{"split": "val"}], 'no key "evaluations.0.split"'),
+        (["demo"], 'evaluations.0 = "demo" does not fit'),
+        ("demo", 'evaluations = "demo" does not fit'),
+    ],
+)
+def test__wrong_evaluations_of_version_1_are_still_wrong(evaluations: object, message: str) -> None:
+    with pytest.raises(CapiError) as caught:
+        parse_config({"version": 1, "evaluations": evaluations})
+    assert message in str(caught.value)
 
 
 def test__merge_goes_section_by_section() -> None:
@@ -171,7 +244,9 @@ def test__differences_name_the_key_and_both_values() -> None:
         ("data.std=[0.1, 0.0, 0.1]", "above 0"),
         ("model.channels=5", "data.mean has 3 values, but model.channels is 5"),
         ("optimization.micro_batches=3", "cannot be split into 3 equal micro-batches"),
-        ("evaluations=[{dat: demo}]", 'did you mean "evaluations.0.data"?'),
+        ("evaluations=[{benchmrk: demo/knn}]", 'did you mean "evaluations.0.benchmark"?'),
+        ("evaluations=[{benchmark: demo/knn, weights: [techer]}]", "'teacher' or 'student'"),
+        ("evaluations=[{benchmark: demo/knn, options: 3}]", "evaluations.0.options = 3 does not fit"),
         ("run.loggers=[tensorbord]", "'tensorboard' or 'wandb'"),
     ],
 )

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from capi.build import build_student, mask_sampler
+from capi.config.benchmark_loading import load_benchmark
 from capi.config.loading import load_config, recipe_names, recipe_text, recipe_title
+from capi.config.schema import CONFIG_VERSION
 from capi.method.masking import Grid
 
 NAMES = recipe_names()
@@ -22,6 +24,17 @@ def test__opens_with_title_command_cost_and_expectation(name: str) -> None:
     assert f"capi pretrain {name}" in command or f"capi {name}" in command
     assert any(line.startswith("# Cost:") for line in comment)
     assert any(line.startswith("# Expected:") for line in comment)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test__is_of_the_present_version(name: str) -> None:
+    assert f"\nversion: {CONFIG_VERSION}\n" in recipe_text(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test__its_evaluations_are_benchmarks(name: str) -> None:
+    for evaluation in load_config(name).evaluations:
+        assert load_benchmark(evaluation.benchmark, options=evaluation.options)
 
 
 @pytest.mark.parametrize("name", NAMES)

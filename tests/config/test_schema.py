@@ -3,7 +3,7 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from capi.config.schema import Config, MaskingConfig
+from capi.config.schema import Config, EvaluationConfig, MaskingConfig
 from capi.method.masking import MASKS
 
 
@@ -14,7 +14,7 @@ def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
     ]
 
 
-@pytest.mark.parametrize("section", sections(Config))
+@pytest.mark.parametrize("section", [*sections(Config), EvaluationConfig])
 def test__every_field_is_documented(section: type[BaseModel]) -> None:
     undocumented = [
         name

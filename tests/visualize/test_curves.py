@@ -9,10 +9,10 @@ from PIL import Image
 from capi.visualize.curves import draw_curves, series
 
 RECORDS = [
-    {"step": 0, "knn/teacher": 0.1, "knn/student": 0.2},
+    {"step": 0, "demo/knn/teacher": 0.1, "demo/knn/student": 0.2},
     {"step": 1, "student_loss": 9.0, "clustering_loss": None, "target_entropy": 3.0, "prototype_use": 0.5},
     {"step": 2, "student_loss": None, "clustering_loss": 4.0, "learning_rate": 1e-4},
-    {"step": 5, "student_loss": 7.0, "knn/teacher": 0.3, "knn/student": None},
+    {"step": 5, "student_loss": 7.0, "demo/knn/teacher": 0.3, "demo/knn/student": None},
 ]
 LOGGED = {
     "student_loss": ([1, 5], [9.0, 7.0]),
@@ -20,8 +20,8 @@ LOGGED = {
     "target_entropy": ([1], [3.0]),
     "prototype_use": ([1], [0.5]),
     "learning_rate": ([2], [1e-4]),
-    "knn/student": ([0], [0.2]),
-    "knn/teacher": ([0, 5], [0.1, 0.3]),
+    "demo/knn/student": ([0], [0.2]),
+    "demo/knn/teacher": ([0, 5], [0.1, 0.3]),
 }
 
 
@@ -33,21 +33,27 @@ def pixels_of(path: Path) -> np.ndarray:
 
 def test__a_series_has_only_what_was_written() -> None:
     assert series(RECORDS, "student_loss") == ([1, 5], [9.0, 7.0])
-    assert series(RECORDS, "knn/student") == ([0], [0.2])
+    assert series(RECORDS, "demo/knn/student") == ([0], [0.2])
     assert series(RECORDS, "absent") == ([], [])
 
 
 def test__every_metric_is_drawn_as_it_was_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, plot = {}, Axes.plot
+    drawn, titles, plot, set_title = {}, [], Axes.plot, Axes.set_title
 
     def watched(self: Axes, steps: list, values: list, **options: object) -> list:
         drawn[options["label"]] = (steps, values)
         return plot(self, steps, values, **options)
 
+    def titled(self: Axes, title: str, **options: object) -> object:
+        titles.append(title)
+        return set_title(self, title, **options)
+
     monkeypatch.setattr(Axes, "plot", watched)
+    monkeypatch.setattr(Axes, "set_title", titled)
     monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.touch())
     draw_curves(RECORDS, tmp_path / "curves.png")
     assert drawn == LOGGED
+    assert titles[-1] == "Evaluations"
 
 
 @pytest.mark.parametrize("records", [RECORDS, []], ids=["some", "none"])

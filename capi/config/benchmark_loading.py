@@ -1,0 +1,53 @@
+"""Benchmarks by name or file: `DATASET/PROTOCOL`, or YAML with a line `benchmark: DATASET/PROTOCOL` and its options."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
+from capi.config.loading import FILE_ENDINGS, overridden, parse_yaml, validated
+from capi.errors import CapiError, nearest
+
+
+def load_benchmark(
+    benchmark: str | Path, overrides: Iterable[str] = (), options: Mapping[str, Any] | None = None
+) -> BenchmarkConfig:
+    """The config of a benchmark; `options` are plain values, `overrides` have the form `key=value`."""
+    name = str(benchmark)
+    tree: dict[str, Any] = {"benchmark": name}
+    if name.endswith(FILE_ENDINGS):
+        tree = _read(Path(name))
+    tree = overridden(tree | dict(options or {}), overrides)
+    dataset, protocol = split_name(tree.pop("benchmark"), name)
+    for key in ("dataset", "protocol"):
+        if key in tree:
+            raise CapiError(f"{name}: {key} cannot be given beside the benchmark: the benchmark's name says it")
+    return validated(PROTOCOLS[protocol], {"dataset": dataset} | tree, name)
+
+
+def split_name(chosen: object, source: str) -> tuple[str, str]:
+    """Data set and protocol of a benchmark's name."""
+    if not isinstance(chosen, str) or chosen.count("/") != 1 or not all(chosen.split("/")):
+        raise CapiError(
+            f'{source}: "{chosen}" is no benchmark: expected DATASET/PROTOCOL, such as demo/knn, with one of the '
+            f"protocols {', '.join(PROTOCOLS)}, or the path of a YAML file"
+        )
+    dataset, protocol = chosen.split("/")
+    if protocol not in PROTOCOLS:
+        known = ", ".join(PROTOCOLS)
+        raise CapiError(
+            f'{source}: there is no protocol "{protocol}"{nearest(protocol, PROTOCOLS)} (there are {known})'
+        )
+    return dataset, protocol
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise CapiError(f"there is no file {path}: give DATASET/PROTOCOL, or the path of a YAML file")
+    try:
+        tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise CapiError(f"{path} could not be read as YAML ({type(error).__name__})") from error
+    if not isinstance(tree, dict) or "benchmark" not in tree:
+        raise CapiError(f"{path} must hold a line `benchmark: DATASET/PROTOCOL` and options, one a line")
+    return tree

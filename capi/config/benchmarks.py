@@ -1,0 +1,161 @@
+"""Every knob of a benchmark: a data set, a protocol, and how they are run. The paper's values are the defaults."""
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from capi.config.schema import Count, NotNegative, Positive, Section, Share
+
+VectorKind = Literal["mean_patch", "pooled", "both"]
+PAPER_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+PAPER_DECAYS = (5e-4, 1e-3, 5e-2)
+# Eight values, log-spaced from 1e-6 to 1e5.
+PAPER_STRENGTHS = tuple(10.0 ** (-6 + 11 * step / 7) for step in range(8))
+
+
+class BenchmarkConfig(Section):
+    """What every benchmark has: a data set and the way its images are encoded."""
+
+    task: ClassVar[Literal["classification", "segmentation"]]
+    protocol: str
+    """How features are judged."""
+
+    dataset: str
+    """A data set that `capi datasets` lists."""
+    data: str | None = None
+    """Where it lies: a folder, or the file of a CSV."""
+    more: dict[str, str] = Field(default_factory=dict)
+    """Where further test sets lie, by name."""
+    train: str | None = None
+    """The split to train on; null takes the data set's own."""
+    tests: tuple[str, ...] | None = None
+    """The splits to test on; null takes the data set's own."""
+    label: str | None = None
+    """A CSV's column with the class; null means `label`."""
+    exclude: str | None = None
+    """A file with the names of images to leave out, a name a line."""
+    verify_counts: bool = True
+    """Whether the data set must have as many images as the official one."""
+    limit_train: Count | None = None
+    """At most so many training images, drawn by the seed; null takes all."""
+    limit_tests: Count | None = None
+    """At most so many images of each test set, drawn by the seed; null takes all."""
+    image_size: Count | tuple[Count, Count] | None = None
+    """Side of the images in pixels, or [height, width]; null means 224, or during a run the run's own."""
+    validation_share: Share = 0.1
+    """Share of the training images that settings are chosen by."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Seed of everything random."""
+    encode_batch: Count = 32
+    """Images that are encoded at a time. Changes nothing but speed and the last digits."""
+    workers: Annotated[int, Field(ge=0)] | None = None
+    """Processes that read images; null chooses by device. Changes nothing but speed."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the encoder's products."""
+    memory_gib: Positive = 4.0
+    """Features that need more memory than this are mapped to a file in the folder of the results."""
+    save_probe: bool = True
+    """Write the fitted probe beside the results; that of k-NN holds all training features."""
+
+    @property
+    def height_and_width(self) -> tuple[int, int] | None:
+        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+
+
+class KnnConfig(BenchmarkConfig):
+    """Classification by the nearest training images."""
+
+    task = "classification"
+    protocol: Literal["knn"] = "knn"
+    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 3, 10, 30, 100)
+    """Numbers of neighbours to try."""
+    votes: Annotated[tuple[Literal["majority", "weighted"], ...], Field(min_length=1)] = ("majority", "weighted")
+    """Each neighbour counts alike, or by exp(similarity / temperature)."""
+    temperature: Positive = 0.07
+    """Temperature of the weighted vote."""
+    features: Annotated[tuple[VectorKind, ...], Field(min_length=1)] = ("mean_patch", "pooled")
+    """What stands for an image; each is reported, and the one that does best on held-out images is quoted."""
+
+
+class ProbeConfig(BenchmarkConfig):
+    """Heads that are trained by gradient, all settings at once."""
+
+    task = "classification"
+    schedule: Literal["auto", "paper", "small"] = "auto"
+    """`paper` streams augmented images, `small` caches features for fewer steps; `auto`: paper from 100 000 images."""
+    iterations: Count | None = None
+    """Steps of training; null takes the schedule's."""
+    batch_size: Count | None = None
+    """Images in a step, whatever the number of devices; null takes the schedule's."""
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_RATES
+    """Peak learning rates to try, for a batch of 256."""
+    weight_decays: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = PAPER_DECAYS
+    """Weight decays to try."""
+
+
+class AttentiveConfig(ProbeConfig):
+    """Classification by a head that attends to the patches with one learned query."""
+
+    protocol: Literal["attentive"] = "attentive"
+
+
+class LinearConfig(ProbeConfig):
+    """Classification by a linear map of one vector an image."""
+
+    protocol: Literal["linear"] = "linear"
+    features: Annotated[tuple[VectorKind, ...], Field(min_length=1)] = ("mean_patch", "pooled", "both")
+    """What stands for an image; each is reported, and the one that does best on held-out images is quoted."""
+
+
+class SegmentationConfig(BenchmarkConfig):
+    """A label for every patch or pixel."""
+
+    task = "segmentation"
+    ignored: tuple[int, ...] | None = None
+    """Labels of pixels that do not count; null takes the data set's own."""
+    class_names: tuple[str, ...] | None = None
+    """Names of the labels 0, 1, 2, ... where the data set has none."""
+    standardize: bool = True
+    """Give every channel mean 0 and deviation 1 on the training patches."""
+    pictures: Annotated[int, Field(ge=0)] = 8
+    """Test images whose prediction is drawn."""
+
+    @model_validator(mode="after")
+    def _one_test(self) -> "SegmentationConfig":
+        if self.tests is not None and len(self.tests) != 1:
+            raise ValueError(f"tests = {self.tests} does not fit: segmentation reports one split")
+        return self
+
+
+class KnnSegmentationConfig(SegmentationConfig):
+    """Segmentation by the pixel labels of the nearest training patches."""
+
+    protocol: Literal["knn-segmentation"] = "knn-segmentation"
+    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 3, 10, 30)
+    """Numbers of neighbours to try."""
+    distances: Annotated[tuple[Literal["l2", "cosine"], ...], Field(min_length=1)] = ("l2", "cosine")
+    """Distances to try."""
+    ignored_labels_vote: bool = True
+    """Whether ignored labels in a neighbour's patch vote too, as in the published numbers."""
+
+
+class LogisticSegmentationConfig(SegmentationConfig):
+    """Segmentation by logistic regression on patches."""
+
+    protocol: Literal["logistic-segmentation"] = "logistic-segmentation"
+    strengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_STRENGTHS
+    """Inverse penalties (C) to try."""
+    tolerance: Positive = 1e-4
+    """Relative precision of the objective at which a fit ends."""
+    max_iterations: Count = 1000
+    """Steps after which a fit ends in any case, with a warning."""
+
+
+AnyBenchmark = KnnConfig | AttentiveConfig | LinearConfig | KnnSegmentationConfig | LogisticSegmentationConfig
+PROTOCOLS: dict[str, type[BenchmarkConfig]] = {
+    "attentive": AttentiveConfig,
+    "knn": KnnConfig,
+    "knn-segmentation": KnnSegmentationConfig,
+    "linear": LinearConfig,
+    "logistic-segmentation": LogisticSegmentationConfig,
+}

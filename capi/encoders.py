@@ -1,0 +1,131 @@
+"""Encoders by the name that a user gives: a file, a run, raw patches, an untrained recipe, or Python of one's own."""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from capi import build
+from capi.config.loading import load_config
+from capi.errors import CapiError
+from capi.models.features import CapiEncoder
+from capi.models.pixels import PixelEncoder
+from capi.models.pretrained import load_released
+from capi.pretraining import run_config
+from capi.train.run_folder import RunFolder
+from capi.types import VisionEncoder
+from capi.weights import Weights, load_exported, load_run
+
+KINDS = (
+    "a run folder, a file of `capi export`, a released checkpoint, pixels:PATCH_SIZE (raw patches), untrained:RECIPE "
+    "(or a run), or FILE.py:NAME or MODULE:NAME (an encoder of your own)"
+)
+
+
+def load_weights(path: Path, weights: Weights = "teacher") -> CapiEncoder:
+    """The frozen encoder of a run folder, of a file of `capi export`, or of a checkpoint in the released layout."""
+    if path.is_dir():
+        return load_run(path, weights)
+    return load_exported(path) or load_released(path)
+
+
+def open_encoder(
+    model: str | Path | VisionEncoder, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
+) -> VisionEncoder:
+    """The encoder that a name stands for, or one that is given as it is; a module is set to evaluate on the device."""
+    encoder = _open(str(model), weights) if isinstance(model, str | Path) else model
+    if isinstance(encoder, nn.Module):
+        encoder.eval().to(device)
+    return encoder
+
+
+def _open(name: str, weights: Weights) -> VisionEncoder:
+    if Path(name).exists():
+        return load_weights(Path(name), weights)
+    kind, colon, rest = name.rpartition(":")
+    if not colon:
+        raise CapiError(f"there is no encoder {name}: expected {KINDS}")
+    if kind == "pixels":
+        return _pixels(rest)
+    if kind == "untrained":
+        return untrained(rest)
+    return _own(kind, rest, name)
+
+
+def _pixels(size: str) -> PixelEncoder:
+    if not size.isdecimal() or int(size) < 1:
+        raise CapiError(f'"pixels:{size}" needs the side of a patch in pixels, such as pixels:16')
+    return PixelEncoder(int(size))
+
+
+def untrained(recipe: str) -> CapiEncoder:
+    """The encoder of a recipe or of a run, with the weights it starts from."""
+    config = run_config(RunFolder(Path(recipe))) if Path(recipe).is_dir() else load_config(recipe)
+    torch.manual_seed(config.seed)
+    student = build.build_student(config.model, config.clustering.prototypes)
+    return build.frozen(student, build.statistics(config)).eval().requires_grad_(False)
+
+
+def _own(place: str, attribute: str, name: str) -> VisionEncoder:
+    """An object of the user's own Python, called if it is no encoder yet; this runs their code."""
+    found: Any = getattr(_module(place, name), attribute, None)
+    if found is None:
+        raise CapiError(f'{place} has nothing called "{attribute}": expected an encoder, or what makes one when called')
+    if isinstance(found, type) or not isinstance(found, VisionEncoder):
+        found = _called(found, name)
+    if not isinstance(found, VisionEncoder):
+        raise CapiError(f"{name} is no encoder: it needs width, patch_size and a call that gives Features")
+    return found
+
+
+def _called(found: Any, name: str) -> Any:
+    if not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise CapiError(f"{name} makes no encoder when it is called without arguments ({_said(error)})") from error
+
+
+def _module(place: str, name: str) -> ModuleType:
+    """A file or a module; what lies beside the file, or in the present folder, can be imported too."""
+    try:
+        if not place.endswith(".py"):
+            _add_to_path(Path.cwd())
+            return importlib.import_module(place)
+        if not Path(place).is_file():
+            raise CapiError(f"there is no file {place}, which {name} names")
+        _add_to_path(Path(place).resolve().parent)
+        return _module_of_file(Path(place))
+    except CapiError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+            raise CapiError(f"there is no encoder {name} ({error}): expected {KINDS}") from error
+        raise CapiError(f"{place} cannot be imported ({_said(error)}): --traceback shows where") from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Under a name of its own, so that a file torch.py replaces nothing; dataclasses look themselves up by it."""
+    spec = importlib.util.spec_from_file_location(f"capi_encoder_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _add_to_path(folder: Path) -> None:
+    """At the end: the user's files hide no library."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import pytest
+
+from capi.config.benchmark_loading import load_benchmark, split_name
+from capi.config.benchmarks import PROTOCOLS, KnnConfig, KnnSegmentationConfig, LinearConfig
+from capi.errors import CapiError
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test__a_name_is_a_data_set_and_a_protocol(protocol: str) -> None:
+    config = load_benchmark(f"pets/{protocol}")
+    assert config == PROTOCOLS[protocol](dataset="pets")
+    assert split_name(f"pets/{protocol}", "") == ("pets", protocol)
+
+
+def test__overrides_are_yaml_and_come_after_options() -> None:
+    config = load_benchmark(
+        "folder/knn",
+        ["neighbours=[1, 5]", "temperature=1e-2", "image_size=[32, 48]", "more.other=/there"],
+        options={"neighbours": [7], "seed": 3, "more": {"one": "/here"}},
+    )
+    assert isinstance(config, KnnConfig)
+    assert (config.neighbours, config.temperature, config.seed) == ((1, 5), 0.01, 3)
+    assert config.height_and_width == (32, 48)
+    assert config.more == {"one": "/here", "other": "/there"}
+
+
+def test__a_file_holds_the_name_and_options(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("benchmark: masks/knn-segmentation\ndata: /photos\nignored: [255]\npictures: 2\n")
+    expected = KnnSegmentationConfig(dataset="masks", data="/photos", ignored=(255,), pictures=2, seed=4)
+    assert load_benchmark(path, ["seed=4"]) == load_benchmark(str(path), options={"seed": 4}) == expected
+
+
+def test__what_was_written_to_the_results_can_be_read_back() -> None:
+    config = load_benchmark("demo/linear", ["iterations=5", "tests=[val]"])
+    assert LinearConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "message"),
+    [
+        ("demo", [], "expected DATASET/PROTOCOL, such as demo/knn"),
+        ("", [], "expected DATASET/PROTOCOL"),
+        ("demo/", [], "expected DATASET/PROTOCOL"),
+        ("/knn", [], "expected DATASET/PROTOCOL"),
+        ("a/b/knn", [], "expected DATASET/PROTOCOL"),
+        ("demo/kn", [], 'no protocol "kn"; did you mean "knn"? (there are attentive, knn,'),
+        ("demo/knn", ["neighbors=[3]"], 'no key "neighbors"; did you mean "neighbours"?'),
+        ("demo/knn", ["standardize=false"], 'no key "standardize"'),
+        ("demo/knn", ["neighbours=3"], "neighbours = 3 does not fit: input should be a valid"),
+        ("demo/knn", ["neighbours=[]"], "at least 1 item"),
+        ("demo/knn", ["neighbours=[0]"], "greater than or equal to 1"),
+        ("demo/knn", ["votes=[all]"], "'majority' or 'weighted'"),
+        ("demo/knn", ["validation_share=1"], "less than 1"),
+        ("demo/knn", ["temperature=0"], "greater than 0"),
+        ("demo/knn", ["image_size=0"], "image_size = 0 does not fit"),
+        ("demo/knn", ["image_size=[32]"], "image_size"),
+        ("demo/knn", ["image_size=big"], "image_size"),
+        ("demo/knn", ["verify_counts=maybe"], "valid boolean"),
+        ("demo/knn", ["precision=float16"], "'float32' or 'bfloat16'"),
+        ("demo/knn", ["more=3"], "more = 3 does not fit"),
+        ("demo/knn", ["seed=-1"], "greater than or equal to 0"),
+        ("demo/knn", ["data=[a]"], "valid string"),
+        ("demo/knn", ["nonsense"], "expected key=value"),
+        ("demo/knn", ["data=["], "not valid YAML"),
+        ("demo/knn", ["dataset=pets"], "the benchmark's name says it"),
+        ("demo/knn", ["protocol=linear"], "the benchmark's name says it"),
+        ("demo/knn-segmentation", ["tests=[val, test]"], "segmentation reports one split"),
+        ("demo/logistic-segmentation", ["strengths=[-1]"], "greater than 0"),
+        ("nowhere.yaml", [], "there is no file nowhere.yaml: give DATASET/PROTOCOL"),
+    ],
+)
+def test__what_does_not_fit_is_told_in_one_sentence(name: str, overrides: list[str], message: str) -> None:
+    with pytest.raises(CapiError) as caught:
+        load_benchmark(name, overrides)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "must hold a line `benchmark: DATASET/PROTOCOL`"),
+        ("- a\n", "must hold a line `benchmark: DATASET/PROTOCOL`"),
+        ("data: /photos\n", "must hold a line `benchmark: DATASET/PROTOCOL`"),
+        ("benchmark: 3\n", '"3" is no benchmark'),
+        ("benchmark: demo/knn\nseeds: 3\n", 'did you mean "seed"?'),
+        ("benchmark: demo/knn\ndataset: pets\n", "the benchmark's name says it"),
+        ("benchmark: demo/knn\nseed: 1\nseed: 2\n", 'the key "seed" stands twice'),
+        ("benchmark: [", "not valid YAML"),
+        (b"\xff\xfe\x00", "could not be read"),
+    ],
+)
+def test__broken_files_say_what_is_wrong(tmp_path: Path, text: str | bytes, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    with pytest.raises(CapiError) as caught:
+        load_benchmark(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
