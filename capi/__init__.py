@@ -13,8 +13,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from capi.api import build_learner as build_learner
     from capi.api import check as check
+    from capi.api import compare as compare
+    from capi.api import evaluate as evaluate
     from capi.api import export as export
+    from capi.api import extract as extract
     from capi.api import load as load
+    from capi.api import nearest as nearest
+    from capi.api import predict as predict
     from capi.api import pretrain as pretrain
     from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
@@ -27,8 +32,13 @@ __version__ = "0.1.0"
 _HOME = {
     "build_learner": "capi.api",
     "check": "capi.api",
+    "compare": "capi.api",
+    "evaluate": "capi.api",
     "export": "capi.api",
+    "extract": "capi.api",
     "load": "capi.api",
+    "nearest": "capi.api",
+    "predict": "capi.api",
     "pretrain": "capi.api",
     "load_config": "capi.config.loading",
     "CapiError": "capi.errors",

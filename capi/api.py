@@ -10,25 +10,55 @@ import torch
 from rich.console import Console
 
 from capi import build, pretraining
+from capi.benchmark import choose_workers
 from capi.build import build_learner, mask_sampler
+from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
+from capi.data.sources import ImageSource
 from capi.data.statistics import DataSummary, summarize
+from capi.encoders import load_weights, open_encoder
 from capi.errors import CapiError
+from capi.evals.feature_files import read_features
+from capi.evals.features import Encoding
+from capi.evals.probe_files import load_probe
+from capi.evaluation import comparison, evaluating, extraction, prediction, similar
+from capi.evaluation.comparison_cells import Cell, Comparison
+from capi.evaluation.evaluating import Evaluated
+from capi.evaluation.extraction import Extracted
+from capi.evaluation.image_lists import list_images
+from capi.evaluation.prediction import Predicted
+from capi.evaluation.progress import EvaluationProgress
+from capi.evaluation.results import make_folder
+from capi.evaluation.similar import Match
 from capi.method.masking import Grid
 from capi.models.features import CapiEncoder
-from capi.models.pretrained import load_released
 from capi.pretraining import PretrainedRun
 from capi.train.check import StepCost, measure_step, memory_of, random_batch
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
-from capi.types import MaskedBatch
-from capi.weights import ExportFormat, Weights, export_run, load_exported, load_run
+from capi.types import MaskedBatch, VisionEncoder
+from capi.weights import ExportFormat, Weights, export_run
 
-__all__ = ["build_learner", "check", "choose_device", "export", "load", "mask_sampler", "pretrain"]
+__all__ = [
+    "build_learner",
+    "check",
+    "choose_device",
+    "compare",
+    "evaluate",
+    "export",
+    "extract",
+    "load",
+    "mask_sampler",
+    "nearest",
+    "predict",
+    "pretrain",
+]
 
 Recipe = str | Path | Config
+Names = str | Path | Sequence[str | Path]
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def load(path: str | Path, *, weights: Weights = "teacher") -> CapiEncoder:
@@ -38,10 +68,7 @@ def load(path: str | Path, *, weights: Weights = "teacher") -> CapiEncoder:
     encoder on normalised images gives `Features(pooled, registers, feature_map)`; with `pooled=False` the pooled
     vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it.
     """
-    place = Path(path)
-    if place.is_dir():
-        return load_run(place, weights)
-    return load_exported(place) or load_released(place)
+    return load_weights(Path(path), weights)
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -93,6 +120,186 @@ def export(
 ) -> Path:
     """Write the encoder of a run as one file: safetensors with its config inside, or the released layout."""
     return export_run(Path(run), Path(out), format, weights)
+
+
+def evaluate(
+    model: str | Path | VisionEncoder,
+    benchmark: str | Path | BenchmarkConfig,
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path | None = None,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Evaluated:
+    """Score a frozen encoder by a benchmark, `DATASET/PROTOCOL` or a YAML file.
+
+    `model` is a path, another name that `capi evaluate` knows, or any `VisionEncoder`. With `out`, that folder gets
+    results.json, results.md and the fitted probe.
+    """
+    with _progress(console) as progress:
+        return evaluating.evaluate(
+            model,
+            benchmark,
+            overrides,
+            out=out,
+            weights=weights,
+            device=_device(device),
+            overwrite=overwrite,
+            progress=progress,
+        )
+
+
+def predict(
+    model: str | Path | VisionEncoder,
+    probe: str | Path,
+    images: Names,
+    *,
+    out: str | Path,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Predicted:
+    """Label images with a probe that an evaluation fitted: a CSV of classes, or masks and overlays."""
+    chosen = _device(device)
+    fitted = load_probe(Path(probe))
+    encoder = open_encoder(model, weights=weights, device=chosen)
+    places = [Path(image) for image in _listed(images)]
+    with _progress(console) as progress:
+        workers = choose_workers(None, chosen, len(prediction.find_images(places)))
+        encoding = Encoding(device=chosen, workers=workers, progress=progress)
+        return prediction.predict(encoder, fitted, places, Path(out), encoding, overwrite=overwrite)
+
+
+def compare(
+    models: Names,
+    benchmarks: Names,
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Every model by every benchmark: tables and a page in `out`; cells that are done are kept."""
+    with _progress(console) as progress:
+
+        def announce(cell: Cell) -> None:
+            if cell.status == "running":
+                progress.begin(f"{cell.model} on {cell.benchmark}: ")
+
+        return comparison.compare(
+            [str(model) for model in _listed(models)],
+            [str(benchmark) for benchmark in _listed(benchmarks)],
+            overrides,
+            out=Path(out),
+            weights=weights,
+            device=_device(device),
+            progress=progress,
+            on_cell=announce,
+        )
+
+
+def extract(
+    model: str | Path | VisionEncoder,
+    data: str | Path,
+    *,
+    out: str | Path,
+    kinds: str | Sequence[str] = ("mean_patch",),
+    image_size: int | tuple[int, int] = 224,
+    whole: bool = False,
+    dtype: str = "float32",
+    batch_size: int = 32,
+    split: str | None = None,
+    label: str = "label",
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Extracted:
+    """Features of every image of a folder, a CSV or `demo`, with names and labels, as safetensors or parquet.
+
+    `kinds` are among patch, mean_patch, pooled and register. An extraction that was interrupted goes on.
+    """
+    chosen = _device(device)
+    encoder = open_encoder(model, weights=weights, device=chosen)
+    listed = list_images(str(data), split, label)
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
+    with _progress(console) as progress:
+        workers = choose_workers(None, chosen, len(listed.images))
+        return extraction.extract(
+            encoder,
+            listed.images,
+            Path(out),
+            encoding=Encoding(size=size, batch_size=batch_size, workers=workers, device=chosen, progress=progress),
+            labels=listed.labels,
+            kinds=[kinds] if isinstance(kinds, str) else kinds,
+            whole=whole,
+            about={**named, "data": str(data), "split": split},
+            dtype=dtype,
+            overwrite=overwrite,
+        )
+
+
+def nearest(
+    file: str | Path,
+    image: str | Path,
+    *,
+    model: str | Path | VisionEncoder | None = None,
+    count: int = 10,
+    at: tuple[float, float] | None = None,
+    kind: str | None = None,
+    out: str | Path | None = None,
+    device: torch.device | str | None = None,
+) -> list[Match]:
+    """The images of a file of `extract` that are most similar to an image; with a point `at`, the patches.
+
+    `model` is by default the one the file was made with. With `out`, a contact sheet is written there.
+    """
+    chosen = _device(device)
+    picture = None if out is None else _picture(Path(out))
+    features = read_features(Path(file))
+    about = features.facts.about
+    if model is None and "model" not in about:
+        raise CapiError(f"{file} does not say which model made it: name the model")
+    name = about["model"] if model is None else model
+    weights: Weights = about.get("weights", "teacher")
+    encoder = open_encoder(name, weights=weights, device=chosen)
+    found = similar.find_similar(
+        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind
+    )
+    if picture is not None:
+        root = features.facts.root
+        images: ImageSource | Path | None = None if root is None else Path(root)
+        if about.get("data") == "demo":
+            images = list_images("demo", about.get("split")).images
+        sheet = similar.similarity_sheet(Path(image), found, images, framing=features.facts.framing, at=at)
+        make_folder(picture.parent)
+        sheet.save(picture)
+    return found
+
+
+def _listed(names: Names) -> Sequence[str | Path]:
+    """A single name is a list of one, not of its letters."""
+    return [names] if isinstance(names, str | Path) else names
+
+
+def _picture(path: Path) -> Path:
+    """A name that a picture may have; any other is told before the work."""
+    if path.suffix.lower() not in PICTURE_ENDINGS or path.is_dir():
+        raise CapiError(f"{path} cannot be a picture: give a file that ends in {', '.join(PICTURE_ENDINGS)}")
+    return path
+
+
+def _device(device: torch.device | str | None) -> torch.device:
+    return choose_device(None if device is None else str(device))
+
+
+def _progress(console: Console | None) -> EvaluationProgress:
+    return EvaluationProgress(console or Console(quiet=True))
 
 
 def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:

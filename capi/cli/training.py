@@ -1,21 +1,16 @@
-"""The command line: parse, build the config, call api. Bad input ends with one sentence and exit code 2."""
+"""Commands that train: recipes, pretrain, export, demo."""
 
-import errno
-import logging
-import sys
-import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import Progress
 from rich.table import Table
 
-from capi import __version__
+from capi.cli.app import Device, Overrides, app, messages, one_of
 from capi.config import loading
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError
 
 if TYPE_CHECKING:
     from capi.config.schema import Config
@@ -23,54 +18,8 @@ if TYPE_CHECKING:
     from capi.demo import DemoSummary
     from capi.train.check import StepCost
 
-app = typer.Typer(
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    help="CAPI: cluster and predict latent patches, from unlabelled images to a strong dense encoder.",
-)
 recipes_app = typer.Typer(help="List the recipes, or show one with every value written out.")
 app.add_typer(recipes_app, name="recipes")
-
-Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")]
-
-
-def main() -> None:
-    """Run the command line; errors of the user's making are told in one sentence."""
-    try:
-        app()
-    except CapiError as error:
-        _fail(str(error))
-    except OSError as error:
-        # A full disk may show anywhere; other errors of the system are ours to see.
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            raise
-        _fail(f"the disk is full ({error.filename or error.strerror}): make room, then go on with --resume")
-
-
-def _fail(message: str) -> None:
-    if "--traceback" in sys.argv:
-        traceback.print_exc()
-    else:
-        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {message}")
-    sys.exit(2)
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"capi {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    show_traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """Options that stand before the command."""
 
 
 @recipes_app.callback(invoke_without_command=True)
@@ -123,7 +72,7 @@ def pretrain(
 
     chosen = api.choose_device(device)
     done = api.pretrain(
-        config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=_messages()
+        config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=messages()
     )
     if not done.finished:
         typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
@@ -141,12 +90,8 @@ def export(
     """Write the encoder of a run as one file."""
     from capi import api
 
-    for name, value, allowed in (
-        ("--format", format, ("safetensors", "released")),
-        ("--weights", weights, ("teacher", "student")),
-    ):
-        if value not in allowed:
-            raise CapiError(f'{name} "{value}" is not one of {", ".join(allowed)}{nearest(value, allowed)}')
+    one_of("--format", format, ("safetensors", "released"))
+    one_of("--weights", weights, ("teacher", "student"))
     file = out or run / ("encoder.safetensors" if format == "safetensors" else "encoder.pth")
     typer.echo(f"wrote {api.export(run, file, format=format, weights=weights)}")  # type: ignore[arg-type]
 
@@ -163,27 +108,14 @@ def demo(
     """Pretrain a small encoder on built-in photos for some minutes, and show what it learnt."""
     from capi.demo import run_demo
 
-    if split not in {"val", "test"}:
-        raise CapiError(f'--split "{split}" is not one of val, test')
+    one_of("--split", split, ("val", "test"))
     summary = run_demo(
-        out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=_messages()
+        out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=messages()
     )
     if summary is None:
         typer.echo("Stopped and saved. The same command with --resume goes on.")
         raise typer.Exit(130)
     Console().print(_demo_table(summary))
-
-
-def _messages() -> Console:
-    """Progress and warnings go to stderr, results to stdout."""
-    console = Console(stderr=True)
-    handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
-    # Ours alone: libraries have much to say that is of no use here.
-    logger = logging.getLogger("capi")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    logger.propagate = False
-    return console
 
 
 def _demo_table(summary: "DemoSummary") -> Table:

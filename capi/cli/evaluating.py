@@ -1,0 +1,285 @@
+"""Commands that use an encoder: datasets, evaluate, predict, compare, extract, nearest."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from typer.core import TyperCommand
+
+from capi.cli.app import Device, Overrides, app, messages, one_of
+from capi.errors import CapiError
+
+if TYPE_CHECKING:
+    from capi.evaluation.comparison_cells import Comparison
+
+datasets_app = typer.Typer(help="List the data sets of evaluations, or show how the files of one must lie.")
+app.add_typer(datasets_app, name="datasets")
+
+MODEL_HELP = (
+    "A run folder, an exported file, a released checkpoint, pixels:16 (raw patches), untrained:RECIPE, or FILE.py:NAME."
+)
+Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
+Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
+
+
+@datasets_app.callback(invoke_without_command=True)
+def datasets(context: typer.Context) -> None:
+    """List the data sets that evaluations know."""
+    if context.invoked_subcommand is not None:
+        return
+    from capi.evals.datasets import DATASETS
+
+    table = Table("data set", "what it is", "for", box=None, pad_edge=False)
+    for dataset in DATASETS.values():
+        tasks = (("classification", dataset.classification), ("segmentation", dataset.segmentation))
+        table.add_row(dataset.name, dataset.title, ", ".join(name for name, reader in tasks if reader is not None))
+    Console().print(table)
+
+
+@datasets_app.command("show")
+def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> None:
+    """Show how the files of a data set must lie, where it comes from, and what can be said about it."""
+    from capi.evals.datasets import WITHOUT_FOLDER, dataset_named
+
+    dataset = dataset_named(name)
+    typer.echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
+    heeded = sorted({*dataset.heeds, "verify_counts"})
+    beside = "" if name in WITHOUT_FOLDER else " beside data=PATH"
+    typer.echo(f"Options{beside}: {', '.join(heeded)}")
+
+
+@app.command()
+def evaluate(
+    model: Model,
+    benchmark: Annotated[str, typer.Argument(help="DATASET/PROTOCOL, such as demo/knn, or a YAML file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for results, probe and pictures.")] = None,
+    weights: Weights = "teacher",
+    overwrite: Overwrite = False,
+    device: Device = None,
+) -> None:
+    """Score a frozen encoder by one of the paper's protocols, and keep the fitted probe.
+
+    Protocols of classification are knn, linear and attentive; of segmentation, knn-segmentation and
+    logistic-segmentation.
+
+    `capi datasets` lists the data sets; all but demo need data=PATH.
+    """
+    from capi import api
+
+    one_of("--weights", weights, ("teacher", "student"))
+    done = api.evaluate(
+        model,
+        benchmark,
+        overrides or [],
+        out=out,
+        weights=weights,  # type: ignore[arg-type]
+        device=api.choose_device(device),
+        overwrite=overwrite,
+        console=messages(),
+    )
+    _print_record(done.record)
+    if done.folder is not None:
+        typer.echo(f"{done.folder} has results.json, results.md and what was fitted.")
+
+
+@app.command()
+def predict(
+    model: Model,
+    probe: Annotated[Path, typer.Argument(help="The probe.safetensors of an evaluation with the same model.")],
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    out: Annotated[Path, typer.Option(help="Folder for labels.csv, or for masks and overlays.")],
+    weights: Weights = "teacher",
+    overwrite: Overwrite = False,
+    device: Device = None,
+) -> None:
+    """Label images with a fitted probe: classes with confidences, or a label for every pixel."""
+    from capi import api
+
+    one_of("--weights", weights, ("teacher", "student"))
+    done = api.predict(
+        model,
+        probe,
+        images,
+        out=out,
+        weights=weights,  # type: ignore[arg-type]
+        device=api.choose_device(device),
+        overwrite=overwrite,
+        console=messages(),
+    )
+    typer.echo(f"labelled {done.images} images: {done.folder}")
+    if done.failed:
+        typer.echo(f"{len(done.failed)} images could not be read: {done.folder / 'failed.csv'} says why")
+    if not done.images:
+        raise typer.Exit(1)
+
+
+class _SeveralBenchmarks(TyperCommand):
+    """Lets `--on` take all words up to the next option or override."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        listing = False
+        for word in args:
+            if word == "--on":
+                listing = True
+            elif word.startswith("--") or "=" in word:
+                listing = False
+                spread.append(word)
+            else:
+                spread += ["--on", word] if listing else [word]
+        return super().parse_args(ctx, spread)
+
+
+@app.command(cls=_SeveralBenchmarks)
+def compare(
+    models: Annotated[list[str], typer.Argument(metavar="MODEL|KEY=VALUE", help=MODEL_HELP)],
+    on: Annotated[list[str], typer.Option(metavar="BENCHMARK...", help="DATASET/PROTOCOL, or YAML files.")],
+    out: Annotated[Path, typer.Option(help="Folder for the tables, the page and the cells.")],
+    weights: Weights = "teacher",
+    device: Device = None,
+) -> None:
+    """Compare models over benchmarks: Markdown, CSV and a page with bars. Finished cells are kept.
+
+    Overrides (key=value) go to every benchmark that knows the key.
+    """
+    from capi import api
+
+    one_of("--weights", weights, ("teacher", "student"))
+    names = [word for word in models if "=" not in word]
+    if not names:
+        raise CapiError("compare needs at least one model before --on")
+    done = api.compare(
+        names,
+        on,
+        [word for word in models if "=" in word],
+        out=out,
+        weights=weights,  # type: ignore[arg-type]
+        device=api.choose_device(device),
+        console=messages(),
+    )
+    _print_comparison(done)
+    typer.echo(f"{out / 'comparison.html'} shows it.")
+    if done.failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def extract(
+    model: Model,
+    data: Annotated[str, typer.Argument(help="A folder of images, a CSV (columns file and label), or demo.")],
+    out: Annotated[Path, typer.Option(help="File to write: .safetensors or .parquet.")],
+    kind: Annotated[list[str] | None, typer.Option(help="patch, mean_patch, pooled or register; may repeat.")] = None,
+    image_size: Annotated[int, typer.Option(help="Side of the images in pixels.", min=1)] = 224,
+    whole: Annotated[bool, typer.Option("--whole", help="Squeeze the whole image instead of its middle.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
+    split: Annotated[str | None, typer.Option(help="Part of the data: of a CSV, of demo, or a subfolder.")] = None,
+    label: Annotated[str, typer.Option(help="A CSV's column with the label.")] = "label",
+    batch_size: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 32,
+    weights: Weights = "teacher",
+    overwrite: Overwrite = False,
+    device: Device = None,
+) -> None:
+    """Write the features of many images to a file, with names and labels. The same command goes on where it stopped."""
+    from capi import api
+
+    one_of("--weights", weights, ("teacher", "student"))
+    one_of("--dtype", dtype, ("float32", "float16"))
+    kinds = kind or ["mean_patch"]
+    for one in kinds:
+        one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
+    done = api.extract(
+        model,
+        data,
+        out=out,
+        kinds=kinds,
+        image_size=image_size,
+        whole=whole,
+        dtype=dtype,
+        split=split,
+        label=label,
+        batch_size=batch_size,
+        weights=weights,  # type: ignore[arg-type]
+        device=api.choose_device(device),
+        overwrite=overwrite,
+        console=messages(),
+    )
+    typer.echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
+
+
+@app.command()
+def nearest(
+    file: Annotated[Path, typer.Argument(help="A file of `capi extract`.")],
+    image: Annotated[Path, typer.Argument(help="The image to find similar ones of.")],
+    out: Annotated[Path, typer.Option(help="Picture to write; .png or .jpg.")] = Path("nearest.png"),
+    count: Annotated[int, typer.Option(help="How many to find.", min=1)] = 10,
+    at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
+    model: Annotated[str | None, typer.Option(help="By default the model that made the file.")] = None,
+    device: Device = None,
+) -> None:
+    """Find the most similar images, or patches, and show them on a sheet."""
+    from capi import api
+
+    found = api.nearest(
+        file, image, model=model, count=count, at=_point(at), kind=kind, out=out, device=api.choose_device(device)
+    )
+    table = Table("rank", "similarity", "image", "patch", box=None, pad_edge=False)
+    for rank, match in enumerate(found, 1):
+        place = "" if match.patch is None else f"row {match.patch[0]}, column {match.patch[1]}"
+        table.add_row(str(rank), f"{match.similarity:.3f}", escape(match.name), place)
+    Console().print(table)
+    typer.echo(f"{out} shows them.")
+
+
+def _point(text: str | None) -> tuple[float, float] | None:
+    if text is None:
+        return None
+    try:
+        across, down = (float(part) for part in text.split(","))
+    except ValueError:
+        raise CapiError(f'--at "{text}" is no point: expected x,y in pixels, such as 120,80') from None
+    return across, down
+
+
+def _print_record(record: Mapping[str, Any]) -> None:
+    from capi.evaluation.results import percent
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{record['benchmark']}: {record['model']}", markup=False)
+    table = Table("score", box=None, pad_edge=False)
+    table.add_column("value", justify="right")
+    for name, value in record["scores"].items():
+        table.add_row(escape(name), percent(value))
+    console.print(table)
+    chosen = ", ".join(f"{name} {_short(value)}" for name, value in record["chosen"].items() if name != "validation")
+    console.print(f"chosen: {chosen}; {record['seconds']:.0f} s on {record['device']}", markup=False)
+    for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
+        for line in lines:
+            console.print(f"{title}: {line}", markup=False)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _print_comparison(done: "Comparison") -> None:
+    table = Table("model", *(escape(column.name) for column in done.columns), box=None, pad_edge=False)
+    for model in done.models:
+        cells = [done.cells[model, column.name] for column in done.columns]
+        table.add_row(escape(model), *(_cell(cell.record) for cell in cells))
+    console = Console(highlight=False)
+    console.print(table)
+    for cell in done.failed:
+        console.print(f"failed: {cell.model} on {cell.benchmark}: {cell.reason}", soft_wrap=True, markup=False)
+
+
+def _cell(record: Mapping[str, Any] | None) -> str:
+    from capi.evaluation.results import percent
+
+    return "failed" if record is None else percent(next(iter(record["scores"].values())))

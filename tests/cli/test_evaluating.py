@@ -1,0 +1,305 @@
+"""Evaluation as a user meets it: exit codes, what is printed where, what is written."""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from capi.evals.datasets import DATASETS
+from tests.cli.conftest import RunHere, assert_refused
+from tests.evals.datasets.layouts import build_csv
+
+SMALL = "image_size=8"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to work in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def work(here: Path, class_folders: Path, mask_folders: Path) -> Path:
+    """The same with data, by short names."""
+    (here / "classes").symlink_to(class_folders)
+    (here / "masks").symlink_to(mask_folders)
+    return here
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "capi", *arguments], capture_output=True, text=True, check=False)
+
+
+def test__data_sets_are_listed_with_their_tasks(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    ran = run_here("datasets")
+    assert ran.code == 0
+    rows = {line.split()[0]: line for line in ran.stdout.splitlines()[1:]}
+    assert set(rows) == set(DATASETS)
+    assert "classification, segmentation" in rows["pets"]
+    assert rows["voc"].rstrip().endswith("segmentation")
+    assert "classification" not in rows["voc"]
+
+
+def test__a_data_set_shows_its_layout_and_its_options(run_here: RunHere) -> None:
+    ran = run("datasets", "show", "voc")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("voc: Pascal VOC 2012")
+    for words in ("ROOT/JPEGImages/NAME.jpg", "10582", "Options beside data=PATH: more, verify_counts"):
+        assert words in ran.stdout
+    shown = run_here("datasets", "show", "demo").stdout
+    assert "\nOptions: tests, train, verify_counts" in shown
+
+
+def test__evaluate_prints_scores_and_departures_and_writes_them(work: Path) -> None:
+    ran = run("evaluate", "pixels:4", "folder/knn", "data=classes", SMALL, "--out", "out", "--device", "cpu")
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr == ""
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "folder/knn: pixels:4"
+    assert lines[2].split() == ["val", "100.00", "%"]
+    assert "departs from the paper: image size: 8 x 8 px instead of 224 x 224 px" in lines
+    assert any(line.startswith("warning: the encoder gives no pooled vector") for line in lines)
+    assert lines[-1] == "out has results.json, results.md and what was fitted."
+    record = json.loads((work / "out" / "results.json").read_text())
+    assert record["scores"] == {"val": 1.0}
+    assert record["config"]["data"] == "classes"
+
+
+def test__from_labelled_images_to_labels_in_two_commands(run_here: RunHere, work: Path) -> None:
+    assert run_here("evaluate", "pixels:4", "folder/knn", "data=classes", SMALL, "--out", "out").code == 0
+    ran = run_here(
+        "predict", "pixels:4", "out/probe.safetensors", "classes/val", "classes/train/ant/0.png", "--out", "p"
+    )
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "labelled 7 images: p\n", "")
+    with (work / "p" / "labels.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["label"] for row in rows] == ["ant"] * 2 + ["bee"] * 2 + ["cat"] * 2 + ["ant"]
+    assert rows[0]["file"] == "val/ant/deep/0.jpg"
+
+
+def test__images_that_cannot_be_read_are_mentioned(run_here: RunHere, work: Path) -> None:
+    (work / "photos").mkdir()
+    (work / "photos" / "broken.png").write_text("")
+    Image.new("RGB", (8, 8)).save(work / "photos" / "whole.png")
+    run_here("evaluate", "pixels:4", "folder/knn", "data=classes", SMALL, "--out", "out")
+    ran = run_here("predict", "pixels:4", "out/probe.safetensors", "photos", "--out", "p")
+    assert ran.code == 0
+    assert ran.stdout.splitlines() == [
+        "labelled 1 images: p",
+        "1 images could not be read: p/failed.csv says why",
+    ]
+
+
+def test__a_segmentation_becomes_pictures(run_here: RunHere, work: Path) -> None:
+    options = ["data=masks", SMALL, "ignored=[255]", "pictures=1"]
+    ran = run_here("evaluate", "pixels:2", "masks/knn-segmentation", *options, "--out", "out")
+    assert ran.code == 0
+    assert "val mIoU" in ran.stdout
+    assert list((work / "out" / "predictions").glob("00000_*.png"))
+    ran = run_here("predict", "pixels:2", "out/probe.safetensors", "masks/images/val", "--out", "p")
+    assert ran.stdout == "labelled 4 images: p\n"
+    assert len(list((work / "p" / "labels").rglob("*.png"))) == len(list((work / "p" / "overlays").rglob("*.png"))) == 4
+
+
+def test__a_yaml_file_names_a_benchmark(run_here: RunHere, work: Path) -> None:
+    (work / "mine.yaml").write_text("benchmark: folder/knn\ndata: classes\nimage_size: 8\nneighbours: [1]\n")
+    ran = run_here("evaluate", "pixels:4", "mine.yaml", "votes=[majority]")
+    assert ran.code == 0
+    assert "chosen: feature mean_patch, vote majority, neighbours 1;" in ran.stdout
+
+
+def test__compare_takes_models_benchmarks_and_values(work: Path) -> None:
+    (work / "segment.yaml").write_text("benchmark: masks/knn-segmentation\ndata: masks\nignored: [255]\n")
+    (work / "classify.yaml").write_text("benchmark: folder/knn\ndata: classes\n")
+    words = ["compare", "pixels:4", "pixels:2", "--on", "classify.yaml", "segment.yaml", "--out", "cmp", SMALL]
+    ran = run(*words, "neighbours=[1]", "--device", "cpu")
+    assert ran.returncode == 0, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0].split() == ["model", "classify", "segment"]
+    assert [line.split()[0] for line in lines[1:3]] == ["pixels:4", "pixels:2"]
+    assert lines[-1] == "cmp/comparison.html shows it."
+    names = sorted(path.name for path in (work / "cmp").iterdir())
+    assert names == ["cells", "comparison.csv", "comparison.html", "comparison.json", "comparison.md"]
+    records = [json.loads(path.read_text()) for path in (work / "cmp" / "cells").glob("*/results.json")]
+    assert len(records) == 4
+    assert all(record["config"]["neighbours"] == [1] for record in records)
+    assert all(record["config"]["image_size"] == 8 for record in records)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["pixels:4", SMALL, "data=classes", "--on", "folder/knn", "--out", "cmp"],
+        [SMALL, "pixels:4", "--out", "cmp", "--on", "folder/knn", "data=classes"],
+        ["--out=cmp", "--on=folder/knn", "pixels:4", SMALL, "data=classes"],
+        ["--on", "folder/knn", "--device", "cpu", "pixels:4", "data=classes", "--out", "cmp", SMALL],
+    ],
+)
+def test__words_of_compare_may_stand_in_any_order(run_here: RunHere, work: Path, words: list[str]) -> None:
+    ran = run_here("compare", *words)
+    assert ran.code == 0, ran.stderr
+    assert ran.stdout.splitlines()[1].split() == ["pixels:4", "100.00", "%"]
+
+
+def test__a_cell_that_failed_is_told_and_ends_with_1(run_here: RunHere, work: Path) -> None:
+    words = ["pixels:4", "nowhere[b]", "--on", "folder/knn", "--out", "cmp", "data=classes", SMALL]
+    ran = run_here("compare", *words)
+    assert ran.code == 1
+    assert "Traceback" not in ran.stderr
+    assert ran.stdout.splitlines()[1].split() == ["pixels:4", "100.00", "%"]
+    assert ran.stdout.splitlines()[2].split() == ["nowhere[b]", "failed"]
+    assert "failed: nowhere[b] on folder/knn: there is no encoder nowhere[b]" in ran.stdout
+    assert run_here("compare", *words).stdout == ran.stdout
+
+
+def test__features_are_extracted_and_searched(run_here: RunHere, work: Path) -> None:
+    ran = run_here("extract", "pixels:4", "classes", "--out", "f.safetensors", "--image-size", 8, "--kind", "patch")
+    assert (ran.code, ran.stdout) == (0, "wrote f.safetensors: 24 images, patch\n")
+    image = "classes/val/ant/deep/0.jpg"
+    ran = run_here("nearest", "f.safetensors", image, "--count", 3, "--out", "new/sheet.png")
+    assert ran.code == 0
+    lines = ran.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["rank", "1", "2", "3", "new/sheet.png"]
+    assert lines[1].split()[1:] == ["1.000", "val/ant/deep/0.jpg"]
+    assert all("/ant/" in line for line in lines[1:4])
+    with Image.open(work / "new" / "sheet.png") as sheet:
+        assert sheet.width > 500
+    ran = run_here("nearest", "f.safetensors", image, "--count", 1, "--at", "5,1", "--out", "patch.jpg")
+    assert ran.stdout.splitlines()[1].endswith("row 0, column 1")
+
+
+def test__a_csv_gives_labels(run_here: RunHere, here: Path) -> None:
+    build_csv(here / "csv")
+    words = ["--image-size", 8, "--split", "train", "--kind", "mean_patch", "--dtype", "float16"]
+    ran = run_here("extract", "pixels:4", "csv/table.csv", "--out", "f.parquet", *words)
+    assert ran.code == 0, ran.stderr
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(here / "f.parquet").to_pydict()
+    assert set(table["label"]) == {"ant", "bee", "cat"}
+
+
+def test__names_are_printed_as_they_are(run_here: RunHere, here: Path, class_folders: Path) -> None:
+    """What the console takes for markup is part of a name."""
+    (here / "[red]dark").mkdir()
+    for name in ("[bold]a.png", "[/x]b.png"):
+        Image.new("RGB", (8, 8), "red").save(here / "[red]dark" / name.replace("/", "\u2215"))
+    run_here("extract", "pixels:4", "[red]dark", "--out", "f.safetensors", "--image-size", 8)
+    ran = run_here("nearest", "f.safetensors", "[red]dark/[bold]a.png")
+    assert ran.code == 0
+    assert "[bold]a.png" in ran.stdout
+    (here / "[i]data").symlink_to(class_folders)
+    (here / "[i]own.py").write_text("from capi.models.pixels import PixelEncoder\nmake = lambda: PixelEncoder(4)\n")
+    ran = run_here("evaluate", "[i]own.py:make", "folder/knn", "data='[i]data'", SMALL)
+    assert ran.stdout.splitlines()[0] == "folder/knn: [i]own.py:make"
+
+
+EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["datasets", "show", "pet"], 'did you mean "pets"?'),
+        (["evaluate", "nowhere", "folder/knn", "data=classes"], "there is no encoder nowhere: expected a run folder"),
+        (["evaluate", "pixels:x", "folder/knn", "data=classes"], "such as pixels:16"),
+        (["evaluate", "EMPTY", "folder/knn", "data=classes"], "EMPTY is no run"),
+        (["evaluate", "untrained:tiny5", "demo/knn"], 'did you mean "tiny4"?'),
+        (["evaluate", "own.py:x", "demo/knn"], "there is no file own.py"),
+        (["evaluate", "pixels:4", "folder"], '"folder" is no benchmark: expected DATASET/PROTOCOL'),
+        (["evaluate", "pixels:4", "folder/kn"], 'there is no protocol "kn"; did you mean "knn"?'),
+        (["evaluate", "pixels:4", "foldr/knn"], 'there is no data set "foldr"; did you mean "folder"?'),
+        (["evaluate", "pixels:4", "nowhere.yaml"], "there is no file nowhere.yaml"),
+        (["evaluate", "pixels:4", "folder/knn"], "give data=PATH"),
+        (["evaluate", "pixels:4", "folder/knn", "data=nowhere"], "the folder nowhere is missing"),
+        (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY has neither test nor val"),
+        (["evaluate", "pixels:4", "demo/knn", "data=classes"], "is built in: leave out data=classes"),
+        (["evaluate", "pixels:4", "folder/knn-segmentation", "data=classes"], "no masks"),
+        (["evaluate", "pixels:4", "masks/linear", "data=masks"], "no classes of images"),
+        ([*EVALUATE, "neighbors=[3]"], 'did you mean "neighbours"?'),
+        ([*EVALUATE, "neighbours=3"], "neighbours = 3 does not fit"),
+        ([*EVALUATE, "neighbours=[99]"], "fewer than the 99 neighbours"),
+        ([*EVALUATE, "label=x"], "label= means nothing"),
+        ([*EVALUATE, "dataset=pets"], "the benchmark's name says it"),
+        ([*EVALUATE, "tests=[tset]"], "tset"),
+        ([*EVALUATE, "features=[pooled]"], "gives no pooled vector"),
+        ([*EVALUATE, "seed"], "expected key=value"),
+        ([*EVALUATE, "--weights", "techer"], 'did you mean "teacher"?'),
+        ([*EVALUATE, "--device", "toaster"], 'the device "toaster" is not there'),
+        ([*EVALUATE, "--out", "FILE"], "FILE is a file: --out takes the name of a folder"),
+        ([*EVALUATE, "--out", "FILE/x"], "FILE/x cannot be written (Not a directory)"),
+        (["predict", "pixels:4", "nowhere", "classes", "--out", "p"], "nowhere is no probe"),
+        (["predict", "pixels:4", "FILE", "classes", "--out", "p"], "FILE is no probe"),
+        (["predict", "pixels:4", "EMPTY", "classes", "--out", "p"], "EMPTY is no probe"),
+        (["compare", "pixels:4", "--on", "folder/knn", "--out", "FILE"], "FILE is a file"),
+        (["compare", "pixels:4", "--on", "folder/kn", "--out", "c"], 'did you mean "knn"?'),
+        (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "neighbors=[1]"], 'did you mean "neighbours"?'),
+        (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "protocol=linear"], "cannot be given"),
+        (["compare", "seed=3", "--on", "folder/knn", "--out", "c"], "compare needs at least one model"),
+        (["compare", "pixels:4", "--on", "folder/knn", "other/model", "--out", "c"], 'no protocol "model"'),
+        (["extract", "pixels:4", "nowhere", "--out", "f.safetensors"], "there is no folder nowhere"),
+        (["extract", "pixels:4", "nowhere.csv", "--out", "f.safetensors"], "there is no file nowhere.csv"),
+        (["extract", "pixels:4", "EMPTY", "--out", "f.safetensors"], "EMPTY holds no images"),
+        (["extract", "pixels:4", "classes", "--out", "f.txt"], "f.txt ends in neither .safetensors nor .parquet"),
+        (["extract", "pixels:4", "classes", "--out", "f.safetensors", "--kind", "mean"], 'did you mean "mean_patch"?'),
+        (["extract", "pixels:4", "classes", "--out", "f.safetensors", "--kind", "pooled"], "no pooled vector"),
+        (
+            ["extract", "pixels:4", "classes", "--out", "f.safetensors", "--dtype", "int8"],
+            "not one of float32, float16",
+        ),
+        (["extract", "pixels:4", "classes", "--out", "f.safetensors", "--weights", "x"], "not one of teacher, student"),
+        (["nearest", "nowhere", "classes/train/ant/0.png"], "nowhere cannot be read"),
+        (["nearest", "FILE", "classes/train/ant/0.png"], "FILE is no file of features"),
+        (["nearest", "FILE", "classes/train/ant/0.png", "--at", "1;2"], "is no point: expected x,y in pixels"),
+        (["nearest", "FILE", "classes/train/ant/0.png", "--at", "1"], "is no point: expected x,y in pixels"),
+        (["nearest", "FILE", "classes/train/ant/0.png", "--out", "x.txt"], "x.txt cannot be a picture"),
+        (["nearest", "FILE", "classes/train/ant/0.png", "--out", "EMPTY"], "EMPTY cannot be a picture"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test__bad_input_gets_one_sentence_and_writes_nothing(
+    run_here: RunHere, work: Path, arguments: list[str], message: str
+) -> None:
+    (work / "EMPTY").mkdir()
+    (work / "FILE").write_text("text")
+    before = sorted(work.rglob("*"))
+    assert_refused(run_here(*arguments), message)
+    assert sorted(work.rglob("*")) == before
+
+
+def test__what_is_there_is_not_replaced_by_accident(run_here: RunHere, work: Path) -> None:
+    extract = ["extract", "pixels:4", "classes/val", "--out", "f.safetensors", "--image-size", "8"]
+    label = ["predict", "pixels:4", "out/probe.safetensors", "classes/val", "--out", "p"]
+    for command, message in (
+        ([*EVALUATE, "--out", "out"], "out already holds results"),
+        (label, "p is not empty"),
+        (extract, "f.safetensors is there already"),
+    ):
+        assert run_here(*command).code == 0
+        assert_refused(run_here(*command), message)
+        assert run_here(*command, "--overwrite").code == 0
+
+
+def test__probes_and_features_of_another_encoder_are_refused(run_here: RunHere, work: Path) -> None:
+    run_here(*EVALUATE, "--out", "out")
+    run_here("extract", "pixels:4", "classes", "--out", "f.safetensors", "--image-size", 8)
+    assert_refused(
+        run_here("predict", "pixels:8", "out/probe.safetensors", "classes", "--out", "p"),
+        "fitted on features of width 48",
+    )
+    refused = run_here("nearest", "f.safetensors", "classes/val/ant/deep/0.jpg", "--model", "pixels:8")
+    assert_refused(refused, "of an encoder of width 48, but this one has 192")
+    for words, message in (
+        (["classes/val/ant/deep/0.jpg", "--kind", "pooled"], 'has no "pooled" features'),
+        (["classes/val/ant/deep/0.jpg", "--at", "1,2"], 'has no "patch" features, which a point needs'),
+        (["nowhere.png"], "nowhere.png cannot be read"),
+    ):
+        assert_refused(run_here("nearest", "f.safetensors", *words), message)
+    assert not (work / "p").exists()
+    assert not (work / "nearest.png").exists()
