@@ -1,0 +1,139 @@
+"""One model through one benchmark: load the data, run the protocol, leave results, probe and pictures."""
+
+import shutil
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from capi.benchmark import build_encoding, build_protocol, count_images, fingerprints, load_data
+from capi.config.benchmark_loading import load_benchmark
+from capi.config.benchmarks import BenchmarkConfig
+from capi.encoders import open_encoder
+from capi.errors import CapiError
+from capi.evals.features import Encoding, Progress, silent
+from capi.evals.images import Frame, StillBatches
+from capi.evals.outcome import Outcome
+from capi.evals.probe_files import encoder_facts, save_probe
+from capi.evals.tasks import EvaluationData, SegmentationData
+from capi.evaluation.results import (
+    PICTURES,
+    PROBE,
+    Context,
+    Record,
+    as_record,
+    clear_results,
+    make_folder,
+    refuse_results,
+    write_record,
+)
+from capi.types import VisionEncoder
+from capi.visualize.labels import legend, overlay, side_by_side, stacked
+from capi.weights import Weights
+
+# Predictions of small images are drawn larger, by a whole factor.
+_SHOWN_HEIGHT = 256
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """An evaluation that is done: its outcome, and the same as it was written."""
+
+    outcome: Outcome
+    record: Record
+    folder: Path | None
+
+
+def evaluate(
+    model: str | Path | VisionEncoder,
+    benchmark: str | Path | BenchmarkConfig,
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path | None = None,
+    weights: Weights = "teacher",
+    device: torch.device | str = "cpu",
+    overwrite: bool = False,
+    progress: Progress = silent,
+) -> Evaluated:
+    """Score a frozen encoder. With `out`, a folder gets results.json, results.md, the probe and pictures."""
+    folder = None if out is None else Path(out)
+    if folder is not None:
+        refuse_results(folder, overwrite)
+    config = as_benchmark(benchmark, overrides)
+    begun = time.monotonic()
+    encoder = open_encoder(model, weights=weights, device=device)
+    data = load_data(config)
+    work = None
+    if folder is not None:
+        make_folder(folder)
+        work = folder / ".features"
+    encoding = build_encoding(config, device=device, folder=work, progress=progress, images=count_images(data))
+    try:
+        outcome = build_protocol(config, data, encoding).run(encoder)
+        context = Context(
+            model=str(model) if isinstance(model, str | Path) else type(model).__name__,
+            weights=weights if isinstance(model, str | Path) and Path(model).is_dir() else None,
+            encoder=encoder_facts(encoder),
+            benchmark=f"{config.dataset}/{config.protocol}",
+            config=config.model_dump(mode="json"),
+            data=fingerprints(data),
+            device=str(device),
+            seconds=time.monotonic() - begun,
+        )
+        record = as_record(outcome, context)
+        if folder is not None:
+            _write(record, outcome, data, encoding.fitted(encoder.patch_size), folder)
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+    return Evaluated(outcome, record, folder)
+
+
+def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[str] = ()) -> BenchmarkConfig:
+    """A config as it is, or that of a name or file with overrides."""
+    if not isinstance(benchmark, BenchmarkConfig):
+        return load_benchmark(benchmark, overrides)
+    if list(overrides):
+        raise CapiError("overrides go with the name of a benchmark; a BenchmarkConfig is already complete")
+    return benchmark
+
+
+def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Encoding, folder: Path) -> None:
+    clear_results(folder)
+    if record["config"]["save_probe"]:
+        about = {name: record[name] for name in ("model", "weights", "benchmark", "scores")}
+        save_probe(replace(outcome.probe, about=about), folder / PROBE)
+    if outcome.pictures and isinstance(data, SegmentationData):
+        draw_predictions(outcome, data, encoding, folder / PICTURES)
+    write_record(record, folder)
+
+
+def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encoding, folder: Path) -> None:
+    """Photo, truth and prediction side by side, with a legend of what occurs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ignored = sorted(data.ignored)
+    for picture in outcome.pictures:
+        frame = Frame(encoding.size, kept=None)
+        pixels = StillBatches(data.test.images, frame, torch.tensor([picture.number]), 1)[0].images[0]
+        photo = Image.fromarray(pixels.clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy())
+        enlarged = max(_SHOWN_HEIGHT // photo.height, 1)
+        photo = photo.resize((photo.width * enlarged, photo.height * enlarged), Image.Resampling.BICUBIC)
+        truth, prediction = (
+            labels.numpy().repeat(enlarged, 0).repeat(enlarged, 1) for labels in (picture.truth, picture.prediction)
+        )
+        sheet = side_by_side(
+            [
+                ("photo", photo),
+                ("truth", overlay(photo, truth, ignored)),
+                ("prediction", overlay(photo, prediction, ignored)),
+            ]
+        )
+        present = {int(label) for label in np.union1d(truth, prediction)}
+        names = {label: data.classes[label] for label in sorted(present & set(data.classes))}
+        stacked([sheet, legend(names, sheet.width)]).save(
+            folder / f"{picture.number:05d}_{Path(picture.name).stem}.png"
+        )

@@ -1,0 +1,52 @@
+"""Images to extract features of: a folder, a CSV, or the built-in photos; with labels where there are any."""
+
+import csv
+from pathlib import Path
+from typing import NamedTuple
+
+from capi.data.demo import COUNTS, demo_photos
+from capi.data.sources import Files, ImageSource, image_folder
+from capi.errors import CapiError, nearest
+
+
+class ListedImages(NamedTuple):
+    """A source, and the label of each image or None."""
+
+    images: ImageSource
+    labels: list[str] | None
+
+
+def list_images(data: str, split: str | None = None, label: str = "label") -> ListedImages:
+    """The images that a name stands for. A split is a column of a CSV, a folder in a folder, or one of `demo`."""
+    if data == "demo":
+        split = split or "train"
+        if split not in COUNTS:
+            known = ", ".join(COUNTS)
+            raise CapiError(f'the built-in photos have no split "{split}"{nearest(split, COUNTS)} ({known})')
+        photos = demo_photos(split)
+        return ListedImages(photos.images, [photos.categories[number] for number in photos.labels])
+    path = Path(data)
+    if path.suffix.lower() == ".csv":
+        return _from_csv(path, split, label)
+    return ListedImages(image_folder(path / split if split else path), None)
+
+
+def _from_csv(path: Path, split: str | None, label: str) -> ListedImages:
+    if not path.is_file():
+        raise CapiError(f"there is no file {path}: expected a folder of images, a CSV with a column `file`, or demo")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            columns, rows = list(reader.fieldnames or []), list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CapiError(f"{path} cannot be read as a CSV in UTF-8 ({error})") from error
+    # Images need no label; but a column that was asked for by name must be there.
+    asked = [label] if label != "label" else []
+    for name in ("file", *(["split"] if split else []), *asked):
+        if name not in columns:
+            raise CapiError(f'{path} has no column "{name}"{nearest(name, columns)} (it has {", ".join(columns)})')
+    chosen = sorted((row for row in rows if not split or row["split"] == split), key=lambda row: row["file"])
+    if not chosen:
+        raise CapiError(f"{path} lists no images" + (f' of the split "{split}"' if split else ""))
+    labels = [row[label] for row in chosen] if label in columns else None
+    return ListedImages(Files(path.parent, [row["file"] for row in chosen]), labels)
