@@ -88,10 +88,23 @@ def test__tests_mirror_the_tree() -> None:
     assert missing == []
 
 
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL))
-def test__python_in_the_readme_runs_as_written(code: str) -> None:
+def _python_in(*names: str) -> list[str]:
+    return [code for name in names for code in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize("code", _python_in("README.md", "docs/evaluation.md"))
+def test__python_in_the_documentation_runs_as_written(code: str) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
+
+
+def test__the_encoder_of_the_documentation_can_be_evaluated(tmp_path: Path) -> None:
+    (code,) = [code for code in _python_in("docs/evaluation.md") if "my_encoder.py" in code]
+    (tmp_path / "my_encoder.py").write_text(code)
+    options = ["tests=[val]", "image_size=32", "limit_train=100"]
+    done = capi.evaluate(f"{tmp_path}/my_encoder.py:Thumbnails", "demo/knn", options)
+    assert done.record["scores"]["val"] > 1 / 14
+    assert len([line for line in code.split("class")[1].splitlines() if line.strip()]) <= 10
 
 
 def test__commands_in_the_readme_run_as_written(tmp_path: Path) -> None:
