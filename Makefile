@@ -48,6 +48,7 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/clustering.py
 	$(BIN)/python benchmarks/data.py
+	$(BIN)/python benchmarks/evals.py
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/step.py
 

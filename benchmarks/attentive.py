@@ -88,13 +88,13 @@ class FastLoop:
         return torch.cat([trainer.step([batch], number) for trainer in self.trainers])
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("images", 64), ("tokens", 196), ("width", 384), ("classes", 100), ("settings", 30)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--check-steps", type=int, default=3, help="steps after which the losses are compared")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     keep_freed_memory()
     torch.manual_seed(0)
     tokens = torch.randn(arguments.images, arguments.tokens, arguments.width)

@@ -111,13 +111,13 @@ def compare(name: str, features: Tensor, labels: Tensor, arguments: argparse.Nam
         print(f"  {work:22} {value:7.2f} s   {value / seconds['ours']:5.1f} x ours", flush=True)
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for option, default in (("samples", 20_000), ("width", 384), ("classes", 21), ("rounds", 3)):
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--only", choices=CASES)
     parser.add_argument("--array-api", action="store_true", help="also scikit-learn's array-API dispatch to torch")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     # scikit-learn looks at this when it is imported.
     os.environ["SCIPY_ARRAY_API"] = "1"
     keep_freed_memory()

@@ -7,7 +7,7 @@ ours is in effect. The plain vote counts every label of the data set at every pi
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 import torch
@@ -114,12 +114,12 @@ def report(works: dict[str, Work], rounds: int) -> None:
         print(f"  {name:26} {time:7.3f} s   {time / first:5.1f} x")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("bank", 10000), ("queries", 1024), ("width", 384), ("patches", 1024), ("labels", 150)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     torch.manual_seed(0)
     search(arguments)
     votes(arguments)

@@ -38,3 +38,14 @@ def test__data_prints_speeds_and_stays_close_to_plain_decoding() -> None:
     differences = [float(value) for value in re.findall(r"differ by ([\d.]+)", output)]
     assert len(differences) == 2
     assert max(differences) < 2
+
+
+def test__evals_agree_with_the_plain_ways_they_are_measured_against() -> None:
+    output = run("evals.py", "--quick")
+    above = [float(value) for value in re.findall(r"above the minimum by (?:at most )?([\d.e+-]+)", output)]
+    assert len(above) == 9
+    assert max(above) < 1e-4
+    differences = [float(value) for value in re.findall(r"losses differ by ([\d.e+-]+)", output)]
+    assert len(differences) == 1
+    assert max(differences) < 1e-4
+    assert "the same neighbours as scikit-learn: yes" in output
