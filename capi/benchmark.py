@@ -1,5 +1,6 @@
 """From a benchmark's config to a protocol with its data, for a command or for the course of a run."""
 
+import hashlib
 import itertools
 import os
 from collections.abc import Callable
@@ -97,12 +98,15 @@ def count_images(data: EvaluationData) -> int:
 
 
 def fingerprints(data: EvaluationData) -> dict[str, str]:
-    """What identifies the images, masks and lists that were used."""
+    """What identifies the images and masks by name, and their labels."""
     if isinstance(data, SegmentationData):
         parts = {"train": data.train, data.test_name: data.test}
         return {name: f"{part.images.fingerprint}/{part.masks.fingerprint}" for name, part in parts.items()}
-    return {"train": data.train.images.fingerprint} | {
-        name: test.images.fingerprint for name, test in data.tests.items()
+    labels = {"train": (data.train.images, data.train.labels)}
+    labels |= {name: (test.images, test.answers) for name, test in data.tests.items()}
+    return {
+        name: f"{images.fingerprint}/{hashlib.sha256(answers.contiguous().numpy().tobytes()).hexdigest()[:16]}"
+        for name, (images, answers) in labels.items()
     }
 
 
@@ -152,6 +156,7 @@ def _knn_segmentation(config: KnnSegmentationConfig, data: SegmentationData, enc
         neighbours=config.neighbours,
         distances=config.distances,
         ignored_labels_vote=config.ignored_labels_vote,
+        ties=config.ties,
         **_segmentation_options(config),
     )
 

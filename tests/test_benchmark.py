@@ -50,6 +50,7 @@ PROTOCOL = {
     "neighbours": ([2], "neighbours", (2,)),
     "distances": (["cosine"], "distances", ("cosine",)),
     "ignored_labels_vote": (False, "ignored_labels_vote", False),
+    "ties": ("nearest", "ties", "nearest"),
     "standardize": (False, "standardize", False),
     "pictures": (3, "pictures", 3),
     "strengths": ([0.5, 2.0], "strengths", (0.5, 2.0)),

@@ -137,6 +137,8 @@ class KnnSegmentationConfig(SegmentationConfig):
     """Distances to try."""
     ignored_labels_vote: bool = True
     """Whether ignored labels in a neighbour's patch vote too, as in the published numbers."""
+    ties: Literal["smallest", "nearest"] = "smallest"
+    """Of equally frequent labels the smallest, as in the published numbers, or that of the nearest neighbour."""
 
 
 class LogisticSegmentationConfig(SegmentationConfig):
@@ -145,7 +147,7 @@ class LogisticSegmentationConfig(SegmentationConfig):
     protocol: Literal["logistic-segmentation"] = "logistic-segmentation"
     strengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_STRENGTHS
     """Inverse penalties (C) to try."""
-    tolerance: Positive = 1e-4
+    tolerance: Positive = 1e-8
     """Relative precision of the objective at which a fit ends."""
     max_iterations: Count = 1000
     """Steps after which a fit ends in any case, with a warning."""

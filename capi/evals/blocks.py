@@ -4,6 +4,7 @@ Labels are whole numbers of any kind; bytes are the fastest.
 """
 
 from collections.abc import Collection
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,8 +15,9 @@ from capi.types import Int
 # Labels of a part of the patches: few enough to stay near the processor.
 _LABELS_AT_A_TIME = 2**22
 _COUNTS_AT_A_TIME = 2**20
-# k^2 + k must fit into 16 bits.
-_LARGEST_SHORT_VOTE = 180
+# Signed numbers of 16 bits.
+_LARGEST_SHORT = 2**15 - 1
+Ties = Literal["smallest", "nearest"]
 
 
 def pixel_blocks(masks: Tensor, rows: int, columns: int) -> Tensor:
@@ -50,20 +52,25 @@ def is_counted(labels: Tensor, ignored: Collection[int]) -> Tensor:
 
 
 def vote_blocks(
-    blocks: Tensor, neighbours: Int[Tensor, "s k"], *, ignored: Collection[int] = (), clean: bool = False
+    blocks: Tensor,
+    neighbours: Int[Tensor, "s k"],
+    *,
+    ignored: Collection[int] = (),
+    clean: bool = False,
+    ties: Ties = "smallest",
 ) -> Tensor:
     """At every pixel the most frequent label among k of the blocks (m, h, w), whose numbers are given nearest first.
 
-    Of equally frequent labels, that of the nearest block among them. Ignored labels vote like any other, unless
-    `clean`: then they have no vote, and a pixel where all k blocks hold ignored labels takes the label that is most
-    frequent in the k whole blocks (of equally frequent ones the smallest).
+    Of equally frequent labels, the smallest (as in the published numbers) or that of the nearest block among them.
+    Ignored labels vote like any other, unless `clean`: then they have no vote, and a pixel where all k blocks hold
+    ignored labels takes the label that is most frequent in the k whole blocks (of equally frequent ones the smallest).
     """
     flat = blocks.flatten(1)
     index = neighbours.to(blocks.device).T
     if len(index) == 1 and not clean:
         return blocks[index[0]]
     part = max(1, _LABELS_AT_A_TIME // (len(index) * flat.shape[1]))
-    voted = [_voted(_rows(flat, each), ignored if clean else ()) for each in index.split(part, dim=1)]
+    voted = [_voted(_rows(flat, each), ignored if clean else (), ties) for each in index.split(part, dim=1)]
     return torch.cat(voted).reshape(-1, *blocks.shape[1:])
 
 
@@ -72,9 +79,10 @@ def _rows(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index.flatten()).view(*index.shape, -1)
 
 
-def _voted(labels: Tensor, voiceless: Collection[int]) -> Tensor:
+def _voted(labels: Tensor, voiceless: Collection[int], ties: Ties) -> Tensor:
     """(patches, pixels) from (k, patches, pixels)."""
-    winner, votes = (each.view(labels.shape[1:]) for each in _most_frequent(labels.flatten(1), voiceless))
+    found = _most_frequent(labels.flatten(1), voiceless, ties)
+    winner, votes = (each.view(labels.shape[1:]) for each in found)
     silent = votes == 0
     patches = silent.any(1).nonzero()[:, 0]
     if len(patches):
@@ -83,26 +91,32 @@ def _voted(labels: Tensor, voiceless: Collection[int]) -> Tensor:
     return winner
 
 
-def _most_frequent(labels: Tensor, voiceless: Collection[int]) -> tuple[Tensor, Tensor]:
-    """The most frequent label of each column of (k, pixels), the earliest of several, and how often it is there.
+def _most_frequent(labels: Tensor, voiceless: Collection[int], ties: Ties) -> tuple[Tensor, Tensor]:
+    """The most frequent label of each column of (k, pixels), of several by rule, and how often it is there.
 
     Each place in turn counts its own label from there on: that is the whole count where the label comes first, and
     less than its whole count later. Comparing bytes is so fast that counting all labels of a data set is not.
     """
     k, pixels = labels.shape
+    lowest, highest = (int(value) for value in labels.aminmax())
+    ranks = k if ties == "nearest" else highest - lowest + 1
     same = torch.empty(labels.shape, dtype=torch.bool, device=labels.device)
-    # Count and place in one number, of which the largest wins: more votes first, then the earlier place.
-    best = torch.zeros(pixels, dtype=torch.int16 if k <= _LARGEST_SHORT_VOTE else torch.int64, device=labels.device)
+    # Count and rank in one number, of which the largest wins: more votes first, then what wins a tie.
+    short = (k + 1) * ranks <= _LARGEST_SHORT
+    best = torch.zeros(pixels, dtype=torch.int16 if short else torch.int64, device=labels.device)
     for place, label in enumerate(labels):
         torch.eq(labels[place:], label, out=same[place:])
         count = same[place:].view(torch.uint8).sum(0, dtype=torch.uint8 if k < 256 else torch.int64)
         for other in voiceless:
             count *= label != other
-        best = torch.maximum(best, count.to(best.dtype).mul_(k).add_(k - 1 - place))
-        if int(best.min()) // k >= k - 1 - place:
+        rank = k - 1 - place if ties == "nearest" else highest - label.to(best.dtype)
+        best = torch.maximum(best, count.to(best.dtype).mul_(ranks).add_(rank))
+        # Labels that have not come yet cannot win; with the smallest to win a tie, they must not draw level either.
+        if int(best.min()) // ranks >= k - 1 - place + (ties == "smallest"):
             break
-    places = k - 1 - best % k
-    return labels.gather(0, places.long()[None])[0], best // k
+    if ties == "smallest":
+        return (highest - best % ranks).to(labels.dtype), best // ranks
+    return labels.gather(0, (k - 1 - best % k).long()[None])[0], best // k
 
 
 def _common_labels(labels: Tensor, voiceless: Collection[int]) -> Tensor:

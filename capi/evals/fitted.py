@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.blocks import unblock, vote_blocks
+from capi.evals.blocks import Ties, unblock, vote_blocks
 from capi.evals.features import VectorKind, vectors_of
 from capi.evals.neighbours import Distance, NearestNeighbours, Vote, class_votes
 from capi.evals.probes import AttentiveProbes, LinearProbes
@@ -182,8 +182,8 @@ class KnnClassifier:
 
     @property
     def images_at_a_time(self) -> int:
-        # Each search goes through the whole bank.
-        return 4096
+        # Each search goes through the whole bank, but many classes make large tables of votes.
+        return max(2**22 // self.classes, 64)
 
     def inputs(self, features: Features) -> Tensor:
         return vectors_of(features, self.feature)
@@ -233,6 +233,7 @@ class KnnSegmenter:
     distance: Distance
     ignored: tuple[int, ...]
     clean: bool
+    ties: Ties = "smallest"
 
     @property
     def width(self) -> int:
@@ -251,7 +252,7 @@ class KnnSegmenter:
             )
         self._search.device = features.feature_map.device
         found = self._search.kneighbors(features.feature_map.flatten(0, 2))
-        voted = vote_blocks(self.blocks, found.index, ignored=self.ignored, clean=self.clean)
+        voted = vote_blocks(self.blocks, found.index, ignored=self.ignored, clean=self.clean, ties=self.ties)
         return unblock(voted, rows, columns).long()
 
 

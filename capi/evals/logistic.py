@@ -272,7 +272,7 @@ class _Problem:
         products = weights.new_zeros(*weights.shape[:2], weights.shape[1])
         for features, targets in self.chunks:
             losses, probabilities, missed = _cross_entropy(self._logits(features, weights), targets)
-            value += losses.sum(1, dtype=torch.float64).to(value.device)
+            value += losses.to(value.device).sum(1, dtype=torch.float64)
             if spread:
                 products += (probabilities @ probabilities.transpose(1, 2)).to(products.device)
             # The probability of the right class less one, without the cancellation of computing it so.
@@ -341,12 +341,26 @@ class _Curvature:
         floor = (typical[:, None] * 1e-6).clamp_min(torch.finfo(torch.float64).tiny)
         self.class_variances[which], self.class_axes[which] = variances.maximum(floor), axes
 
-    def __call__(self, gradient: Float[Tensor, "g c e"]) -> Float[Tensor, "g c e"]:
-        rotated = self.class_axes.transpose(1, 2) @ gradient
-        curvature = self.class_variances[..., None] * self.variances + self.penalty[:, None, None]
-        weights = (rotated[..., :-1] @ self.axes / curvature) @ self.axes.T
-        intercepts = rotated[..., -1:] / self.class_variances[..., None]
-        return self.class_axes @ torch.cat([weights, intercepts], 2)
+    def __call__(self, vector: Float[Tensor, "a c e"], which: Int[Tensor, " a"]) -> Float[Tensor, "a c e"]:
+        """The guess times a vector, for each of the problems `which`."""
+        rotated = self._rotated(vector, which) / self._diagonal(which)
+        weights = rotated[..., :-1] @ self.axes.T
+        return self.class_axes[which] @ torch.cat([weights, rotated[..., -1:]], 2)
+
+    def squared(self, vector: Float[Tensor, "a c e"], which: Int[Tensor, " a"]) -> Float[Tensor, " a"]:
+        """The vector times the guess times the vector."""
+        return (self._rotated(vector, which).square() / self._diagonal(which)).sum((1, 2))
+
+    def _rotated(self, vector: Float[Tensor, "a c e"], which: Int[Tensor, " a"]) -> Float[Tensor, "a c e"]:
+        rotated = self.class_axes[which].transpose(1, 2) @ vector
+        return torch.cat([rotated[..., :-1] @ self.axes, rotated[..., -1:]], 2)
+
+    def _diagonal(self, which: Int[Tensor, " a"]) -> Float[Tensor, "a c e"]:
+        # An intercept is a feature of variance one without a penalty.
+        variances, penalty = torch.cat([self.variances, self.variances.new_ones(1)]), self.penalty[which, None, None]
+        diagonal = self.class_variances[which][..., None] * variances
+        diagonal[..., :-1] += penalty
+        return diagonal
 
 
 class _History:
@@ -366,21 +380,22 @@ class _History:
         slot = self.count[which] % _MEMORY
         self.steps[slot, which], self.changes[slot, which], self.inverse[slot, which] = step, change, 1 / product
         self.count[which] += 1
-        everywhere = torch.zeros_like(self.steps[0]).index_copy_(0, which, change)
-        self.scaling[which] = product / _dot(change, curvature(everywhere)[which])
+        self.scaling[which] = product / curvature.squared(change, which)
 
-    def direction(self, gradient: Float[Tensor, "g c e"], curvature: _Curvature) -> Float[Tensor, "g c e"]:
-        """Minus the inverse Hessian times the gradient, by the two-loop recursion."""
-        problems, result, taken = torch.arange(len(gradient), device=gradient.device), gradient.clone(), []
-        slots = [(self.count - age) % _MEMORY for age in range(1, min(_MEMORY, int(self.count.max())) + 1)]
+    def direction(
+        self, gradient: Float[Tensor, "a c e"], which: Int[Tensor, " a"], curvature: _Curvature
+    ) -> Float[Tensor, "a c e"]:
+        """Minus the inverse Hessian times the gradient, by the two-loop recursion, for the problems `which`."""
+        count, result, taken = self.count[which], gradient.clone(), []
+        slots = [(count - age) % _MEMORY for age in range(1, min(_MEMORY, int(self.count.max())) + 1)]
         for slot in slots:
-            amount = self.inverse[slot, problems] * _dot(self.steps[slot, problems], result)
-            result -= amount[:, None, None] * self.changes[slot, problems]
+            amount = self.inverse[slot, which] * _dot(self.steps[slot, which], result)
+            result -= amount[:, None, None] * self.changes[slot, which]
             taken.append(amount)
-        result = self.scaling[:, None, None] * curvature(result)
+        result = self.scaling[which, None, None] * curvature(result, which)
         for slot, amount in zip(reversed(slots), reversed(taken), strict=True):
-            missing = amount - self.inverse[slot, problems] * _dot(self.changes[slot, problems], result)
-            result += missing[:, None, None] * self.steps[slot, problems]
+            missing = amount - self.inverse[slot, which] * _dot(self.changes[slot, which], result)
+            result += missing[:, None, None] * self.steps[slot, which]
         return -result
 
 
@@ -433,8 +448,9 @@ class _Descent:
 
     def _turn(self, which: Int[Tensor, " a"]) -> None:
         """Choose new directions."""
-        ahead = self.history.direction(self.gradient, self.curvature)
-        self.ahead[which], self.slope[which] = ahead[which], _dot(self.gradient, ahead)[which]
+        gradient = self.gradient[which]
+        ahead = self.history.direction(gradient, which, self.curvature)
+        self.ahead[which], self.slope[which] = ahead, _dot(gradient, ahead)
         self.length[which], self.trials[which] = 1.0, 0
 
     def _shorten(self, which: Int[Tensor, " a"], value: Float[Tensor, " a"], gain: Float[Tensor, " a"]) -> None:

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.blocks import pixel_blocks, unblock, vote_blocks
+from capi.evals.blocks import Ties, pixel_blocks, unblock, vote_blocks
 from capi.evals.features import Encoding, encoded_batches
 from capi.evals.fitted import KnnSegmenter, LogisticSegmenter, Segmenter, block_size
 from capi.evals.logistic import LogisticRegression
 from capi.evals.metrics import SegmentationScore
 from capi.evals.neighbours import Distance, NearestNeighbours
-from capi.evals.outcome import Outcome, SegmentedImage, departures, size_notes
+from capi.evals.outcome import Outcome, SegmentedImage, departures, precision_notes, size_notes
 from capi.evals.patches import PatchCollector, Patches, Standard, TrainingPatches
 from capi.evals.probe_files import Probe, encoder_facts
 from capi.evals.splits import Split, hold_out
@@ -73,6 +73,7 @@ class SegmentationProtocol(ABC):
             grid=grid,
             deviations=[
                 *departures(self, self.paper),
+                *precision_notes(encoding.precision),
                 *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
                 *self.data.notes,
             ],
@@ -233,12 +234,14 @@ class KnnSegmentation(SegmentationProtocol):
     neighbours: tuple[int, ...] = (1, 3, 10, 30)
     distances: tuple[Distance, ...] = ("l2", "cosine")
     ignored_labels_vote: bool = True
+    ties: Ties = "smallest"
     kind: ClassVar[str] = "knn-segmentation"
     paper: ClassVar[dict[str, Any]] = {
         **SegmentationProtocol.paper,
         "neighbours": (1, 3, 10, 30),
         "distances": ("l2", "cosine"),
         "ignored_labels_vote": True,
+        "ties": "smallest",
     }
 
     def settings(self, fit: Patches) -> list[dict[str, Any]]:
@@ -266,7 +269,9 @@ class KnnSegmentation(SegmentationProtocol):
             found = {distance: search.kneighbors(flat).index for distance, search in searches.items()}
             for setting in settings:
                 index = found[setting["distance"]][:, : setting["neighbours"]]
-                voted = vote_blocks(fit.blocks, index, ignored=self._ignored, clean=not self.ignored_labels_vote)
+                voted = vote_blocks(
+                    fit.blocks, index, ignored=self._ignored, clean=not self.ignored_labels_vote, ties=self.ties
+                )
                 yield unblock(voted, rows, columns).long()
 
         return Trial(predict)
@@ -281,6 +286,7 @@ class KnnSegmentation(SegmentationProtocol):
             distance=setting["distance"],
             ignored=self._ignored,
             clean=not self.ignored_labels_vote,
+            ties=self.ties,
         )
         return segmenter, []
 
@@ -294,10 +300,15 @@ class LogisticSegmentation(SegmentationProtocol):
     """Logistic regression on single patches, every penalty fitted at once."""
 
     strengths: tuple[float, ...] = PAPER_STRENGTHS
-    tolerance: float = 1e-4
+    tolerance: float = 1e-8
     max_iterations: int = 1000
     kind: ClassVar[str] = "logistic-segmentation"
-    paper: ClassVar[dict[str, Any]] = {**SegmentationProtocol.paper, "strengths": PAPER_STRENGTHS}
+    paper: ClassVar[dict[str, Any]] = {
+        **SegmentationProtocol.paper,
+        "strengths": PAPER_STRENGTHS,
+        "tolerance": 1e-8,
+        "max_iterations": 1000,
+    }
 
     def settings(self, fit: Patches) -> list[dict[str, Any]]:  # noqa: ARG002 - the contract's signature
         return [{"strength": strength} for strength in self.strengths]

@@ -92,7 +92,7 @@ class Reference:
                 voters = [label for label in voters if not (clean and label in self.data.ignored)]
                 if voters:
                     most = max(Counter(voters).values())
-                    result[y, x] = next(label for label in voters if voters.count(label) == most)
+                    result[y, x] = min(label for label in voters if voters.count(label) == most)
                 else:
                     everywhere = Counter(int(label) for block in blocks for label in block.flatten())
                     allowed = [label for label in everywhere if label not in self.data.ignored]

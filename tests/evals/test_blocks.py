@@ -8,10 +8,11 @@ from capi.errors import CapiError
 from capi.evals.blocks import is_counted, patch_labels, pixel_blocks, unblock, vote_blocks
 
 
-def voted_slowly(votes: list[int], ignored: set[int], common: int) -> int:
-    """The commonest label that has a voice, the first of several; `common` where none has."""
+def voted_slowly(votes: list[int], ignored: set[int], common: int, ties: str) -> int:
+    """The commonest label that has a voice, the smallest or first of several; `common` where none has."""
     voiced = [label for label in votes if label not in ignored]
-    return max(voiced, key=lambda label: (voiced.count(label), -voiced.index(label))) if voiced else common
+    rank = voiced.index if ties == "nearest" else int
+    return max(voiced, key=lambda label: (voiced.count(label), -rank(label))) if voiced else common
 
 
 def common_slowly(labels: list[int], ignored: set[int]) -> int:
@@ -19,14 +20,14 @@ def common_slowly(labels: list[int], ignored: set[int]) -> int:
     return min(counts, key=lambda label: (-counts[label], label))
 
 
-def blocks_voted_slowly(blocks: Tensor, neighbours: Tensor, ignored: set[int]) -> Tensor:
+def blocks_voted_slowly(blocks: Tensor, neighbours: Tensor, ignored: set[int], ties: str = "smallest") -> Tensor:
     voted = torch.empty(len(neighbours), *blocks.shape[1:], dtype=blocks.dtype)
     for patch, numbers in enumerate(neighbours):
         chosen = blocks[numbers]
         common = common_slowly(chosen.flatten().tolist(), ignored)
         for row in range(blocks.shape[1]):
             for column in range(blocks.shape[2]):
-                voted[patch, row, column] = voted_slowly(chosen[:, row, column].tolist(), ignored, common)
+                voted[patch, row, column] = voted_slowly(chosen[:, row, column].tolist(), ignored, common, ties)
     return voted
 
 
@@ -71,15 +72,16 @@ def test__ignored_labels_do_not_count(kind: torch.dtype) -> None:
     assert is_counted(labels, ()).all()
 
 
+@pytest.mark.parametrize("ties", ["smallest", "nearest"])
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("k", [1, 2, 3, 10])
-def test__every_pixel_takes_the_label_of_the_most_neighbours(k: int, clean: bool) -> None:
+def test__every_pixel_takes_the_label_of_the_most_neighbours(k: int, clean: bool, ties: str) -> None:
     blocks = torch.tensor([0, 3, 4, 9, 255])[torch.randint(5, (40, 3, 2))].to(torch.uint8)
     # Every patch of the bank has a label that counts.
     blocks[:, 0, 0] = torch.randint(3, 5, (40,))
     neighbours = torch.stack([torch.randperm(40)[:k] for _ in range(60)])
-    expected = blocks_voted_slowly(blocks, neighbours, {0, 255} if clean else set())
-    voted = vote_blocks(blocks, neighbours, ignored={0, 255}, clean=clean)
+    expected = blocks_voted_slowly(blocks, neighbours, {0, 255} if clean else set(), ties)
+    voted = vote_blocks(blocks, neighbours, ignored={0, 255}, clean=clean, ties=ties)
     assert torch.equal(voted, expected)
     assert bool(is_counted(voted, {0, 255}).all()) is clean
 
@@ -100,16 +102,20 @@ def test__the_vote_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPa
     assert torch.equal(vote_blocks(blocks, neighbours), whole)
 
 
-def test__tied_labels_go_to_the_nearest_neighbour() -> None:
+def test__tied_labels_go_to_the_smallest_or_to_the_nearest_neighbour() -> None:
     blocks = torch.tensor([4, 2, 9], dtype=torch.uint8).view(3, 1, 1)
-    assert vote_blocks(blocks, torch.tensor([[1, 0, 2], [2, 1, 0], [0, 1, 2]])).flatten().tolist() == [2, 9, 4]
+    neighbours = torch.tensor([[1, 0, 2], [2, 1, 0], [0, 1, 2]])
+    assert vote_blocks(blocks, neighbours).flatten().tolist() == [2, 2, 2]
+    assert vote_blocks(blocks, neighbours, ties="nearest").flatten().tolist() == [2, 9, 4]
 
 
 def test__pixels_without_a_voice_take_the_commonest_label_of_the_blocks() -> None:
     blocks = torch.tensor([[[255, 1, 1]], [[255, 2, 255]]], dtype=torch.uint8)
     neighbours = torch.tensor([[1, 0]])
-    assert vote_blocks(blocks, neighbours, ignored=[255]).tolist() == [[[255, 2, 255]]]
-    assert vote_blocks(blocks, neighbours, ignored=[255], clean=True).tolist() == [[[1, 2, 1]]]
+    assert vote_blocks(blocks, neighbours, ignored=[255]).tolist() == [[[255, 1, 1]]]
+    assert vote_blocks(blocks, neighbours, ignored=[255], clean=True).tolist() == [[[1, 1, 1]]]
+    assert vote_blocks(blocks, neighbours, ignored=[255], ties="nearest").tolist() == [[[255, 2, 255]]]
+    assert vote_blocks(blocks, neighbours, ignored=[255], clean=True, ties="nearest").tolist() == [[[1, 2, 1]]]
 
 
 def test__neighbours_without_any_label_that_counts_are_an_error() -> None:

@@ -181,7 +181,7 @@ def slow_segmentation(probe: KnnSegmenter, feature_map: Tensor) -> Tensor:
 
 
 def test__neighbours_vote_at_every_pixel_of_a_patch() -> None:
-    probe = knn_segmenter(mean=torch.randn(6), scale=torch.rand(6) + 0.5, neighbours=5)
+    probe = knn_segmenter(mean=torch.randn(6), scale=torch.rand(6) + 0.5, neighbours=5, ties="nearest")
     features = features_of(2)
     found = probe.segment(features, (4, 6))
     assert torch.equal(found, slow_segmentation(probe, features.feature_map))
