@@ -60,6 +60,8 @@ class Decoder:
     max_pixels: int = 178_000_000
     smallest_side: int = 1
     reduced: bool = False
+    turned: bool = True
+    """Whether images are turned as their EXIF tag says."""
 
     def open(self, source: Source) -> "Picture":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
@@ -163,7 +165,7 @@ class PillowPicture:
 
     def __init__(self, decoder: Decoder, image: Image.Image) -> None:
         self.decoder, self.image = decoder, image
-        self.orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        self.orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if decoder.turned else 1
         width, height = image.size
         # Of a TIFF, Pillow gives the size as it is seen.
         if self.orientation in _TURNED and image.format != "TIFF":

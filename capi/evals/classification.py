@@ -16,7 +16,7 @@ from capi.evals.features import Encoding, VectorKind, encode, encoded_batches, f
 from capi.evals.fitted import Classifier, Judge, KnnClassifier, vote_confidences
 from capi.evals.metrics import right_answers
 from capi.evals.neighbours import NearestNeighbours, Vote
-from capi.evals.outcome import Outcome, departures, size_notes
+from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_files import Probe, encoder_facts
 from capi.evals.splits import hold_out
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
@@ -24,6 +24,7 @@ from capi.types import VisionEncoder
 
 PAPER_SIZE = (224, 224)
 _NAMED = 5
+_IMAGES_AT_A_TIME = 1024
 Kind = TypeVar("Kind", bound=str)
 
 
@@ -59,6 +60,7 @@ class KnnClassification:
             deviations=[
                 "k-NN classification is not in the paper: neighbours, votes and features are this package's choice",
                 *departures(self, self.paper),
+                *precision_notes(encoding.precision),
                 *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
                 *self.data.notes,
             ],
@@ -87,17 +89,17 @@ class KnnClassification:
             voters = labels[split.fit][found.index]
             for vote, number in settings:
                 if number in possible:
-                    confidences = vote_confidences(
-                        voters,
-                        found.closeness,
-                        neighbours=number,
-                        classes=len(self.data.classes),
-                        vote=vote,
-                        temperature=self.temperature,
-                    )
-                    score = (confidences.argmax(1) == labels[split.held_out]).double().mean().item()
+                    chosen = self._voted(voters, found.closeness, vote, number)
+                    score = (chosen == labels[split.held_out]).double().mean().item()
                     rows.append({"feature": kind, "vote": vote, "neighbours": number, "validation": score})
         return rows, warnings
+
+    def _voted(self, voters: Tensor, closeness: Tensor, vote: Vote, number: int) -> Tensor:
+        """The chosen classes, some images at a time: with thousands of classes their votes take much memory."""
+        parts = zip(voters.split(_IMAGES_AT_A_TIME), closeness.split(_IMAGES_AT_A_TIME), strict=True)
+        options = {"classes": len(self.data.classes), "vote": vote, "temperature": self.temperature}
+        confidences = (vote_confidences(*part, neighbours=number, **options) for part in parts)  # type: ignore[arg-type]
+        return torch.cat([part.argmax(1) for part in confidences])
 
     def _refuse_too_many(self, neighbours: Sequence[int], count: int) -> list[int]:
         possible = [number for number in neighbours if number <= count]

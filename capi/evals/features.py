@@ -5,6 +5,7 @@ of the feature map. What does not fit into `memory_bytes` goes to a file that th
 """
 
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -67,7 +68,7 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
     images = normalize(pixels, mean, std, device)
     with torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32):
         found = encoder(images, pooled=pooled)
-    _check_shape(found.feature_map, encoder.width)
+    _check_features(found, len(images), encoder.width)
     features = Features(
         None if found.pooled is None else found.pooled.float(), found.registers.float(), found.feature_map.float()
     )
@@ -77,12 +78,17 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
     return features
 
 
-def _check_shape(feature_map: Tensor, width: int) -> None:
+def _check_features(found: object, images: int, width: int) -> None:
     """An encoder of a user's own may not keep what it promises."""
-    if feature_map.ndim != 4 or feature_map.shape[-1] != width:
+    if not isinstance(found, Features):
         raise CapiError(
-            f"the encoder gives a feature map of shape {tuple(feature_map.shape)}: expected (images, rows, columns, "
-            f"{width}), the last being its width"
+            f"the encoder gives a {type(found).__name__}: expected Features(pooled, registers, feature_map)"
+        )
+    shape = tuple(found.feature_map.shape)
+    if len(shape) != 4 or (shape[0], shape[-1]) != (images, width):
+        raise CapiError(
+            f"the encoder gives a feature map of shape {shape}: expected ({images} images, rows, columns, {width}), "
+            "the last being its width"
         )
 
 
@@ -153,12 +159,12 @@ def image_vectors(
     encoder: VisionEncoder, source: ImageSource, encoding: Encoding, kinds: Sequence[VectorKind], what: str
 ) -> dict[VectorKind, Float[Tensor, "_ _"]]:
     """One vector of each kind for every image of a source, on the CPU."""
-    parts: dict[VectorKind, list[Tensor]] = {kind: [] for kind in kinds}
+    rows = {kind: Rows(len(source), encoding, f"vectors_{kind}") for kind in kinds}
     pooled = any(kind != "mean_patch" for kind in kinds)
     for batch in encoded_batches(encoder, source, encoding, what=what, pooled=pooled):
         for kind in kinds:
-            parts[kind].append(vectors_of(batch.features, kind).cpu())
-    return {kind: torch.cat(part) for kind, part in parts.items()}
+            rows[kind].append(vectors_of(batch.features, kind))
+    return {kind: each.filled for kind, each in rows.items()}
 
 
 @dataclass
@@ -188,4 +194,11 @@ def allocate(shape: tuple[int, ...], dtype: torch.dtype, encoding: Encoding, nam
     if encoding.folder is None or size * dtype.itemsize <= encoding.memory_bytes:
         return torch.empty(shape, dtype=dtype)
     encoding.folder.mkdir(parents=True, exist_ok=True)
+    # The file grows as it is filled, and a full disk would end the process without a word.
+    free, needed = shutil.disk_usage(encoding.folder).free, size * dtype.itemsize
+    if free < needed:
+        raise CapiError(
+            f"features need {needed / 2**30:.1f} GiB in {encoding.folder}, where {free / 2**30:.1f} GiB are free: make "
+            "room, or take fewer images with limit_train"
+        )
     return torch.from_file(str(encoding.folder / f"{name}.bin"), shared=True, size=size, dtype=dtype).view(shape)

@@ -69,7 +69,9 @@ class StillBatches(Dataset[ReadBatch]):
 
     def __getitem__(self, item: int) -> ReadBatch:
         numbers = self.numbers[item * self.batch_size : (item + 1) * self.batch_size]
-        reader = Reader(self.source, Decoder(channels=self.frame.channels))
+        # Masks are drawn on the pixels as they are stored, and have no EXIF tag of their own.
+        decoder = Decoder(channels=self.frame.channels, turned=self.masks is None)
+        reader = Reader(self.source, decoder)
         return _batch(numbers, (self._read(reader, number) for number in numbers.tolist()))
 
     def _read(self, reader: Reader, number: int) -> tuple[Pixels, Pixels | None]:

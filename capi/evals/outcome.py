@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from capi.evals.probe_files import Probe
@@ -71,6 +72,12 @@ def size_notes(asked: tuple[int, int], used: tuple[int, int], patch_size: int, p
     if used != asked:
         notes.append(f"image size: {_pixels(used)}, the nearest to {_pixels(asked)} that patches of {patch_size} fill")
     return notes
+
+
+def precision_notes(precision: torch.dtype) -> list[str]:
+    """What must be said about the precision of the encoder."""
+    name = str(precision).removeprefix("torch.")
+    return [] if name == "float32" else [f"precision: {name} instead of float32"]
 
 
 def _pixels(size: tuple[int, int]) -> str:

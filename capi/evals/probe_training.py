@@ -241,11 +241,12 @@ def judged(probes: Mapping[str, Probes], parts: Iterable[Part], precision: Preci
         images += len(labels)
         for name, each in probes.items():
             logits = probe_logits(each, inputs[name], precision)
-            correct = (logits.argmax(2) == labels.to(logits.device)).sum(1).double()
-            broken = ~logits.isfinite().all(2).all(1)
-            right[name] += correct.masked_fill(broken, torch.nan).cpu()
-            found = loss_sums(logits, labels.to(logits.device)).masked_fill(broken, torch.nan)
-            losses[name] += found.cpu().double()
+            # On the CPU before they become float64, which Apple's GPUs do not have.
+            correct = (logits.argmax(2) == labels.to(logits.device)).sum(1).cpu().double()
+            broken = (~logits.isfinite().all(2).all(1)).cpu()
+            right[name] += correct.masked_fill(broken, torch.nan)
+            found = loss_sums(logits, labels.to(logits.device)).cpu().double()
+            losses[name] += found.masked_fill(broken, torch.nan)
     if images == 0:
         raise CapiError("there are no images to score: the split is empty")
     return {name: Judged(right[name] / images, losses[name] / images) for name in probes}

@@ -25,7 +25,7 @@ from capi.evals.classification import (
 from capi.evals.features import Encoding, Rows, encode, encoded_batches, frame_of, vectors_of
 from capi.evals.fitted import AttentiveClassifier, Classifier, LinearClassifier
 from capi.evals.images import AugmentedBatches, read_in_order, shuffled
-from capi.evals.outcome import Outcome, departures, size_notes
+from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_training import (
     PAPER_GRID,
     Judged,
@@ -90,6 +90,7 @@ class TrainedClassification:
             deviations=[
                 *self._deviations(plan),
                 *_head_deviations(kinds, encoder.width),
+                *precision_notes(encoding.precision),
                 *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
                 *self.data.notes,
             ],
@@ -160,6 +161,7 @@ class LinearClassification(TrainedClassification):
 
     inputs: tuple[InputKind, ...] = ("mean_patch", "pooled", "both")
     kind: ClassVar[str] = "linear"
+    paper: ClassVar[dict[str, Any]] = {**TrainedClassification.paper, "inputs": ("mean_patch", "pooled", "both")}
 
 
 def probe_input(features: Features, kind: InputKind) -> Tensor:

@@ -39,8 +39,8 @@ from capi.train.run_folder import versions
 from capi.weights import Weights
 
 CELLS, IDENTITY = "cells", "identity.json"
-# What may go wrong with one cell: bad input, a full disk or memory, and whatever torch says of its devices.
-_FAILURES = (CapiError, MemoryError, OSError, RuntimeError)
+# What may go wrong with one cell: anything, since encoders may be the user's own code.
+_FAILURES = Exception
 _NAMED_BY_THE_BENCHMARK = ("dataset", "protocol")
 _DATA_OPTIONS = frozenset(each.name for each in fields(DataOptions)) - {"verify_counts"}
 _LONG_REASON, _LONG_SLUG = 400, 40
@@ -242,8 +242,10 @@ def _add_dates(digest: Any, source: object) -> None:
     files = getattr(source, "files", source)
     if not isinstance(files, Files):
         return
+    # Masks may lie elsewhere than their names say.
+    place = getattr(source, "path", lambda number: files.root / files.name(number))
     for number in range(len(files)):
-        found = os.stat(files.root / files.name(number))
+        found = os.stat(place(number))
         digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
 
 

@@ -1,6 +1,7 @@
 """One model through one benchmark: load the data, run the protocol, leave results, probe and pictures."""
 
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -67,10 +68,9 @@ def evaluate(
     begun = time.monotonic()
     encoder = open_encoder(model, weights=weights, device=device)
     data = load_data(config)
-    work = None
     if folder is not None:
         make_folder(folder)
-        work = folder / ".features"
+    work = Path(tempfile.mkdtemp(prefix="capi_features_")) if folder is None else folder / ".features"
     encoding = build_encoding(config, device=device, folder=work, progress=progress, images=count_images(data))
     try:
         outcome = build_protocol(config, data, encoding).run(encoder)
@@ -88,8 +88,7 @@ def evaluate(
         if folder is not None:
             _write(record, outcome, data, encoding.fitted(encoder.patch_size), folder)
     finally:
-        if work is not None:
-            shutil.rmtree(work, ignore_errors=True)
+        shutil.rmtree(work, ignore_errors=True)
     return Evaluated(outcome, record, folder)
 
 
@@ -106,7 +105,11 @@ def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Enc
     clear_results(folder)
     if record["config"]["save_probe"]:
         about = {name: record[name] for name in ("model", "weights", "benchmark", "scores")}
-        save_probe(replace(outcome.probe, about=about), folder / PROBE)
+        try:
+            save_probe(replace(outcome.probe, about=about), folder / PROBE)
+        except Exception as error:
+            # A full disk is an OSError or a SafetensorError; the scores took long and must not be lost with the probe.
+            record["warnings"].append(f"the probe could not be written ({getattr(error, 'strerror', None) or error})")
     if outcome.pictures and isinstance(data, SegmentationData):
         draw_predictions(outcome, data, encoding, folder / PICTURES)
     write_record(record, folder)
@@ -117,8 +120,8 @@ def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encodin
     folder.mkdir(parents=True, exist_ok=True)
     ignored = sorted(data.ignored)
     for picture in outcome.pictures:
-        frame = Frame(encoding.size, kept=None)
-        pixels = StillBatches(data.test.images, frame, torch.tensor([picture.number]), 1)[0].images[0]
+        frame, number = Frame(encoding.size, kept=None), torch.tensor([picture.number])
+        pixels = StillBatches(data.test.images, frame, number, 1, data.test.masks)[0].images[0]
         photo = Image.fromarray(pixels.clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy())
         enlarged = max(_SHOWN_HEIGHT // photo.height, 1)
         photo = photo.resize((photo.width * enlarged, photo.height * enlarged), Image.Resampling.BICUBIC)

@@ -4,8 +4,9 @@ An image that cannot be read is listed in failed.csv with the reason; the others
 """
 
 import csv
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -26,7 +27,8 @@ from capi.evaluation.results import make_folder
 from capi.types import VisionEncoder
 from capi.visualize.labels import label_image, legend, overlay
 
-LABELS, FAILED = "labels.csv", "failed.csv"
+LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"
+MASKS, OVERLAYS = "labels", "overlays"
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def predict(
     if out.is_dir() and any(out.iterdir()) and not overwrite:
         raise CapiError(f"{out} is not empty: choose another --out, or write into it with --overwrite")
     make_folder(out)
-    (out / FAILED).unlink(missing_ok=True)
+    _clear(out, but=() if probe.segments else (LABELS,))
     failed: dict[str, str] = {}
     encoding = replace(encoding, size=probe.size)
     batches = _readable(encoder, probe, source, encoding, failed)
@@ -110,6 +112,14 @@ def predict(
     if failed:
         _write_rows(out / FAILED, ("file", "reason"), failed.items())
     return Predicted(out, done, failed)
+
+
+def _clear(out: Path, but: Collection[str]) -> None:
+    """Remove what an earlier prediction left, so that none of it is taken for a part of this one."""
+    for name in {LABELS, FAILED, CLASSES, LEGEND} - set(but):
+        (out / name).unlink(missing_ok=True)
+    for name in (MASKS, OVERLAYS):
+        shutil.rmtree(out / name, ignore_errors=True)
 
 
 def _readable(
@@ -180,11 +190,11 @@ def _segment(
             photo = _as_photo(decoder.open(source.read(number)).decode())
             full = Image.fromarray(labels.numpy().astype(np.int32)).resize(photo.size, Image.Resampling.NEAREST)
             values = np.asarray(full)
-            _save(label_image(values), out / "labels" / names[number])
-            _save(overlay(photo, values, probe.ignored), out / "overlays" / names[number])
+            _save(label_image(values), out / MASKS / names[number])
+            _save(overlay(photo, values, probe.ignored), out / OVERLAYS / names[number])
             done += 1
-    _save(legend(probe.classes, 640), out / "legend.png")
-    _write_rows(out / "classes.csv", ("label", "class"), sorted(probe.classes.items()))
+    _save(legend(probe.classes, 640), out / LEGEND)
+    _write_rows(out / CLASSES, ("label", "class"), sorted(probe.classes.items()))
     return done
 
 

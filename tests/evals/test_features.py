@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -151,8 +152,24 @@ def test__features_that_are_no_numbers_are_an_error(images: Tensor, place: str, 
 def test__a_feature_map_of_another_width_than_said_is_an_error(images: Tensor) -> None:
     encoder = PatchColors()
     encoder.width = 5
-    with pytest.raises(CapiError, match=r"shape \(7, 3, 4, 3\): expected \(images, rows, columns, 5\)"):
+    with pytest.raises(CapiError, match=r"shape \(7, 3, 4, 3\): expected \(7 images, rows, columns, 5\)"):
         encode(encoder, images, SMALL)
+
+
+def test__an_encoder_that_gives_no_features_or_too_many_is_an_error(images: Tensor) -> None:
+    class Bare(PatchColors):
+        def __call__(self, images: Tensor, *, pooled: bool = True) -> Any:
+            return super().__call__(images).feature_map
+
+    class Doubled(PatchColors):
+        def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
+            found = super().__call__(images)
+            return found._replace(feature_map=torch.cat([found.feature_map] * 2))
+
+    with pytest.raises(CapiError, match=r"expected Features"):
+        encode(Bare(), images, SMALL)
+    with pytest.raises(CapiError, match=r"shape \(14, 3, 4, 3\)"):
+        encode(Doubled(), images, SMALL)
 
 
 def test__frames_follow_the_encoder(model: CapiEncoder) -> None:

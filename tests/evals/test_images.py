@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from capi.data.crops import centre_box
 from capi.data.decoding import Decoder
@@ -171,3 +171,16 @@ def test__every_sample_comes_once_an_epoch(count: int, batch_size: int) -> None:
     epochs = order[: 3 * count].view(3, count)
     assert all(sorted(epoch.tolist()) == list(range(count)) for epoch in epochs)
     assert len({tuple(epoch.tolist()) for epoch in epochs}) > 1
+
+
+def test__an_image_with_a_mask_is_not_turned(tmp_path: Path) -> None:
+    pixels = np.zeros((8, 8, 3), dtype=np.uint8)
+    pixels[:4] = 255
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 3
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    source, frame = image_folder(tmp_path), Frame((8, 8), kept=None)
+    with_mask = StillBatches(source, frame, torch.tensor([0]), 1, Masks([np.zeros((8, 8), dtype=np.uint8)]))[0]
+    alone = StillBatches(source, frame, torch.tensor([0]), 1)[0]
+    assert torch.equal(with_mask.images[0], torch.from_numpy(pixels).permute(2, 0, 1))
+    assert torch.equal(alone.images[0].flip(1), with_mask.images[0])

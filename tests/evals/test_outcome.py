@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capi.evals.fitted import LinearClassifier
-from capi.evals.outcome import Outcome, departures, size_notes
+from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_files import Probe
 
 PAPER = {"share": 0.1, "standardize": True, "neighbours": (1, 3, 10), "names": ("l2", "cosine")}
@@ -73,3 +73,8 @@ def test__the_first_score_is_the_one_to_quote() -> None:
     probe = Probe("linear", model, {0: "a", 1: "b"}, (8, 8), {"width": 3})
     outcome = Outcome({"test": 0.5, "other": 0.9}, {}, [], [], [], {}, probe)
     assert outcome.main == 0.5
+
+
+def test__another_precision_is_a_departure() -> None:
+    assert precision_notes(torch.float32) == []
+    assert precision_notes(torch.bfloat16) == ["precision: bfloat16 instead of float32"]

@@ -11,8 +11,10 @@ from PIL import Image
 import capi.evaluation.comparison as comparing
 from capi.config.benchmark_loading import load_benchmark
 from capi.errors import CapiError
-from capi.evaluation.comparison import compare, resolve_columns
+from capi.evals.datasets import DATASETS, load_classification, load_segmentation
+from capi.evaluation.comparison import compare, identify_data, resolve_columns
 from capi.evaluation.comparison_cells import Cell, Column
+from tests.evals.datasets.layouts import BUILDERS, root_of
 
 COLORS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
 SMALL = ["image_size=16", "neighbours=[1]", "votes=[majority]"]
@@ -296,3 +298,20 @@ def test__columns_have_names_that_tell_them_apart(tmp_path: Path) -> None:
 def test__a_model_given_twice_is_one_row(colored: Path, tmp_path: Path) -> None:
     found = compare(["pixels:4", "pixels:4"], ["folder/knn"], small(colored), out=tmp_path / "out")
     assert found.models == ("pixels:4",)
+
+
+def test__whatever_goes_wrong_in_an_encoder_is_told_in_its_cell(colored: Path, tmp_path: Path) -> None:
+    call = "def __call__(self, images, *, pooled=True):\n        return [][1]\n"
+    code = f"class Wrong:\n    width, patch_size = 3, 8\n    {call}"
+    (tmp_path / "wrong.py").write_text(code)
+    found = compare([f"{tmp_path}/wrong.py:Wrong", "pixels:4"], ["folder/knn"], small(colored), out=tmp_path / "out")
+    assert [cell.status for cell in found.in_order] == ["failed", "done"]
+    assert "index out of range" in found.failed[0].reason
+
+
+@pytest.mark.parametrize("name", sorted(set(DATASETS) - {"demo"}))
+def test__the_files_of_every_data_set_can_be_identified(name: str, tmp_path: Path) -> None:
+    options = BUILDERS[name](tmp_path)
+    load = load_segmentation if DATASETS[name].segmentation else load_classification
+    data = load(name, root_of(name, tmp_path), options)
+    assert identify_data(data) == identify_data(data)

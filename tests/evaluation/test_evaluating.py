@@ -16,6 +16,7 @@ from capi.evals import features
 from capi.evals.probe_files import load_probe
 from capi.evaluation import evaluating
 from capi.evaluation.evaluating import evaluate
+from capi.evaluation.results import read_record
 from capi.models.features import CapiEncoder
 from capi.types import Features
 from tests.test_weights import make_run
@@ -293,3 +294,16 @@ def test__a_broken_image_is_an_error_that_names_it(tmp_path: Path, classes: list
     broken.write_bytes(broken.read_bytes()[:40])
     with pytest.raises(CapiError, match=r"3\.png cannot be read .*: repair it or take it out"):
         evaluate("pixels:4", "folder/knn", [f"data={tmp_path / 'data'}", "image_size=8"])
+
+
+def test__scores_are_kept_when_the_probe_cannot_be_written(
+    class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("capi.evaluation.evaluating.save_probe", full)
+    options = [f"data={class_folders}", "image_size=8", "neighbours=[1]"]
+    done = evaluate("pixels:4", "folder/knn", options, out=tmp_path / "out")
+    assert read_record(tmp_path / "out") == done.record
+    assert any("the probe could not be written (No space left" in warning for warning in done.record["warnings"])
