@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from capi.api import nearest as nearest
     from capi.api import predict as predict
     from capi.api import pretrain as pretrain
+    from capi.api import visualize as visualize
     from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
     from capi.types import Features as Features
@@ -40,6 +41,7 @@ _HOME = {
     "nearest": "capi.api",
     "predict": "capi.api",
     "pretrain": "capi.api",
+    "visualize": "capi.api",
     "load_config": "capi.config.loading",
     "CapiError": "capi.errors",
     "Features": "capi.types",

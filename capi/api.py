@@ -28,6 +28,7 @@ from capi.evaluation.comparison_cells import Cell, Comparison
 from capi.evaluation.evaluating import Evaluated
 from capi.evaluation.extraction import Extracted
 from capi.evaluation.image_lists import list_images
+from capi.evaluation.picturing import DEFAULT_KINDS, Pictured, load_prototypes, picture
 from capi.evaluation.prediction import Predicted
 from capi.evaluation.progress import EvaluationProgress
 from capi.evaluation.results import make_folder
@@ -54,6 +55,7 @@ __all__ = [
     "nearest",
     "predict",
     "pretrain",
+    "visualize",
 ]
 
 Recipe = str | Path | Config
@@ -292,6 +294,44 @@ def _picture(path: Path) -> Path:
     if path.suffix.lower() not in PICTURE_ENDINGS or path.is_dir():
         raise CapiError(f"{path} cannot be a picture: give a file that ends in {', '.join(PICTURE_ENDINGS)}")
     return path
+
+
+def visualize(
+    models: Sequence[str | Path],
+    images: Sequence[str | Path] = (),
+    *,
+    out: str | Path,
+    sizes: Sequence[int] = (224,),
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    joint: bool = False,
+    whole: bool = False,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Pictured:
+    """Pictures of what encoders see in images: PCA, single components, clusters, a dictionary; PNGs and a page.
+
+    Without images, two photos that scikit-learn brings along are shown.
+    """
+    chosen = _device(device)
+    models, images = ([each] if isinstance(each, str | Path) else each for each in (models, images))
+    named = {str(model): open_encoder(model, weights=weights, device=chosen) for model in models}
+    runs = {str(model): Path(model) for model in models if Path(model).is_dir()}
+    prototypes = {name: load_prototypes(run) for name, run in runs.items()} if "prototypes" in kinds else None
+    with _progress(console) as progress:
+        return picture(
+            named,
+            [Path(image) for image in images],
+            Path(out),
+            sizes=sizes,
+            kinds=[kinds] if isinstance(kinds, str) else kinds,
+            joint=joint,
+            whole=whole,
+            encoding=Encoding(device=chosen, batch_size=8, progress=progress),
+            prototypes=prototypes,
+            overwrite=overwrite,
+        )
 
 
 def _device(device: torch.device | str | None) -> torch.device:

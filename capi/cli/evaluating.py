@@ -1,4 +1,4 @@
-"""Commands that use an encoder: datasets, evaluate, predict, compare, extract, nearest."""
+"""Commands that use an encoder: datasets, evaluate, predict, compare, extract, nearest, visualize."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -235,6 +235,57 @@ def nearest(
         table.add_row(str(rank), f"{match.similarity:.3f}", escape(match.name), place)
     Console().print(table)
     typer.echo(f"{out} shows them.")
+
+
+@app.command()
+def visualize(
+    words: Annotated[
+        list[str],
+        typer.Argument(metavar="MODEL... [IMAGE]...", help=f"{MODEL_HELP} Then images or folders; none: two photos."),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and their page.")],
+    size: Annotated[list[int] | None, typer.Option(help="Side in pixels; may repeat.", min=1)] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="pca, components, clusters, dictionary, collapse, prototypes; may repeat."),
+    ] = None,
+    joint: Annotated[bool, typer.Option("--joint", help="Fit components to all images together.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Show whole images instead of their middle.")] = False,
+    weights: Weights = "teacher",
+    overwrite: Overwrite = False,
+    device: Device = None,
+) -> None:
+    """Draw what encoders see in images: PCA, components, clusters; models and sizes side by side."""
+    from capi import api
+    from capi.evaluation.picturing import DEFAULT_KINDS
+
+    one_of("--weights", weights, ("teacher", "student"))
+    models = [word for word in words if not _is_image(word)]
+    if not models:
+        raise CapiError("visualize needs at least one model before the images")
+    done = api.visualize(
+        models,
+        [word for word in words if _is_image(word)],
+        out=out,
+        sizes=size or [224],
+        kinds=kind or DEFAULT_KINDS,
+        joint=joint,
+        whole=whole,
+        weights=weights,  # type: ignore[arg-type]
+        device=api.choose_device(device),
+        overwrite=overwrite,
+        console=messages(),
+    )
+    typer.echo(f"{done.page} shows {len(done.files)} pictures.")
+    if done.failed:
+        typer.echo(f"{len(done.failed)} could not be drawn: {out / 'failed.csv'} says why")
+
+
+def _is_image(word: str) -> bool:
+    """An image, or a folder that is no run."""
+    from capi.data.sources import ENDINGS
+
+    return word.lower().endswith(ENDINGS) or (Path(word).is_dir() and not (Path(word) / "run.json").exists())
 
 
 def _point(text: str | None) -> tuple[float, float] | None:

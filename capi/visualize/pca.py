@@ -1,7 +1,8 @@
-"""PCA pictures of patch features: three components as red, green and blue.
+"""PCA pictures of patch features: three components as red, green and blue, or each by itself from cold to warm.
 
 The sign of a component is arbitrary; here each is turned so that its values lean to the right (positive skew), which
-keeps pictures from flipping between runs.
+keeps pictures from flipping between runs. Components of any number of patches come from their mean and scatter, which
+are summed up part by part in float64.
 """
 
 from collections.abc import Sequence
@@ -18,40 +19,99 @@ from capi.types import Float, VisionEncoder
 _SHOWN = (0.01, 0.99)
 # Less variation than this share is rounding of float32, which a picture would stretch to full colour.
 _ROUNDING = 1e-6
+# Below this a distribution counts as even, and its skew as rounding.
+_EVEN = 1e-4
 _MARGIN, _TITLE_HEIGHT = 6, 16
 
 
 @dataclass(frozen=True)
 class Components:
-    """A mean and the directions of largest variance, each with its sign fixed."""
+    """A mean and the directions of largest variance, each with its sign fixed and its share of the variance."""
 
     mean: Float[Tensor, " d"]
     directions: Float[Tensor, "m d"]
+    shares: Float[Tensor, " m"]
 
     def project(self, features: Float[Tensor, "s d"]) -> Float[Tensor, "s m"]:
         return (features - self.mean) @ self.directions.T
 
 
-def fit_components(features: Float[Tensor, "s d"], count: int = 3) -> Components:
-    """Principal components of patches; where there are fewer than asked for, the rest are zero."""
+@dataclass(frozen=True)
+class Moments:
+    """How many patches there were, their mean, and the sum of the outer products of their deviations from it."""
+
+    count: int
+    mean: Float[Tensor, " d"]
+    scatter: Float[Tensor, "d d"]
+
+    def merged(self, other: "Moments") -> "Moments":
+        """Of both together; deviations are never taken from a far origin, so that no digits cancel out."""
+        count = self.count + other.count
+        shift = other.mean - self.mean
+        between = torch.outer(shift, shift) * (self.count * other.count / count)
+        return Moments(count, self.mean + shift * (other.count / count), self.scatter + other.scatter + between)
+
+
+def moments_of(features: Float[Tensor, "s d"]) -> Moments:
+    """The moments of some patches, in float64."""
     values = features.double()
     mean = values.mean(0)
     centred = values - mean
-    _, sizes, directions = torch.linalg.svd(centred, full_matrices=False)
-    directions = directions[sizes > _ROUNDING * values.norm()]
-    chosen = torch.zeros(count, values.shape[1], dtype=torch.float64)
-    chosen[: len(directions)] = directions[:count]
-    skew = ((centred @ chosen.T) ** 3).mean(0)
-    chosen *= torch.where(skew < 0, -1.0, 1.0)[:, None]
-    return Components(mean.to(features.dtype), chosen.to(features.dtype))
+    return Moments(len(values), mean, centred.T @ centred)
 
 
-def as_colors(values: Float[Tensor, "*grid 3"]) -> Tensor:
-    """Each component stretched over 0 to 255, as bytes."""
-    flat = values.flatten(0, -2).double()
-    low, high = torch.quantile(flat, torch.tensor(_SHOWN, dtype=torch.float64), dim=0)
-    stretched = (values.double() - low) / (high - low).clamp_min(1e-12)
-    return (stretched.clamp(0, 1) * 255).round().to(torch.uint8)
+def components_of(moments: Moments, sample: Float[Tensor, "s d"], count: int) -> Components:
+    """Principal components of all patches that the moments sum up; the sample of them decides about the signs."""
+    squares, vectors = torch.linalg.eigh(moments.scatter)
+    whole = moments.count * moments.mean.square().sum() + squares.sum()
+    return _components(moments.mean, whole, squares.flip(0).clamp_min(0), vectors.T.flip(0), sample, count)
+
+
+def fit_components(features: Float[Tensor, "s d"], count: int = 3) -> Components:
+    """Principal components of patches; where there are fewer than asked for, the rest are zero."""
+    if len(features) > features.shape[1]:
+        return components_of(moments_of(features), features, count)
+    # Of few patches with wide features the scatter would be much larger than the patches themselves.
+    values = features.double()
+    mean = values.mean(0)
+    _, sizes, directions = torch.linalg.svd(values - mean, full_matrices=False)
+    return _components(mean, values.square().sum(), sizes**2, directions, features, count)
+
+
+def _components(
+    mean: Tensor, whole: Tensor, squares: Tensor, directions: Tensor, sample: Tensor, count: int
+) -> Components:
+    """The first directions that are more than rounding of the whole; `squares` are the sums of squares along each."""
+    usable = (squares > _ROUNDING**2 * whole).nonzero()[:count, 0]
+    chosen = torch.zeros(count, len(mean), dtype=torch.float64)
+    shares = torch.zeros(count, dtype=torch.float64)
+    chosen[: len(usable)] = directions[usable]
+    shares[: len(usable)] = squares[usable] / squares.sum()
+    chosen *= _signs((sample.double() - mean) @ chosen.T, chosen)[:, None]
+    return Components(mean.to(sample.dtype), chosen.to(sample.dtype), shares.to(sample.dtype))
+
+
+def _signs(values: Float[Tensor, "s m"], directions: Float[Tensor, "m d"]) -> Float[Tensor, " m"]:
+    """What makes each component lean to the right; an even one is turned by its largest entry instead."""
+    skew = (values**3).mean(0)
+    even = skew.abs() < _EVEN * values.square().mean(0) ** 1.5
+    largest = directions.gather(1, directions.abs().argmax(1, keepdim=True))[:, 0]
+    return torch.where(torch.where(even, largest, skew) < 0, -1.0, 1.0).double()
+
+
+def color_range(values: Float[Tensor, "s m"]) -> Float[Tensor, "2 m"]:
+    """Where the colours of each component begin and end: all but the extremes, or all where most are alike."""
+    exact = values.double()
+    inner = torch.quantile(exact, torch.tensor(_SHOWN, dtype=torch.float64), dim=0)
+    outer = torch.stack([exact.amin(0), exact.amax(0)])
+    return torch.where(inner[1] > inner[0], inner, outer)
+
+
+def as_colors(values: Float[Tensor, "*grid 3"], limits: Float[Tensor, "2 3"] | None = None) -> Tensor:
+    """Each component stretched over 0 to 255, as bytes; one that does not vary is grey."""
+    low, high = color_range(values.flatten(0, -2)) if limits is None else limits
+    stretched = (values.double() - low) / torch.where(high > low, high - low, 1.0)
+    return (torch.where(high > low, stretched, 0.5).clamp(0, 1) * 255).round().to(torch.uint8)
 
 
 @torch.inference_mode()

@@ -303,3 +303,16 @@ def test__probes_and_features_of_another_encoder_are_refused(run_here: RunHere, 
         assert_refused(run_here("nearest", "f.safetensors", *words), message)
     assert not (work / "p").exists()
     assert not (work / "nearest.png").exists()
+
+
+def test__pictures_are_drawn_of_models_and_images(run_here: RunHere, work: Path) -> None:
+    words = ["pixels:2", "pixels:4", "masks/images/val", "--size", "8", "--kind", "pca", "--joint", "--out", "seen"]
+    ran = run_here("visualize", *words)
+    assert ran.code == 0
+    assert ran.stdout.startswith("seen/index.html shows ")
+    assert (work / "seen" / "pca.png").is_file()
+    page = (work / "seen" / "index.html").read_text()
+    assert "pixels:2" in page
+    assert "pixels:4" in page
+    ran = run_here("visualize", "masks/images/val", "--out", "again")
+    assert (ran.code, "needs at least one model" in ran.stderr) == (2, True)

@@ -76,12 +76,12 @@ def test__colors_stretch_all_but_the_extremes_over_0_to_255() -> None:
     assert colors.amax((0, 1, 2)).tolist() == [255, 255, 255]
 
 
-def test__a_component_without_variation_has_one_color_and_leaves_the_others_alone() -> None:
+def test__a_component_without_variation_is_grey_and_leaves_the_others_alone() -> None:
     values = torch.randn(30, 3)
     flat = values.clone()
     flat[:, 1] = 4.0
     assert torch.equal(as_colors(flat)[:, [0, 2]], as_colors(values)[:, [0, 2]])
-    assert (as_colors(flat)[:, 1] == 0).all()
+    assert (as_colors(flat)[:, 1] == 128).all()
 
 
 def test__joint_pictures_share_their_components_and_others_have_their_own() -> None:
