@@ -6,6 +6,7 @@ and not a wrong answer.
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -26,6 +27,7 @@ from capi.evals.fitted import (
 )
 from capi.types import VisionEncoder, statistics_of
 
+_LOG = logging.getLogger("capi")
 _MARK = "capi_probe"
 _VERSION = 1
 KINDS: dict[str, type[Any]] = {
@@ -68,6 +70,10 @@ class Probe:
                 f"have {encoder.patch_size}: use the encoder it was fitted with"
             )
         known, found = self.encoder.get("fingerprint"), encoder_facts(encoder)["fingerprint"]
+        if not (known and found):
+            _LOG.warning(
+                "whether the probe was fitted with this encoder cannot be told: it has no weights to know it by"
+            )
         if known and found and known != found:
             raise CapiError(
                 "the probe was fitted with another encoder of the same width, whose features mean something else: use "

@@ -184,6 +184,7 @@ def _segment(
 ) -> int:
     """For each image, at its own size: labels/NAME.png with the numbers, overlays/NAME.png to look at."""
     decoder, names, done = Decoder(), picture_names(source), 0
+    known = dict(probe.classes)
     for batch in batches:
         features = encode(encoder, batch.images, encoding)
         for number, labels in zip(batch.numbers.tolist(), model.segment(features, encoding.size), strict=True):
@@ -192,9 +193,11 @@ def _segment(
             values = np.asarray(full)
             _save(label_image(values), out / MASKS / names[number])
             _save(overlay(photo, values, probe.ignored), out / OVERLAYS / names[number])
+            # Where ignored labels had a vote in the evaluation, they have one here.
+            known |= {label: "ignored" for label in probe.ignored if (values == label).any()}
             done += 1
-    _save(legend(probe.classes, 640), out / LEGEND)
-    _write_rows(out / CLASSES, ("label", "class"), sorted(probe.classes.items()))
+    _save(legend(known, 640, probe.ignored), out / LEGEND)
+    _write_rows(out / CLASSES, ("label", "class"), sorted(known.items()))
     return done
 
 

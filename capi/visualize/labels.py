@@ -51,7 +51,7 @@ def label_image(labels: Labels) -> Image.Image:
     return image
 
 
-def legend(names: Mapping[int, str], width: int) -> Image.Image:
+def legend(names: Mapping[int, str], width: int, ignored: Sequence[int] = ()) -> Image.Image:
     """A patch of colour and a name for each label, as many in a row as fit."""
     writing = font()
     longest = max((writing.getlength(name) for name in names.values()), default=0)
@@ -62,7 +62,8 @@ def legend(names: Mapping[int, str], width: int) -> Image.Image:
     draw = ImageDraw.Draw(sheet)
     for number, (label, name) in enumerate(sorted(names.items())):
         left, top = _MARGIN + number % columns * cell, _MARGIN + number // columns * _LINE
-        draw.rectangle((left, top + 3, left + 14, top + 15), fill=color_of(label), outline="black")
+        color = _IGNORED if label in ignored else color_of(label)
+        draw.rectangle((left, top + 3, left + 14, top + 15), fill=color, outline="black")
         draw.text((left + _LINE, top + 2), name, fill="black", font=writing)
     return sheet
 

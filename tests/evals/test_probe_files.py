@@ -206,3 +206,10 @@ def test__a_description_that_does_not_fit_is_refused(tmp_path: Path, changes: di
     save_probe(make_probe(), tmp_path / "probe")
     with pytest.raises(CapiError, match="is a damaged probe"):
         load_probe(rewritten(tmp_path / "probe", **changes))
+
+
+def test__an_encoder_without_weights_cannot_be_recognised_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    encoder = PatchColors()
+    linear = LinearClassifier(torch.zeros(2, encoder.width), torch.zeros(2), "mean_patch")
+    Probe("linear", linear, {0: "a", 1: "b"}, (8, 8), encoder_facts(encoder)).refuse_other(encoder)
+    assert "cannot be told" in caplog.text

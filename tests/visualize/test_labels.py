@@ -123,3 +123,10 @@ def test__pictures_stand_side_by_side_under_their_titles() -> None:
         assert (np.ptp(rows) + 1, np.ptp(columns) + 1, len(rows)) == (30, 40, 1200)
         above = sheet[: rows.min(), columns.min() : columns.max() + 1]
         assert (above != 255).any()
+
+
+def test__an_ignored_label_is_white_in_the_legend_as_it_is_in_the_picture() -> None:
+    plain, ignored = (np.asarray(legend({3: "void"}, 200, labels)) for labels in ((), (3,)))
+    changed = (plain != ignored).any(2)
+    assert changed.any()
+    assert (ignored[changed] == 255).all()
