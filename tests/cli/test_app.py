@@ -14,7 +14,10 @@ from capi.config import loading
 from capi.errors import CapiError
 from tests.cli.conftest import RunHere, assert_refused
 
-COMMANDS = ["compare", "datasets", "demo", "evaluate", "export", "extract", "nearest", "predict", "pretrain", "recipes"]
+COMMANDS = [
+    *("compare", "datasets", "demo", "evaluate", "export", "extract", "nearest", "predict", "pretrain", "recipes"),
+    "visualize",
+]
 
 
 def test__the_commands_are_these() -> None:
