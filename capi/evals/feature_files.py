@@ -10,6 +10,7 @@ it is made from the other. Both describe themselves in a piece of JSON; nothing 
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -118,7 +119,7 @@ class FeatureFacts:
             raise CapiError(f"the description in {path} is damaged: extract the features again") from error
 
 
-class FeatureFile:
+class FeatureFile(ABC):
     """Features of images, their names and labels. Features stay on the disk until they are asked for."""
 
     def __init__(self, path: Path, facts: FeatureFacts) -> None:
@@ -127,21 +128,21 @@ class FeatureFile:
     def __len__(self) -> int:
         return self.facts.images
 
-    @cached_property
-    def names(self) -> list[str]:
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def names(self) -> list[str]: ...
 
-    @cached_property
-    def labels(self) -> list[str] | None:
-        raise NotImplementedError
+    @property
+    @abstractmethod
+    def labels(self) -> list[str] | None: ...
 
+    @abstractmethod
     def array(self, kind: str) -> Tensor:
         """All features of a kind, images first: mapped from safetensors, read into memory from parquet."""
-        raise NotImplementedError
 
+    @abstractmethod
     def parts(self, kind: str) -> Iterator[Tensor]:
         """The same in order, so few images at a time that memory is never a question."""
-        raise NotImplementedError
 
     def _shape(self, kind: str) -> tuple[int, ...]:
         if kind not in self.facts.shapes:

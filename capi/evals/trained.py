@@ -6,6 +6,7 @@ computed once and kept, and the steps are fewer; the outcome names both as depar
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -193,7 +194,7 @@ def _head_deviations(kinds: tuple[InputKind, ...], width: int) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Samples:
+class Samples(ABC):
     """Where the probes' inputs come from: the parts of every training batch, and the held-out images."""
 
     protocol: TrainedClassification
@@ -214,11 +215,13 @@ class Samples:
     def labels(self) -> Tensor:
         return self.protocol.data.train.labels
 
+    @abstractmethod
     def training(self) -> Iterator[Iterator[Part]]:
-        raise NotImplementedError
+        """The parts of every step's batch."""
 
+    @abstractmethod
     def held_out(self) -> Iterator[Part]:
-        raise NotImplementedError
+        """The images to choose a setting by."""
 
 
 class Streamed(Samples):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 
 from capi.data.decoding import Box, BrokenImageError, Decoder, Pixels
@@ -23,6 +23,8 @@ from capi.evals.features import Encoding, encoded_batches, silent
 from capi.evals.neighbours import NearestNeighbours
 from capi.evaluation.extraction import encoder_description, features_of
 from capi.types import Features, Float, Int, VisionEncoder
+from capi.visualize.sheets import fitting
+from capi.visualize.text import font
 
 # An image encoded alone and in a batch differs in its last digits: such similarities count as equal to its own.
 _ROUNDING = 1e-5
@@ -286,7 +288,7 @@ def _draw_frame(tile: Image.Image, box: Box) -> None:
 
 def _message(text: str, side: int) -> Image.Image:
     tile = Image.new("RGB", (side, side), "#d0d7de")
-    ImageDraw.Draw(tile).text((side / 2, side / 2), text, fill=_FAINT, font=_font(14), anchor="mm")
+    ImageDraw.Draw(tile).text((side / 2, side / 2), text, fill=_FAINT, font=font(14), anchor="mm")
     return tile
 
 
@@ -300,26 +302,7 @@ def _paste(sheet: Image.Image, corner: tuple[int, int], tile: Image.Image, lines
     sheet.paste(tile, corner)
     draw = ImageDraw.Draw(sheet)
     for number, line in enumerate(lines):
-        font = _font(14 if number == 0 else 13)
+        size = 14 if number == 0 else 13
         top = corner[1] + tile.height + 4 + number * _LINE
         fill = _FAINT if number == len(lines) - 1 else _INK
-        draw.text((corner[0], top), shortened(line, tile.width, font), fill=fill, font=font)
-
-
-def shortened(text: str, width: int, font: ImageFont.FreeTypeFont) -> str:
-    """As much of both ends of a text as fits into so many pixels."""
-    if font.getlength(text) <= width:
-        return text
-    for kept in range(len(text) - 1, 0, -1):
-        # The end of a name tells more than its beginning.
-        tail = (kept + 1) // 2
-        short = f"{text[: kept - tail]}…{text[len(text) - tail :]}"
-        if font.getlength(short) <= width:
-            return short
-    return "…"
-
-
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    font = ImageFont.load_default(size)
-    assert isinstance(font, ImageFont.FreeTypeFont)
-    return font
+        draw.text((corner[0], top), fitting(line, tile.width, size), fill=fill, font=font(size))

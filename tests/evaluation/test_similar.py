@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
@@ -15,7 +15,7 @@ from capi.evals import feature_files
 from capi.evals.feature_files import FeatureFile, Framing, read_features
 from capi.evals.features import Encoding, encoded_batches
 from capi.evaluation.extraction import extract
-from capi.evaluation.similar import Match, find_similar, match_tile, query_tile, shortened, similarity_sheet
+from capi.evaluation.similar import Match, find_similar, match_tile, query_tile, similarity_sheet
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
 from capi.types import IMAGENET, Statistics, VisionEncoder
@@ -285,18 +285,3 @@ def test__tiles_and_texts_do_not_overlap(tmp_path: Path, count: int, label: str 
     assert (sheet == BLUE).all(2).sum() == (right - left + 1) ** 2
     border = np.concatenate([sheet[0], sheet[-1], sheet[:, 0], sheet[:, -1]])
     assert (border == 255).all()
-
-
-def test__long_names_are_shortened_in_the_middle() -> None:
-    font = ImageFont.load_default(13)
-    assert isinstance(font, ImageFont.FreeTypeFont)
-    assert shortened("short.jpg", 200, font) == "short.jpg"
-    name = "a very long folder/with another one/and the name of a file.jpg"
-    for width in (200, 90, 40):
-        short = shortened(name, width, font)
-        head, tail = short.split("…")
-        assert font.getlength(short) <= width
-        assert name.startswith(head)
-        assert name.endswith(tail)
-        assert font.getlength(short) > width - 2 * font.getlength("w")
-    assert shortened(name, 1, font) == "…"
