@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from capi.data.broken import BrokenImages
 from capi.data.demo import demo_photos
 from capi.data.sources import ImageSource, image_folder
 from capi.errors import CapiError
+from capi.method.alarms import RunFacts, Watchman
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.loop import Evaluation, Loop
 from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
@@ -32,6 +33,8 @@ _FREE_KEYS = (
     "evaluations",
     "run.log_steps",
     "run.loggers",
+    "run.report",
+    "run.snapshots",
     "run.non_finite",
     "run.non_finite_limit",
     "data.workers",
@@ -42,11 +45,12 @@ _FREE_KEYS = (
 
 @dataclass(frozen=True)
 class PretrainedRun:
-    """What a call of `pretrain` leaves: the folder, the step it reached, and whether that is the last one."""
+    """What a call of `pretrain` leaves: the folder, the step it reached, whether that is the last one, a report."""
 
     path: Path
     step: int
     finished: bool
+    report: Path | None = None
 
 
 def open_images(data: str | Path) -> ImageSource:
@@ -64,9 +68,13 @@ def pretrain(
     device: torch.device,
     loggers: Sequence[Logger] = (),
     evaluations: Sequence[Evaluation] = (),
+    pictures: Callable[[Config, ImageSource, RunFolder], Sequence[Evaluation]] = lambda *_: (),
     console: Console | None = None,
 ) -> PretrainedRun:
-    """Train to the end or to a signal. Bad input is told before anything is written."""
+    """Train to the end or to a signal. Bad input is told before anything is written.
+
+    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is.
+    """
     folder, source = RunFolder(Path(out)), open_images(data)
     going_on = resume and folder.exists
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
@@ -89,7 +97,8 @@ def pretrain(
                 folder.clear()
         folder.create(dump_config(config), {"seed": config.seed, "data": facts})
     with folder.locked():
-        return _Run(config, folder, source, learner, device).train(loggers, [*configured, *evaluations], console)
+        everything = [*configured, *evaluations, *pictures(config, source, folder)]
+        return _Run(config, folder, source, learner, device).train(loggers, everything, console)
 
 
 def run_config(folder: RunFolder) -> Config:
@@ -97,6 +106,11 @@ def run_config(folder: RunFolder) -> Config:
     folder.record()
     source = str(folder.path / CONFIG)
     return parse_config(parse_yaml(folder.config_text(), source), source=source)
+
+
+def run_facts(config: Config) -> RunFacts:
+    """What the healthy ranges of a run depend on."""
+    return RunFacts(config.clustering.prototypes, config.model.width, config.optimization.steps)
 
 
 @dataclass
@@ -159,7 +173,15 @@ class _Run:
             loggers=loggers,
             evaluations=evaluations,
             progress=progress,
+            watchman=self._watchman(),
         )
+
+    def _watchman(self) -> Watchman:
+        """Knows what earlier starts of the run wrote."""
+        watchman = Watchman(run_facts(self.config))
+        for record in read_metrics(self.folder.path / FILE):
+            watchman.see(record)
+        return watchman
 
     def _chosen_loggers(self, start: int) -> list[Logger]:
         names = self.config.run.loggers

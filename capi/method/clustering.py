@@ -29,6 +29,8 @@ class Clustered(NamedTuple):
 class OnlineClustering(nn.Module):
     """The prototypes. Called with teacher tokens it gives targets, and a loss that trains the prototypes alone."""
 
+    recent_use: Tensor
+
     def __init__(
         self,
         *,
@@ -43,6 +45,8 @@ class OnlineClustering(nn.Module):
         self.reduction = reduction or OneProcess()
         self.prototypes = nn.Parameter(torch.randn(prototypes, width))
         self.bias = nn.Parameter(torch.zeros(prototypes)) if bias else None
+        # How many of the last patches each prototype was nearest to, kept by `capi.method.health`.
+        self.register_buffer("recent_use", torch.zeros(prototypes))
 
     def forward(
         self, tokens: Sequence[Float[Tensor, "_ n d"]], predict_index: Sequence[Int[Tensor, "_ p"]]

@@ -32,7 +32,9 @@ from capi.errors import CapiError
 from capi.train.atomic import write_atomically
 from capi.train.step import Learner
 
-FORMAT_VERSION = 1
+# Format 2 added how often prototypes were used lately.
+FORMAT_VERSION = 2
+_SINCE_2 = "clustering.recent_use"
 _STATE = "state.json"
 _PARTIAL = ".partial-"
 _NAME = re.compile(r"step_(\d+)")
@@ -121,22 +123,33 @@ class Checkpoints:
         """Fill the learner from a checkpoint, the newest if none is named."""
         chosen = self._chosen(step)
         position = self.position(chosen)
-        read_tensors(self.path(chosen), tensors(learner))
+        wanted = tensors(learner)
+        if self._version(chosen) < 2:
+            wanted.pop(_SINCE_2)
+        read_tensors(self.path(chosen), wanted)
         return position
 
     def position(self, step: int) -> Position:
         """What a checkpoint holds beside its tensors."""
-        try:
-            record = json.loads((self.path(step) / _STATE).read_text())
-            version = record.pop("format")
-        except (OSError, ValueError, KeyError) as error:
-            raise _damaged(self.path(step)) from error
+        record = self._record(step)
+        version = record.pop("format")
         if version > FORMAT_VERSION:
             raise CapiError(
                 f"{self.path(step)} has checkpoint format {version}, but this capi knows formats up to "
                 f"{FORMAT_VERSION}: install a newer capi"
             )
         return Position(**record)
+
+    def _version(self, step: int) -> int:
+        return int(self._record(step)["format"])
+
+    def _record(self, step: int) -> dict[str, Any]:
+        try:
+            record = json.loads((self.path(step) / _STATE).read_text())
+            record["format"] = int(record["format"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise _damaged(self.path(step)) from error
+        return record
 
     def _chosen(self, step: int | None) -> int:
         steps = self.steps()

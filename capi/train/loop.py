@@ -7,7 +7,7 @@ data and its masks, the learning rate, and what torch draws. So a run that was i
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
 from capi.errors import CapiError
+from capi.method.alarms import Watchman
+from capi.method.health import HealthMonitor
 from capi.randomness import step_seed
 from capi.train.checkpoint import CheckpointError, Checkpoints, Position
 from capi.train.metrics import Logger
@@ -32,11 +34,11 @@ Batches = Callable[[int, int], Iterator[list[LoadedBatch]]]
 
 @runtime_checkable
 class Evaluation(Protocol):
-    """Something to know about the encoder every so many steps: scores by name."""
+    """Something to know about the encoder before the first step, every so many and after the last: scores by name."""
 
     every_steps: int
 
-    def run(self, learner: Learner) -> dict[str, float]: ...
+    def run(self, learner: Learner, step: int) -> dict[str, float]: ...
 
 
 @runtime_checkable
@@ -75,6 +77,7 @@ class Loop:
     loggers: Sequence[Logger] = ()
     evaluations: Sequence[Evaluation] = ()
     progress: Progress | None = None
+    watchman: Watchman | None = None
 
     def run(self) -> bool:
         """Train to the end; False when a signal came first. Either way the state is saved."""
@@ -104,7 +107,8 @@ class Loop:
                 return
             batches = self._prepare(loaded)
             torch.manual_seed(step_seed(self.settings.seed, position.step + position.data_offset))
-            metrics = train_step(self.learner, batches, position.step)
+            monitor = HealthMonitor() if self._logs_after(position.step + 1) else None
+            metrics = train_step(self.learner, batches, position.step, monitor)
             if not math.isfinite(metrics.student_loss + metrics.clustering_loss):
                 if self._handle_non_finite(batches):
                     return
@@ -112,7 +116,7 @@ class Loop:
                 position.skipped = 0
             position.step += 1
             self.images_done += self.settings.batch_size
-            self._after_step(metrics)
+            self._after_step(metrics, monitor)
 
     def _prepare(self, loaded: Sequence[LoadedBatch]) -> list[MaskedBatch]:
         for part in loaded:
@@ -122,13 +126,16 @@ class Loop:
         self.position.broken = self.broken.known
         return [self.to_device(part) for part in loaded]
 
-    def _after_step(self, metrics: StepMetrics) -> None:
+    def _logs_after(self, step: int) -> bool:
+        return step % self.settings.log_steps == 0 or step == self.settings.total_steps
+
+    def _after_step(self, metrics: StepMetrics, monitor: HealthMonitor | None) -> None:
         step, settings = self.position.step, self.settings
         last = step == settings.total_steps
-        if step % settings.log_steps == 0 or last:
+        if monitor:
             values = {name: float(value) for name, value in metrics._asdict().items()}
             values |= self._speed()
-            self._log(values | self._rates())
+            self._log(values | self._rates() | monitor.values())
             if self.progress:
                 self.progress.update(step, values)
         if any(step % evaluation.every_steps == 0 or last for evaluation in self.evaluations):
@@ -158,12 +165,17 @@ class Loop:
     def _evaluate(self) -> None:
         step, total = self.position.step, self.settings.total_steps
         for evaluation in self.evaluations:
-            if step in {0, total} or step % evaluation.every_steps == 0:
-                self._log(evaluation.run(self.learner))
+            due = step in {0, total} or step % evaluation.every_steps == 0
+            # One that only leaves pictures has no scores.
+            if due and (scores := evaluation.run(self.learner, step)):
+                self._log(scores)
 
-    def _log(self, values: dict[str, float]) -> None:
+    def _log(self, values: Mapping[str, float | None]) -> None:
+        record = {"step": self.position.step, **values}
         for logger in self.loggers:
-            logger({"step": self.position.step, **values})
+            logger(record)
+        for alarm in self.watchman.see(record) if self.watchman else ():
+            _LOG.warning("step %d: %s", self.position.step, alarm.sentence)
 
     def save(self) -> None:
         """Save the state as it is; before the first step there is nothing to save."""

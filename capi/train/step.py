@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 from capi.method.clustering import OnlineClustering
+from capi.method.health import NoObserver, Observer
 from capi.method.losses import prototype_use, soft_cross_entropy, target_entropy
 from capi.method.student import Student
 from capi.method.teacher import Teacher
@@ -49,15 +50,19 @@ class StepMetrics(NamedTuple):
     prototype_use: Float[Tensor, ""]
 
 
-def train_step(learner: Learner, batches: Sequence[MaskedBatch], step: int) -> StepMetrics:
+def train_step(
+    learner: Learner, batches: Sequence[MaskedBatch], step: int, observer: Observer | None = None
+) -> StepMetrics:
     """Targets from the teacher, prediction by the student, both updates, then the teacher follows.
 
     Several micro-batches are one batch: their patches are balanced together and their gradients added up. Where a loss
     is not finite nothing is updated; whoever reads the metrics decides what then happens.
     """
+    observer = observer or NoObserver()
     # The teacher sees the whole image; its patches are assigned to prototypes, balanced over the batch.
     with learner.autocast():
         tokens = [learner.teacher(batch.images) for batch in batches]
+    observer.tokens(tokens, learner.clustering)
     clustering_loss, all_targets = learner.clustering(tokens, [batch.predict_index for batch in batches])
     clustering_loss.backward()
 
@@ -70,6 +75,8 @@ def train_step(learner: Learner, batches: Sequence[MaskedBatch], step: int) -> S
         (loss / len(batches)).backward()
         parts.append((loss.detach(), target_entropy(targets), targets.mean((0, 1))))
     student_loss, entropy, assigned = (torch.stack(part).mean(0) for part in zip(*parts, strict=True))
+
+    observer.gradients(learner.student, learner.teacher, learner.clustering)
 
     # The two losses reach disjoint parameters, so neither optimiser disturbs the other.
     optimizers = (learner.student_optimizer, learner.clustering_optimizer)

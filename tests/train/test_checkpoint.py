@@ -100,6 +100,42 @@ def test__a_newer_format_and_missing_checkpoints_are_refused(learner: Learner, c
         checkpoints.load(learner)
 
 
+def save_without_recent_use(learner: Learner, checkpoints: Checkpoints, version: int) -> None:
+    """As format 1 did."""
+    del learner.clustering.recent_use
+    checkpoints.save(learner, Position(step=3, skipped=1))
+    state = checkpoints.path(3) / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {"format": version}))
+
+
+def test__a_checkpoint_of_format_1_is_read_and_its_prototypes_use_is_unknown(
+    learner: Learner, checkpoints: Checkpoints, small_config: Config
+) -> None:
+    with torch.no_grad():
+        learner.clustering.prototypes.fill_(2.5)
+    save_without_recent_use(learner, checkpoints, version=1)
+    other = build_learner(small_config)
+    assert checkpoints.load(other) == Position(step=3, skipped=1)
+    assert (other.clustering.prototypes == 2.5).all()
+    assert (other.clustering.recent_use == 0).all()
+
+
+def test__a_checkpoint_of_format_2_must_hold_the_use_of_prototypes(
+    learner: Learner, checkpoints: Checkpoints, small_config: Config
+) -> None:
+    save_without_recent_use(learner, checkpoints, version=2)
+    with pytest.raises(CapiError, match=r'lacks "clustering\.recent_use"'):
+        checkpoints.load(build_learner(small_config))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"format": null}', '{"format": "two"}'])
+def test__a_damaged_state_is_told(learner: Learner, checkpoints: Checkpoints, text: str) -> None:
+    checkpoints.save(learner, Position(step=1))
+    (checkpoints.path(1) / "state.json").write_text(text)
+    with pytest.raises(CapiError, match="is damaged"):
+        checkpoints.load(learner)
+
+
 class _Runs:
     """What a hostile index would hold: unpickling it makes a folder."""
 

@@ -1,5 +1,7 @@
 """The loop with a small learner and noise for images: what it logs, saves, and does when a loss is no number."""
 
+import logging
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
 from capi.errors import CapiError
+from capi.method.alarms import RULES, RunFacts, Watchman
 from capi.method.masking import Grid
 from capi.randomness import sample_keys
 from capi.train.checkpoint import Checkpoints, Position, tensors
@@ -61,7 +64,7 @@ def make_loop(config: Config, folder: Path, batches: Any, **changes: Any) -> Loo
 class CountSteps:
     every_steps = 5
 
-    def run(self, learner: Any) -> dict[str, float]:
+    def run(self, learner: Any, step: int) -> dict[str, float]:
         return {"size": float(learner.student.encoder.registers.detach().abs().sum())}
 
 
@@ -166,3 +169,38 @@ def test__a_run_that_stops_itself_keeps_what_it_reached(small_config: Config, tm
     with pytest.raises(CapiError, match="step 6"):
         loop.run()
     assert loop.checkpoints.steps() == [4, 6]
+
+
+def test__every_record_of_a_step_says_how_well_the_run_is(small_config: Config, tmp_path: Path) -> None:
+    records: list[Any] = []
+    make_loop(small_config, tmp_path, Noise(small_config), loggers=[records.append], evaluations=[CountSteps()]).run()
+    of_steps = [record for record in records if "student_loss" in record]
+    assert all({rule.key for rule in RULES} <= record.keys() for record in of_steps)
+    assert all(math.isfinite(value) for record in of_steps for value in record.values() if value is not None)
+    # 6 images of 48 patches an entry: known from the first record on, with 24 prototypes.
+    assert of_steps[0]["prototype_perplexity"] > 0
+    assert all("position_share" not in record for record in records if "size" in record)
+
+
+def test__an_alarm_is_logged_once_while_it_rings(
+    small_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    # So wide a model should have features of a higher rank.
+    watchman = Watchman(RunFacts(prototypes=24, width=32_000, total_steps=STEPS))
+    loop = make_loop(small_config, tmp_path, Noise(small_config), watchman=watchman, log_steps=1)
+    with caplog.at_level(logging.WARNING, "capi"):
+        loop.run()
+    told = [message for message in caplog.messages if "Effective rank of the features" in message]
+    assert len(told) == 1
+    assert told[0].startswith("step 3: ")
+    assert "optimization.learning_rate" in told[0]
+    assert "effective_rank" in watchman.ringing
+
+
+def test__a_batch_of_nan_at_a_logged_step_is_told_as_any_other(small_config: Config, tmp_path: Path) -> None:
+    records: list[Any] = []
+    noise = Noise(small_config, bad=(5,))
+    loop = make_loop(small_config, tmp_path, noise, non_finite="skip", log_steps=1, loggers=[records.append])
+    assert loop.run()
+    assert [record["step"] for record in records if math.isnan(record["effective_rank"])] == [6]
+    assert math.isfinite(records[-1]["prototype_perplexity"])
