@@ -20,6 +20,7 @@ test:
 	@echo "all passed"
 
 $(STAMP): pyproject.toml
+	@bash scripts/timed.sh "find a browser" bash scripts/browser.sh
 	@bash scripts/timed.sh "set up .venv" bash scripts/setup.sh "$(PYTHON)"
 	@touch $(STAMP)
 
@@ -49,6 +50,7 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/clustering.py
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/evals.py
+	$(BIN)/python benchmarks/health.py
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/step.py
 

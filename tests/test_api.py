@@ -4,17 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import capi
-from capi.api import as_config, check, choose_device, least_bytes, mask_sampler
-from capi.config.loading import parse_config
+from capi.api import as_config, choose_device
 from capi.config.schema import Config
 from capi.evaluation import similar
-from capi.method.masking import Grid
 from capi.models.features import CapiEncoder
 from tests.conftest import REFERENCE
 
@@ -38,39 +34,11 @@ def test__images_of_another_kind_are_refused(images: str) -> None:
     assert "CapiError: images must be float32 of shape (batch, channels, height, width)" in result.stderr
 
 
-def test__the_least_memory_is_less_than_a_real_step_takes() -> None:
-    config = parse_config({"optimization": {"batch_size": 8}, "model": {"depth": 2}, "clustering": {"prototypes": 512}})
-    cost = check(config, device="cpu", rounds=1).cost
-    visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
-    assert 1e6 < least_bytes(config, visible) < cost.peak_bytes
-
-
 def test__a_device_that_is_not_there_is_refused() -> None:
     assert choose_device("cpu").type == "cpu"
     for name in ("cuda:99", "toaster"):
         with pytest.raises(capi.CapiError, match="is not there"):
             choose_device(name)
-
-
-def test__checking_with_images_looks_at_them_and_writes_nothing(small_config: Config, tmp_path: Path) -> None:
-    for number in range(4):
-        Image.fromarray(np.full((20 + number, 30, 3), 100, dtype=np.uint8)).save(tmp_path / f"{number}.png")
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    before = sorted(tmp_path.iterdir())
-    found = check(small_config, data=tmp_path, device="cpu", rounds=1)
-    assert found.data is not None
-    assert (found.data.total, list(found.data.broken)) == (5, ["broken.png"])
-    assert (found.data.smallest, found.data.largest) == ((20, 30), (23, 30))
-    assert found.cost.batch_size == 6
-    assert found.images_per_second_read
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test__micro_batches_lower_the_least_memory(small_config: Config) -> None:
-    optimization = small_config.optimization.model_copy(update={"micro_batches": 3})
-    assert least_bytes(small_config.model_copy(update={"optimization": optimization}), 17) < least_bytes(
-        small_config, 17
-    )
 
 
 def test__overrides_go_with_a_recipe(small_config: Config) -> None:

@@ -221,6 +221,10 @@ class RunConfig(Section):
     """Write metrics every so many steps."""
     loggers: list[Literal["tensorboard", "wandb"]] | None = None
     """Where metrics go beside metrics.jsonl; null writes TensorBoard files where that package is installed."""
+    snapshots: Annotated[int, Field(ge=0)] = 10
+    """How often the features of some training images are drawn over the run, for the report; 0 draws none."""
+    report: bool = True
+    """Write report.html, with a gallery of the prototypes, at the end of the run."""
 
 
 class EvaluationConfig(Section):

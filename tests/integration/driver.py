@@ -73,7 +73,7 @@ class Registers:
 
     every_steps = 5
 
-    def run(self, learner: Any) -> dict[str, float]:
+    def run(self, learner: Any, step: int) -> dict[str, float]:
         return {"registers": float(learner.student.encoder.registers.detach().sum())}
 
 
