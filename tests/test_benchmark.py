@@ -199,7 +199,7 @@ def test__teacher_and_student_are_scored_and_left_as_they_were(evaluated: Config
         learner.student.encoder.patch_embedding.weight.zero_()
     before = [value.clone() for value in (*learner.student.parameters(), *learner.teacher.parameters())]
     assert learner.student.training
-    scores = evaluation.run(learner)
+    scores = evaluation.run(learner, 0)
     assert set(scores) == {
         f"folder/knn{middle}/{weights}"
         for middle in ("", "/val, mean_patch", "/val, pooled")
@@ -219,7 +219,7 @@ def test__after_an_error_the_student_goes_on_training(evaluated: Config) -> None
     with torch.no_grad():
         learner.student.encoder.patch_embedding.weight.fill_(torch.nan)
     with pytest.raises(CapiError, match="no finite numbers"):
-        evaluation.run(learner)
+        evaluation.run(learner, 0)
     assert learner.student.training
 
 
@@ -233,7 +233,7 @@ def test__images_have_the_size_of_the_run_unless_another_is_named(
     learner = build_learner(evaluated)
     seen: set[Any] = set()
     learner.student.encoder.register_forward_pre_hook(lambda _, inputs: seen.add(tuple(inputs[0].shape[2:])))
-    evaluation.run(learner)
+    evaluation.run(learner, 0)
     assert seen == {size}
 
 
@@ -243,7 +243,7 @@ def test__images_are_normalised_as_in_the_run(evaluated: Config) -> None:
     config = parse_config(tree)
     learner, seen = build_learner(config), []
     learner.student.encoder.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    build_evaluations(config, CPU)[0].run(learner)
+    build_evaluations(config, CPU)[0].run(learner, 0)
     # One image is tried with nothing in it.
     pixels: Tensor = torch.cat([images.flatten() for images in seen if images.any()])
     assert 0 <= pixels.min() < pixels.max() <= 1
@@ -260,9 +260,9 @@ def test__images_are_read_once_over_several_evaluations(evaluated: Config, monke
     monkeypatch.setattr(Reader, "crop", watched)
     (evaluation,) = build_evaluations(evaluated, CPU)
     learner = build_learner(evaluated)
-    first = evaluation.run(learner)
+    first = evaluation.run(learner, 0)
     assert len(read) == 18 + 6
-    assert evaluation.run(learner) == first
+    assert evaluation.run(learner, 0) == first
     assert len(read) == 18 + 6
 
 
@@ -285,7 +285,7 @@ def test__any_protocol_may_be_run_on_the_way(
     }
     config = with_evaluations(small_config, [{"benchmark": name, "options": options[name]}])
     (evaluation,) = build_evaluations(config, CPU)
-    scores = evaluation.run(build_learner(config))
+    scores = evaluation.run(build_learner(config), 0)
     assert next(iter(scores)) == f"{name}/teacher"
     assert all(0 <= score <= 1 for score in scores.values())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -207,8 +208,8 @@ class PrototypeMaps:
         return self
 
     def draw(self, feature_map: Float[Tensor, "rows columns d"]) -> list[Drawn]:
-        logits = feature_map.flatten(0, 1) @ self.prototypes.T
-        labels = (logits if self.bias is None else logits + self.bias).argmax(1)
+        # As the clustering sees them: without their length, which would drown the bias.
+        labels = F.linear(F.normalize(feature_map.flatten(0, 1), dim=-1), self.prototypes, self.bias).argmax(1)
         caption = f"{len(labels.unique())} of {len(self.prototypes)}"
         return [Drawn(_as_image(self.colors[labels], feature_map), caption=caption)]
 

@@ -151,3 +151,9 @@ def test__prototypes_colour_the_patches_that_are_most_like_them() -> None:
     assert drawn.caption == f"{len(labels.unique())} of 6"
     biased = PrototypeMaps(prototypes, bias).draw(feature_map)[0]
     assert (pixels(biased.picture) == plain.colors[5]).all()
+
+
+def test__the_length_of_a_token_does_not_outweigh_the_bias_of_prototypes() -> None:
+    prototypes, bias = torch.eye(2), torch.tensor([0.0, 0.5])
+    drawn = PrototypeMaps(prototypes, bias).draw(torch.tensor([[[100.0, 99.0]]]))[0]
+    assert (pixels(drawn.picture) == PrototypeMaps(prototypes).colors[1]).all()
