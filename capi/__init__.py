@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from capi.api import build_learner as build_learner
     from capi.api import check as check
     from capi.api import compare as compare
+    from capi.api import doctor as doctor
     from capi.api import evaluate as evaluate
+    from capi.api import explore as explore
     from capi.api import export as export
     from capi.api import extract as extract
     from capi.api import load as load
     from capi.api import nearest as nearest
     from capi.api import predict as predict
     from capi.api import pretrain as pretrain
+    from capi.api import report as report
     from capi.api import visualize as visualize
+    from capi.api import watch as watch
     from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
     from capi.types import Features as Features
@@ -34,14 +38,18 @@ _HOME = {
     "build_learner": "capi.api",
     "check": "capi.api",
     "compare": "capi.api",
+    "doctor": "capi.api",
     "evaluate": "capi.api",
+    "explore": "capi.api",
     "export": "capi.api",
     "extract": "capi.api",
     "load": "capi.api",
     "nearest": "capi.api",
     "predict": "capi.api",
     "pretrain": "capi.api",
+    "report": "capi.api",
     "visualize": "capi.api",
+    "watch": "capi.api",
     "load_config": "capi.config.loading",
     "CapiError": "capi.errors",
     "Features": "capi.types",

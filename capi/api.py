@@ -1,23 +1,20 @@
 """What a user calls."""
 
-import math
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
-from capi import build, pretraining
+from capi import checking, pretraining
 from capi.benchmark import choose_workers
 from capi.build import build_learner, mask_sampler
+from capi.checking import RunCheck
 from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import load_config
 from capi.config.schema import Config
-from capi.data.loader import LoadedBatch
 from capi.data.sources import ImageSource
-from capi.data.statistics import DataSummary, summarize
 from capi.encoders import load_weights, open_encoder
 from capi.errors import CapiError
 from capi.evals.feature_files import read_features
@@ -33,13 +30,14 @@ from capi.evaluation.prediction import Predicted
 from capi.evaluation.progress import EvaluationProgress
 from capi.evaluation.results import make_folder
 from capi.evaluation.similar import Match
-from capi.method.masking import Grid
 from capi.models.features import CapiEncoder
 from capi.pretraining import PretrainedRun
-from capi.train.check import StepCost, measure_step, memory_of, random_batch
+from capi.seeing import explored, runs
+from capi.seeing.doctor import Diagnosis, diagnose
+from capi.seeing.watching import serve
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
-from capi.types import MaskedBatch, VisionEncoder
+from capi.types import VisionEncoder
 from capi.weights import ExportFormat, Weights, export_run
 
 __all__ = [
@@ -47,7 +45,9 @@ __all__ = [
     "check",
     "choose_device",
     "compare",
+    "doctor",
     "evaluate",
+    "explore",
     "export",
     "extract",
     "load",
@@ -55,7 +55,9 @@ __all__ = [
     "nearest",
     "predict",
     "pretrain",
+    "report",
     "visualize",
+    "watch",
 ]
 
 Recipe = str | Path | Config
@@ -102,19 +104,24 @@ def pretrain(
 
     `data` is the folder, or `demo` for the built-in photos; `out` becomes the folder of the run. `resume` goes on with
     the run that is there, if there is one; `overwrite` replaces it. A logger is called with every record of metrics.
-    With a `console` there is a progress bar.
+    With a `console` there is a progress bar. At the end a report is written, report.html in the run's folder.
     """
-    return pretraining.pretrain(
-        as_config(recipe, overrides),
+    config, chosen = as_config(recipe, overrides), _device(device)
+    done = pretraining.pretrain(
+        config,
         data=data,
         out=out,
         resume=resume,
         overwrite=overwrite,
-        device=choose_device(None if device is None else str(device)),
+        device=chosen,
         loggers=loggers,
         evaluations=evaluations,
+        pictures=runs.pictures_over_time,
         console=console,
     )
+    if not config.run.report:
+        return done
+    return replace(done, report=runs.conclude(done.path, finished=done.finished, device=chosen))
 
 
 def export(
@@ -334,6 +341,62 @@ def visualize(
         )
 
 
+def doctor(run: str | Path) -> Diagnosis:
+    """What is well with a run and what is not, against general rules and, for the demo, reference runs."""
+    return diagnose(Path(run))
+
+
+def report(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    watts: float | None = None,
+    carbon: float | None = None,
+    device: torch.device | str | None = None,
+    console: Console | None = None,
+) -> Path:
+    """One HTML file about a run that opens anywhere, by default report.html in its folder.
+
+    `watts` of the device and `carbon` in kg of CO2 equivalent a kWh replace what the report would assume.
+    """
+    place, chosen = None if out is None else Path(out), _device(device)
+    with _progress(console) as progress:
+        return runs.report(Path(run), place, watts=watts, carbon=carbon, device=chosen, progress=progress)
+
+
+def watch(
+    folders: Names, *, host: str = "127.0.0.1", port: int | None = None, announce: Callable[[str], None] = print
+) -> None:
+    """Serve the reports of runs while they go on, several compared, until Ctrl-C."""
+    serve([Path(folder) for folder in _listed(folders)], host=host, port=port, announce=announce)
+
+
+def explore(
+    model: str | Path | VisionEncoder,
+    images: Names = (),
+    *,
+    size: int | None = None,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    open_browser: bool = False,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """A page in the browser to look around in what an encoder sees, until Ctrl-C. Needs the extra `explore`."""
+    encoder = open_encoder(model, weights=weights, device=_device(device))
+    explored.explore(
+        model if isinstance(model, str | Path) else type(model).__name__,
+        encoder,
+        [Path(image) for image in _listed(images)],
+        size=size,
+        host=host,
+        port=port,
+        open_browser=open_browser,
+        announce=announce,
+    )
+
+
 def _device(device: torch.device | str | None) -> torch.device:
     return choose_device(None if device is None else str(device))
 
@@ -351,15 +414,6 @@ def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
     return recipe
 
 
-@dataclass(frozen=True)
-class RunCheck:
-    """What a run would cost, and what its images are like; without images there is only the first."""
-
-    cost: StepCost
-    data: DataSummary | None
-    images_per_second_read: float | None
-
-
 def check(
     config: Config,
     *,
@@ -372,71 +426,4 @@ def check(
 
     With `data` the images are the user's and are looked at; without, they are noise.
     """
-    chosen = choose_device(None if device is None else str(device))
-    visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
-    if least_bytes(config, visible) > memory_of(chosen):
-        raise CapiError(_too_large(config))
-    summary, read_rate = None, None
-    try:
-        if data is None:
-            batches = [_noise(config, chosen) for _ in range(config.optimization.micro_batches)]
-        else:
-            config, summary, read_rate, loaded = _look_at(config, data)
-            batches = [build.device_mover(config, chosen)(part) for part in loaded]
-        cost = measure_step(build_learner(config, chosen), batches, Grid(*config.grid).size, rounds, progress)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        raise CapiError(_too_large(config)) from error
-    except RuntimeError as error:
-        # What torch raises when the memory of a CPU runs out has no class of its own.
-        if "alloc" not in str(error):
-            raise
-        raise CapiError(_too_large(config)) from error
-    if not math.isfinite(cost.student_loss):
-        raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
-    return RunCheck(cost, summary, read_rate)
-
-
-def _noise(config: Config, device: torch.device) -> MaskedBatch:
-    return random_batch(
-        masks=mask_sampler(config),
-        grid=Grid(*config.grid),
-        image_shape=(config.model.channels, *config.data.height_and_width),
-        batch_size=config.optimization.batch_size // config.optimization.micro_batches,
-        seed=config.seed,
-        device=device,
-    )
-
-
-def _look_at(config: Config, data: str | Path) -> tuple[Config, DataSummary, float, list[LoadedBatch]]:
-    """A sample of the images, and the first batch, timed."""
-    source = pretraining.open_images(data)
-    config = build.resolve_statistics(config, source)
-    summary = summarize(build.build_reader(config, source))
-    batches = build.training_batches(config, source, workers=0)
-    start = time.perf_counter()
-    loaded = [batches[number] for number in range(config.optimization.micro_batches)]
-    for part in loaded:
-        if part.failure:
-            raise CapiError(part.failure)
-    return config, summary, config.optimization.batch_size / (time.perf_counter() - start), loaded
-
-
-def least_bytes(config: Config, visible: int) -> int:
-    """Less than an iteration can do with: images, weights with their optimiser, and what the backward pass keeps."""
-    model, batch_size = config.model, config.optimization.batch_size
-    height, width = config.data.height_and_width
-    images = batch_size * model.channels * height * width
-    # Weights, gradients, two moments and the teacher's copy.
-    weights = 5 * (12 * model.depth * model.width**2 + 2 * config.clustering.prototypes * model.width)
-    # Norms, queries, keys, values, attention, and the MLP's hidden layer before and after its GELU.
-    token = model.width * (6 + 2 * model.mlp_ratio)
-    at_once = batch_size // config.optimization.micro_batches
-    kept = at_once * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
-    return int(4 * (images + weights + kept))
-
-
-def _too_large(config: Config) -> str:
-    return (
-        f"a batch of {config.optimization.batch_size} images does not fit the memory of this machine: raise "
-        "optimization.micro_batches, or lower optimization.batch_size or the model"
-    )
+    return checking.check(config, data=data, device=_device(device), rounds=rounds, progress=progress)

@@ -1,7 +1,7 @@
 """The demo: pretrain on the built-in photos, then say what was learnt, in numbers and pictures."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -47,6 +47,7 @@ class DemoSummary:
     pixels: float
     pixels_at: str
     pictures: list[Path]
+    report: Path | None = None
 
 
 def run_demo(
@@ -64,7 +65,7 @@ def run_demo(
     done = api.pretrain(
         config, data="demo", out=out, resume=resume, overwrite=overwrite, device=device, console=console
     )
-    return summarize_run(done.path, split=split) if done.finished else None
+    return replace(summarize_run(done.path, split=split), report=done.report) if done.finished else None
 
 
 def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:

@@ -13,7 +13,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
-@pytest.fixture(scope="session")
+# Of a module: imported into several modules, one of the session would be started by each.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     found = next((path for path in map(shutil.which, _NAMES) if path), None)
     if found is None:

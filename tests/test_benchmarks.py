@@ -49,3 +49,12 @@ def test__evals_agree_with_the_plain_ways_they_are_measured_against() -> None:
     assert len(differences) == 1
     assert max(differences) < 1e-4
     assert "the same neighbours as scikit-learn: yes" in output
+
+
+def test__health_prints_the_share_of_the_monitor_in_the_time_between_two_records() -> None:
+    output = run("health.py", "--rounds=1", "--only=demo", "--batch-size=4")
+    found = re.search(r"iteration ([\d.]+) ms, monitor ([\d.]+) ms in one of 10: ([\d.]+)%", output)
+    assert found
+    iteration, monitor, share = (float(value) for value in found.groups())
+    assert share == pytest.approx(100 * monitor / (10 * iteration), abs=0.1, rel=0.1)
+    assert "asked: under 1 %" in output

@@ -78,6 +78,8 @@ def pretrain(
         typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
         raise typer.Exit(130)
     typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
+    if done.report is not None:
+        typer.echo(f"{done.report} tells how it went: open it in a browser.")
 
 
 @app.command()
@@ -129,6 +131,8 @@ def _demo_table(summary: "DemoSummary") -> Table:
         "run": str(summary.run),
         "pictures": ", ".join(str(picture) for picture in summary.pictures),
     }
+    if summary.report is not None:
+        rows["report"] = f"{summary.report}: open it in a browser; `capi explore {summary.run}` looks further"
     for name, value in rows.items():
         table.add_row(name, value)
     return table

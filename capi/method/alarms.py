@@ -180,18 +180,23 @@ class Watchman:
 
     def see(self, record: Mapping[str, Any]) -> list[Finding]:
         """Take in a record; the alarms that it sets off and that did not ring before."""
-        self.step = record["step"]
+        self.step, new = record["step"], []
         for rule in RULES:
             if rule.key in record:
-                # JSON has no NaN: a null among numbers is one. A measure that is not known yet has no number before it.
-                known = self.recent.setdefault(rule.key, deque(maxlen=_RECENT))
-                value = record[rule.key]
-                if value is not None or known:
-                    known.append(math.nan if value is None else float(value))
-        found = [finding for finding in self.findings() if finding.state == "alarm"]
-        new = [finding for finding in found if finding.rule.key not in self.ringing]
-        self.ringing = {finding.rule.key for finding in found}
+                self._note(rule.key, record[rule.key])
+                finding = self._finding(rule)
+                if finding.state != "alarm":
+                    self.ringing.discard(rule.key)
+                elif rule.key not in self.ringing:
+                    self.ringing.add(rule.key)
+                    new.append(finding)
         return new
+
+    def _note(self, key: str, value: float | None) -> None:
+        # JSON has no NaN: a null among numbers is one. A measure that is not known yet has no number before it.
+        known = self.recent.setdefault(key, deque(maxlen=_RECENT))
+        if value is not None or known:
+            known.append(math.nan if value is None else float(value))
 
     def findings(self) -> list[Finding]:
         """One for every rule, as things stand."""

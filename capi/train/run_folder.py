@@ -68,8 +68,10 @@ class RunFolder:
             record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise CapiError(f"{self.path} is no run: it has no {RECORD}") from error
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error
+        if not isinstance(record, dict):
+            raise CapiError(f"{self.path / RECORD} is not what a run writes: restore it from a copy")
         if record.get("format", 0) > FORMAT_VERSION:
             raise CapiError(
                 f"{self.path} was written by a newer capi (run format {record['format']}, this one knows up to "
@@ -149,11 +151,18 @@ def _this_start(step: int, device: str) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "command": sys.argv,
         "folder": str(Path.cwd()),
-        "machine": {"system": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads()},
+        "machine": _machine(device),
         "device": device,
         "versions": versions(),
         "git": _git_state(),
     }
+
+
+def _machine(device: str) -> dict[str, Any]:
+    found = {"system": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    if device.startswith("cuda") and torch.cuda.is_available():
+        found["accelerator"] = torch.cuda.get_device_name(device)
+    return found
 
 
 def _git_state() -> dict[str, Any] | None:

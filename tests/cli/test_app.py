@@ -15,8 +15,8 @@ from capi.errors import CapiError
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
-    *("compare", "datasets", "demo", "evaluate", "export", "extract", "nearest", "predict", "pretrain", "recipes"),
-    "visualize",
+    *("compare", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "nearest", "predict"),
+    *("pretrain", "recipes", "report", "visualize", "watch"),
 ]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from statistics import mean, stdev
 
 import numpy as np
@@ -106,7 +107,7 @@ def test__both_measures_rise_with_each_strength_of_position() -> None:
         informations.append(float(health.position_information(nearest.view(images, positions))))
     for values in (shares, informations):
         assert abs(values[0]) < 0.02
-        assert all(later > earlier + 0.01 for earlier, later in zip(values, values[1:], strict=False)), values
+        assert all(later > earlier + 0.01 for earlier, later in pairwise(values)), values
 
 
 def test__prototypes_that_are_positions_have_all_the_information_that_chance_leaves() -> None:
@@ -162,9 +163,7 @@ def test__features_without_variance_have_rank_one_and_broken_ones_none() -> None
 def test__recent_use_adds_new_patches_and_fades_old_ones() -> None:
     recent, nearest = torch.tensor([4.0, 0.0, 8.0]), torch.tensor([2, 0, 2, 2])
     # Four patches are 4 / 60 of what three prototypes remember.
-    assert health.remember(recent, nearest).tolist() == pytest.approx(
-        [4 * 56 / 60 + 1, 0, 8 * 56 / 60 + 3], rel=1e-6
-    )
+    assert health.remember(recent, nearest).tolist() == pytest.approx([4 * 56 / 60 + 1, 0, 8 * 56 / 60 + 3], rel=1e-6)
 
 
 def test__what_is_remembered_is_twenty_patches_a_prototype_in_their_true_shares() -> None:

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from capi.errors import CapiError
 from capi.train.atomic import write_atomically
@@ -102,3 +103,16 @@ def test__another_machine_is_noted(folder: RunFolder, caplog: pytest.LogCaptureF
     folder.note_start(0, "cpu")
     folder.note_start(3, "cuda")
     assert [record.getMessage() for record in caplog.records] == ["device was cpu, is cuda: last digits may differ"]
+
+
+def test__the_name_of_an_accelerator_is_noted(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Accelerator of {device}")
+    folder.note_start(0, "cuda:1")
+    assert folder.record()["starts"][-1]["machine"]["accelerator"] == "Accelerator of cuda:1"
+
+
+def test__a_record_of_another_kind_is_told(folder: RunFolder) -> None:
+    (folder.path / "run.json").write_text("[1, 2]")
+    with pytest.raises(CapiError, match="is not what a run writes"):
+        folder.record()

@@ -1,0 +1,80 @@
+"""Commands that show what a run did: doctor, report, watch, explore."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from capi.cli.app import Device, app, messages, one_of
+from capi.cli.evaluating import Model, Weights
+
+Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
+Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; by default one that is free.", min=1, max=65535)]
+
+
+@app.command()
+def doctor(run: Run) -> None:
+    """Say what is well with a run and what is not, with advice. Exit code 1 when an alarm rings."""
+    from capi import api
+    from capi.seeing.doctor import as_text
+
+    found = api.doctor(run)
+    Console(highlight=False, soft_wrap=True).print(as_text(found))
+    raise typer.Exit(1 if found.ringing else 0)
+
+
+@app.command()
+def report(
+    run: Run,
+    out: Annotated[Path | None, typer.Option(help="File to write; by default report.html in the run.")] = None,
+    watts: Annotated[float | None, typer.Option(help="Power of the device, instead of an assumed one.")] = None,
+    carbon: Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh, instead of 0.35.")] = None,
+    device: Device = None,
+) -> None:
+    """Write one HTML file about a run: health, scores, curves, pictures, prototypes, cost. It opens offline."""
+    from capi import api
+
+    written = api.report(run, out, watts=watts, carbon=carbon, device=device, console=messages())
+    typer.echo(f"wrote {written}: open it in a browser")
+
+
+@app.command()
+def watch(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, also of such that still go on.")],
+    host: Host = "127.0.0.1",
+    port: Port = None,
+) -> None:
+    """Serve the reports of runs on this machine while they go on; several are compared. Ctrl-C ends it."""
+    from capi import api
+
+    api.watch(runs, host=host, port=port, announce=typer.echo)
+
+
+@app.command()
+def explore(
+    model: Model,
+    images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: two photos.")] = None,
+    size: Annotated[int | None, typer.Option(help="Short side in pixels that images are seen at.", min=1)] = None,
+    weights: Weights = "teacher",
+    host: Host = "127.0.0.1",
+    port: Port = None,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    device: Device = None,
+) -> None:
+    """Look around in the browser: similar patches, clusters, prototypes, and what is predicted of hidden ones."""
+    from capi import api
+
+    one_of("--weights", weights, ("teacher", "student"))
+    api.explore(
+        model,
+        images or [],
+        size=size,
+        weights=weights,  # type: ignore[arg-type]
+        device=device,
+        host=host,
+        port=port,
+        open_browser=open_browser,
+        announce=typer.echo,
+    )

@@ -1,0 +1,70 @@
+"""What a run leaves to be seen: pictures while it goes on, a gallery of its prototypes and a report when it ends."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from capi import build
+from capi.config.schema import Config
+from capi.data.sources import ImageSource
+from capi.errors import CapiError
+from capi.evals.features import Encoding, Progress, silent
+from capi.pretraining import open_images
+from capi.seeing.galleries import FOLDER, INDEX, write_gallery
+from capi.seeing.reporting import write_report
+from capi.seeing.snapshots import Snapshots
+from capi.train.checkpoint import Checkpoints
+from capi.train.loop import Evaluation
+from capi.train.run_folder import RunFolder
+
+_LOG = logging.getLogger("capi")
+
+
+def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -> Sequence[Evaluation]:
+    """The snapshots that a config asks for: before the first step, after the last, and evenly in between."""
+    if not config.run.snapshots:
+        return []
+    every = -(-config.optimization.steps // config.run.snapshots)
+    size = config.data.height_and_width
+    return [Snapshots(source, build.statistics(config), size, folder.pictures / "snapshots", every)]
+
+
+def conclude(run: Path, *, finished: bool, device: torch.device) -> Path | None:
+    """The report of a run that has ended. Whatever goes wrong here is told, and the run stands all the same."""
+    try:
+        if finished:
+            draw_gallery(run, device=device)
+        return write_report(run)
+    except (CapiError, OSError, RuntimeError, MemoryError) as error:
+        _LOG.warning("the report could not be written (%s): the run is complete; try `capi report %s`", error, run)
+        return None
+
+
+def draw_gallery(run: Path, *, device: torch.device, progress: Progress = silent) -> None:
+    """Draw the prototypes by the images that the run was trained on, where those are still there."""
+    folder = RunFolder(run)
+    place = folder.record()["data"]["path"]
+    try:
+        write_gallery(run, open_images(place), encoding=Encoding(device=device, progress=progress))
+    except CapiError as error:
+        _LOG.warning("the prototypes could not be drawn: %s", error)
+
+
+def report(
+    run: Path,
+    out: Path | None = None,
+    *,
+    watts: float | None = None,
+    carbon: float | None = None,
+    device: torch.device,
+    progress: Progress = silent,
+) -> Path:
+    """Write the report of a run anew; the gallery is drawn if there is none yet and a checkpoint to draw it from."""
+    folder = RunFolder(run)
+    folder.record()
+    drawn = (folder.pictures / FOLDER / INDEX).exists()
+    if not drawn and Checkpoints(folder.checkpoints).steps():
+        draw_gallery(run, device=device, progress=progress)
+    return write_report(run, out, watts=watts, carbon=carbon)
