@@ -56,7 +56,7 @@ class FollowedRun:
         self.watts, self.carbon = watts, carbon
         with self._told():
             self.folder.config_text()
-            self._record()
+            self.folder.record()
             self._begin()
 
     def stamp(self) -> tuple[Any, ...]:
