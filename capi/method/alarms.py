@@ -74,7 +74,7 @@ RULES = (
         "Prototypes in use",
         "Share of the prototypes that patches are nearest to; 100 % means that all are used alike.",
         low=0.25,
-        below="Most patches crowd around few prototypes. Use fewer with clustering.prototypes, or raise "
+        below="Most patches crowd around few prototypes. Train longer, use fewer with clustering.prototypes, or raise "
         "clustering.learning_rate_multiplier.",
     ),
     Rule(
@@ -82,13 +82,13 @@ RULES = (
         "Dead prototypes",
         "Share of the prototypes that hardly any patch is nearest to.",
         high=0.5,
-        above="Prototypes are wasted. Use fewer with clustering.prototypes, or larger batches.",
+        above="Prototypes are wasted. Train longer, use fewer with clustering.prototypes, or larger batches.",
     ),
     Rule(
         "position_share",
         "Position in the features",
         "Share of the variance of the teacher's features that position alone explains; 0 means none.",
-        high=0.25,
+        high=0.08,
         above="Features tell where a patch is instead of what it shows: positional collapse. Use "
         "clustering.sinkhorn=positionwise and masking.roll=true, and check that the images are not all "
         "aligned in the same way.",
@@ -97,7 +97,7 @@ RULES = (
         "position_information",
         "Position in the prototypes",
         "Mutual information between a patch's position and its nearest prototype, in nat; 0 means none.",
-        high=0.5,
+        high=0.25,
         above="Prototypes stand for places instead of contents: positional collapse. Use "
         "clustering.sinkhorn=positionwise and masking.roll=true.",
     ),
@@ -105,7 +105,7 @@ RULES = (
         "effective_rank",
         "Effective rank of the features",
         "How many directions the teacher's features vary along, of as many as the model is wide.",
-        low=0.05,
+        low=0.025,
         below="Features have collapsed to a few directions. Lower optimization.learning_rate, raise "
         "optimization.teacher_momentum, or raise optimization.warmup_share.",
         unit=lambda facts: facts.width,
