@@ -105,10 +105,11 @@ RULES = (
         "effective_rank",
         "Effective rank of the features",
         "How many directions the teacher's features vary along, of as many as the model is wide.",
-        low=0.025,
+        low=1.0,
         below="Features have collapsed to a few directions. Lower optimization.learning_rate, raise "
         "optimization.teacher_momentum, or raise optimization.warmup_share.",
-        unit=lambda facts: facts.width,
+        # Of a narrow model one or two directions are a collapse too.
+        unit=lambda facts: max(0.025 * facts.width, 2.0),
     ),
     Rule(
         "teacher_gap",
@@ -197,6 +198,11 @@ class Watchman:
         known = self.recent.setdefault(key, deque(maxlen=_RECENT))
         if value is not None or known:
             known.append(math.nan if value is None else float(value))
+
+    def forget(self) -> None:
+        """The run goes back: what was seen of it did not happen."""
+        self.recent.clear()
+        self.ringing.clear()
 
     def findings(self) -> list[Finding]:
         """One for every rule, as things stand."""

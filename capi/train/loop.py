@@ -212,6 +212,8 @@ class Loop:
         self.position.rollbacks, self.position.skipped = rollbacks + 1, 0
         for logger in self.loggers:
             getattr(logger, "cut_after", lambda _: None)(back.step)
+        if self.watchman:
+            self.watchman.forget()
         _LOG.warning("%s; back to step %d, with other data", what, back.step)
 
     def _keep_for_replay(self, batches: Sequence[MaskedBatch]) -> Path:
