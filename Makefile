@@ -52,6 +52,7 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/evals.py
 	$(BIN)/python benchmarks/health.py
 	$(BIN)/python benchmarks/masking.py
+	$(BIN)/python benchmarks/pca.py
 	$(BIN)/python benchmarks/step.py
 
 clean:

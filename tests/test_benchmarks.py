@@ -58,3 +58,11 @@ def test__health_prints_the_share_of_the_monitor_in_the_time_between_two_records
     iteration, monitor, share = (float(value) for value in found.groups())
     assert share == pytest.approx(100 * monitor / (10 * iteration), abs=0.1, rel=0.1)
     assert "asked: under 1 %" in output
+
+
+def test__pca_streams_to_the_same_directions() -> None:
+    output = run("pca.py", "--images=20", "--patches=36", "--width=24", "--rounds=1")
+    found = re.search(r"agree to a cosine of at least ([\d.]+)", output)
+    assert found
+    assert float(found[1]) > 0.999
+    assert len(re.findall(r"[\d.]+ s +\d+ MiB more memory", output)) == 2
