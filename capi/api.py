@@ -263,13 +263,14 @@ def nearest(
     kind: str | None = None,
     out: str | Path | None = None,
     device: torch.device | str | None = None,
+    overwrite: bool = False,
 ) -> list[Match]:
     """The images of a file of `extract` that are most similar to an image; with a point `at`, the patches.
 
     `model` is by default the one the file was made with. With `out`, a contact sheet is written there.
     """
     chosen = _device(device)
-    picture = None if out is None else _picture(Path(out))
+    picture = None if out is None else _picture(Path(out), overwrite)
     features = read_features(Path(file))
     about = features.facts.about
     if model is None and "model" not in about:
@@ -296,10 +297,12 @@ def _listed(names: Names) -> Sequence[str | Path]:
     return [names] if isinstance(names, str | Path) else names
 
 
-def _picture(path: Path) -> Path:
-    """A name that a picture may have; any other is told before the work."""
+def _picture(path: Path, overwrite: bool) -> Path:
+    """A name that a picture may have; any other is told before the work, as is a file that would be replaced."""
     if path.suffix.lower() not in PICTURE_ENDINGS or path.is_dir():
         raise CapiError(f"{path} cannot be a picture: give a file that ends in {', '.join(PICTURE_ENDINGS)}")
+    if path.exists() and not overwrite:
+        raise CapiError(f"{path} is there already: choose another --out, or replace it with --overwrite")
     return path
 
 

@@ -24,7 +24,7 @@ from capi.config.benchmarks import (
 )
 from capi.config.loading import FILE_ENDINGS
 from capi.config.schema import Config, EvaluationConfig
-from capi.evals.classification import PAPER_SIZE, KnnClassification
+from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification, load_segmentation
 from capi.evals.features import Encoding, Progress, silent
 from capi.evals.limits import limited
@@ -34,6 +34,7 @@ from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
 from capi.evals.tasks import ClassificationData, DataOptions, EvaluationData, SegmentationData
 from capi.evals.trained import AttentiveClassification, LinearClassification
 from capi.method.student import Student
+from capi.paper import PAPER_SIZE
 from capi.train.step import Learner
 
 # Fewer images than this are read as fast without a process of their own.
@@ -199,7 +200,7 @@ class LearnerEvaluation:
         self.name, self.protocol, self.settings, self.config = name, protocol, settings, config
         self.every_steps = settings.every_steps
 
-    def run(self, learner: Learner) -> dict[str, float]:
+    def run(self, learner: Learner, step: int) -> dict[str, float]:  # noqa: ARG002 - the contract
         """The score to quote as `benchmark/weights`, any others with their name between."""
         models = {"teacher": learner.teacher.average, "student": learner.student}
         scores: dict[str, float] = {}

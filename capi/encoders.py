@@ -18,7 +18,7 @@ from capi.models.pixels import PixelEncoder
 from capi.models.pretrained import load_released
 from capi.pretraining import run_config
 from capi.train.run_folder import RunFolder
-from capi.types import VisionEncoder
+from capi.types import Statistics, VisionEncoder
 from capi.weights import Weights, load_exported, load_run
 
 KINDS = (
@@ -39,9 +39,26 @@ def open_encoder(
 ) -> VisionEncoder:
     """The encoder that a name stands for, or one that is given as it is; a module is set to evaluate on the device."""
     encoder = _open(str(model), weights) if isinstance(model, str | Path) else model
+    _check_encoder(encoder)
     if isinstance(encoder, nn.Module):
         encoder.eval().to(device)
     return encoder
+
+
+def _check_encoder(encoder: VisionEncoder) -> None:
+    """An encoder of a user's own may say of itself what no encoder can be."""
+    name = type(encoder).__name__
+    for what, value in (("width", encoder.width), ("patch_size", encoder.patch_size)):
+        if not isinstance(value, int) or value < 1:
+            raise CapiError(f"{what} of the encoder {name} is {value!r}: expected a whole number from 1 on")
+    statistics: object = getattr(encoder, "statistics", None)
+    if statistics is None:
+        return
+    if not isinstance(statistics, Statistics) or len(statistics.mean) != len(statistics.std):
+        raise CapiError(
+            f"statistics of the encoder {name} are {statistics!r}: expected capi.types.Statistics(mean, std), with one "
+            "number for each channel in both"
+        )
 
 
 def _open(name: str, weights: Weights) -> VisionEncoder:

@@ -12,7 +12,7 @@ from capi import benchmark
 from capi.benchmark import build_encoding, build_evaluations, build_protocol, choose_workers, count_images, load_data
 from capi.build import build_learner
 from capi.config.benchmark_loading import load_benchmark
-from capi.config.benchmarks import PAPER_DECAYS, PAPER_RATES, PROTOCOLS, BenchmarkConfig
+from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.data.reader import Reader
@@ -21,6 +21,7 @@ from capi.evals.features import Encoding
 from capi.evals.outcome import EvaluationProtocol
 from capi.evals.probe_training import ProbeSetting
 from capi.evals.tasks import DataOptions
+from capi.paper import PAPER_DECAYS, PAPER_RATES
 from capi.train.loop import Evaluation
 
 CPU = torch.device("cpu")

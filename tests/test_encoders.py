@@ -16,7 +16,7 @@ from capi.encoders import load_weights, open_encoder, untrained
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
-from capi.types import IMAGENET, Features, VisionEncoder, statistics_of
+from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
 from tests.test_weights import make_run
 
 OWN = '''
@@ -204,6 +204,23 @@ def test__what_is_no_encoder_is_told_in_one_sentence(own: Path, tmp_path: Path, 
         open_encoder(name)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("patch_size", (4, 4), r"patch_size of the encoder Means is \(4, 4\): expected a whole number from 1 on"),
+        ("patch_size", 0, "patch_size of the encoder Means is 0"),
+        ("width", None, "width of the encoder Means is None"),
+        ("statistics", ((0.5,), (0.5,)), r"statistics of the encoder Means are .* expected capi.types.Statistics"),
+        ("statistics", Statistics((0.5,), (0.2, 0.2)), "with one number for each channel in both"),
+    ],
+)
+def test__what_an_encoder_says_of_itself_is_looked_at(own: Path, name: str, value: object, message: str) -> None:
+    encoder = open_encoder(f"{own}:make")
+    setattr(encoder, name, value)
+    with pytest.raises(CapiError, match=message):
+        open_encoder(encoder)
 
 
 def test__auto_statistics_need_a_run(small_config: Config, tmp_path: Path) -> None:

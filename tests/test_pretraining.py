@@ -17,6 +17,7 @@ import capi
 from capi.config.loading import dump_config, load_config, parse_config, parse_yaml
 from capi.config.schema import Config
 from capi.errors import CapiError
+from capi.method.alarms import RULES
 from capi.train.metrics import WALL_CLOCK, read_metrics
 
 DEVICE = "cpu"
@@ -211,6 +212,45 @@ def test__a_run_of_config_version_1_is_loaded_and_goes_on(
     states = [capi.load(path).state_dict() for path in (run, whole)]
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert not torch.equal(loaded.encoder.registers, capi.load(run).encoder.registers)
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name not in WALL_CLOCK}
+        for line in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+def test__health_is_measured_and_goes_on_where_an_interrupted_run_left_it(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
+    short = changed(config, checkpoint={"every_steps": 3}, clustering={"prototypes": 100})
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    for out in (run, whole):
+        capi.pretrain(short, data=images, out=out, device=DEVICE)
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    capi.pretrain(short, data=images, out=run, device=DEVICE, resume=True)
+    lines = without_times(run)
+    assert lines == without_times(whole)
+    # 288 patches a record: 100 prototypes are known from the second on, by what the first one saw.
+    assert [line["prototype_perplexity"] is None for line in lines] == [True, False, False]
+    assert {rule.key for rule in RULES} <= lines[0].keys()
+
+
+def test__an_alarm_that_rang_before_an_interruption_is_not_told_again(
+    config: Config, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in images.rglob("*.png"):
+        Image.new("RGB", (36, 30), (90, 90, 90)).save(path)
+    short = changed(config, checkpoint={"every_steps": 3}, run={"log_steps": 1})
+    capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE)
+    told = [message for message in caplog.messages if "Position in the features" in message]
+    assert len(told) == 1
+    assert told[0].startswith("step 3: ")
+    assert "positional collapse" in told[0]
+    shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
+    capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
+    assert [message for message in caplog.messages if "Position in the features" in message] == told
 
 
 def test__recipes_by_name_take_overrides(images: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Commands that use an encoder: datasets, evaluate, predict, compare, extract, nearest, visualize."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -154,15 +155,17 @@ def compare(
     names = [word for word in models if "=" not in word]
     if not names:
         raise CapiError("compare needs at least one model before --on")
-    done = api.compare(
-        names,
-        on,
-        [word for word in models if "=" in word],
-        out=out,
-        weights=weights,  # type: ignore[arg-type]
-        device=api.choose_device(device),
-        console=messages(),
-    )
+    overrides, chosen = [word for word in models if "=" in word], api.choose_device(device)
+    with _resumable("Stopped. Finished cells are kept: the same command goes on."):
+        done = api.compare(
+            names,
+            on,
+            overrides,
+            out=out,
+            weights=weights,  # type: ignore[arg-type]
+            device=chosen,
+            console=messages(),
+        )
     _print_comparison(done)
     typer.echo(f"{out / 'comparison.html'} shows it.")
     if done.failed:
@@ -172,10 +175,12 @@ def compare(
 @app.command()
 def extract(
     model: Model,
-    data: Annotated[str, typer.Argument(help="A folder of images, a CSV (columns file and label), or demo.")],
+    data: Annotated[
+        str, typer.Argument(help="A folder of images, or of class folders; a CSV with file and label; or demo.")
+    ],
     out: Annotated[Path, typer.Option(help="File to write: .safetensors or .parquet.")],
     kind: Annotated[list[str] | None, typer.Option(help="patch, mean_patch, pooled or register; may repeat.")] = None,
-    image_size: Annotated[int, typer.Option(help="Side of the images in pixels.", min=1)] = 224,
+    image_size: Annotated[str, typer.Option(help="Side of the images in pixels, or HEIGHTxWIDTH.")] = "224",
     whole: Annotated[bool, typer.Option("--whole", help="Squeeze the whole image instead of its middle.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     split: Annotated[str | None, typer.Option(help="Part of the data: of a CSV, of demo, or a subfolder.")] = None,
@@ -193,22 +198,24 @@ def extract(
     kinds = kind or ["mean_patch"]
     for one in kinds:
         one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
-    done = api.extract(
-        model,
-        data,
-        out=out,
-        kinds=kinds,
-        image_size=image_size,
-        whole=whole,
-        dtype=dtype,
-        split=split,
-        label=label,
-        batch_size=batch_size,
-        weights=weights,  # type: ignore[arg-type]
-        device=api.choose_device(device),
-        overwrite=overwrite,
-        console=messages(),
-    )
+    size, chosen = _size(image_size), api.choose_device(device)
+    with _resumable("Stopped. What was extracted is kept: the same command goes on."):
+        done = api.extract(
+            model,
+            data,
+            out=out,
+            kinds=kinds,
+            image_size=size,
+            whole=whole,
+            dtype=dtype,
+            split=split,
+            label=label,
+            batch_size=batch_size,
+            weights=weights,  # type: ignore[arg-type]
+            device=chosen,
+            overwrite=overwrite,
+            console=messages(),
+        )
     typer.echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
 
 
@@ -221,13 +228,22 @@ def nearest(
     at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
     kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
     model: Annotated[str | None, typer.Option(help="By default the model that made the file.")] = None,
+    overwrite: Overwrite = False,
     device: Device = None,
 ) -> None:
     """Find the most similar images, or patches, and show them on a sheet."""
     from capi import api
 
     found = api.nearest(
-        file, image, model=model, count=count, at=_point(at), kind=kind, out=out, device=api.choose_device(device)
+        file,
+        image,
+        model=model,
+        count=count,
+        at=_point(at),
+        kind=kind,
+        out=out,
+        device=api.choose_device(device),
+        overwrite=overwrite,
     )
     table = Table("rank", "similarity", "image", "patch", box=None, pad_edge=False)
     for rank, match in enumerate(found, 1):
@@ -286,6 +302,23 @@ def _is_image(word: str) -> bool:
     from capi.data.sources import ENDINGS
 
     return word.lower().endswith(ENDINGS) or (Path(word).is_dir() and not (Path(word) / "run.json").exists())
+
+
+@contextmanager
+def _resumable(message: str) -> Iterator[None]:
+    """Someone who interrupts is told how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(message)
+        raise typer.Exit(130) from None
+
+
+def _size(text: str) -> int | tuple[int, int]:
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise CapiError(f'--image-size "{text}" is no size: expected pixels such as 224, or 224x448 (height x width)')
+    return int(text) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
 def _point(text: str | None) -> tuple[float, float] | None:

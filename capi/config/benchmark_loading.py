@@ -8,6 +8,9 @@ from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.loading import FILE_ENDINGS, overridden, parse_yaml, validated
 from capi.errors import CapiError, nearest
 
+# An option that all benchmarks have, for messages.
+EXAMPLE = "image_size=448"
+
 
 def load_benchmark(
     benchmark: str | Path, overrides: Iterable[str] = (), options: Mapping[str, Any] | None = None
@@ -17,12 +20,22 @@ def load_benchmark(
     tree: dict[str, Any] = {"benchmark": name}
     if name.endswith(FILE_ENDINGS):
         tree = _read(Path(name))
-    tree = overridden(tree | dict(options or {}), overrides)
+    tree = overridden(tree | dict(options or {}), overrides, example=EXAMPLE)
     dataset, protocol = split_name(tree.pop("benchmark"), name)
     for key in ("dataset", "protocol"):
         if key in tree:
             raise CapiError(f"{name}: {key} cannot be given beside the benchmark: the benchmark's name says it")
+    for key in tree:
+        if owners := protocols_with(key, but=[protocol]):
+            raise CapiError(f"{name}: {key} is an option of {owners}, not of {protocol}: leave it out")
     return validated(PROTOCOLS[protocol], {"dataset": dataset} | tree, name)
+
+
+def protocols_with(key: str, *, but: Iterable[str]) -> str:
+    """The protocols that have an option which none of these has; empty where they have it, or nobody has."""
+    if any(key in PROTOCOLS[name].model_fields for name in but):
+        return ""
+    return " and ".join(name for name, config in PROTOCOLS.items() if key in config.model_fields)
 
 
 def split_name(chosen: object, source: str) -> tuple[str, str]:

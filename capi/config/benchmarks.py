@@ -5,12 +5,21 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from capi.config.schema import Count, NotNegative, Positive, Section, Share
+from capi.paper import (
+    OUR_NEIGHBOURS,
+    OUR_TEMPERATURE,
+    OUR_VOTES,
+    PAPER_DECAYS,
+    PAPER_DISTANCES,
+    PAPER_ITERATIONS,
+    PAPER_NEIGHBOURS,
+    PAPER_RATES,
+    PAPER_SHARE,
+    PAPER_STRENGTHS,
+    PAPER_TOLERANCE,
+)
 
 VectorKind = Literal["mean_patch", "pooled", "both"]
-PAPER_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-PAPER_DECAYS = (5e-4, 1e-3, 5e-2)
-# Eight values, log-spaced from 1e-6 to 1e5.
-PAPER_STRENGTHS = tuple(10.0 ** (-6 + 11 * step / 7) for step in range(8))
 
 
 class BenchmarkConfig(Section):
@@ -42,7 +51,7 @@ class BenchmarkConfig(Section):
     """At most so many images of each test set, drawn by the seed; null takes all."""
     image_size: Count | tuple[Count, Count] | None = None
     """Side of the images in pixels, or [height, width]; null means 224, or during a run the run's own."""
-    validation_share: Share = 0.1
+    validation_share: Share = PAPER_SHARE
     """Share of the training images that settings are chosen by."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything random."""
@@ -67,11 +76,11 @@ class KnnConfig(BenchmarkConfig):
 
     task = "classification"
     protocol: Literal["knn"] = "knn"
-    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 3, 10, 30, 100)
+    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = OUR_NEIGHBOURS
     """Numbers of neighbours to try."""
-    votes: Annotated[tuple[Literal["majority", "weighted"], ...], Field(min_length=1)] = ("majority", "weighted")
+    votes: Annotated[tuple[Literal["majority", "weighted"], ...], Field(min_length=1)] = OUR_VOTES
     """Each neighbour counts alike, or by exp(similarity / temperature)."""
-    temperature: Positive = 0.07
+    temperature: Positive = OUR_TEMPERATURE
     """Temperature of the weighted vote."""
     features: Annotated[tuple[VectorKind, ...], Field(min_length=1)] = ("mean_patch", "pooled")
     """What stands for an image; each is reported, and the one that does best on held-out images is quoted."""
@@ -131,9 +140,9 @@ class KnnSegmentationConfig(SegmentationConfig):
     """Segmentation by the pixel labels of the nearest training patches."""
 
     protocol: Literal["knn-segmentation"] = "knn-segmentation"
-    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = (1, 3, 10, 30)
+    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = PAPER_NEIGHBOURS
     """Numbers of neighbours to try."""
-    distances: Annotated[tuple[Literal["l2", "cosine"], ...], Field(min_length=1)] = ("l2", "cosine")
+    distances: Annotated[tuple[Literal["l2", "cosine"], ...], Field(min_length=1)] = PAPER_DISTANCES
     """Distances to try."""
     ignored_labels_vote: bool = True
     """Whether ignored labels in a neighbour's patch vote too, as in the published numbers."""
@@ -147,9 +156,9 @@ class LogisticSegmentationConfig(SegmentationConfig):
     protocol: Literal["logistic-segmentation"] = "logistic-segmentation"
     strengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_STRENGTHS
     """Inverse penalties (C) to try."""
-    tolerance: Positive = 1e-8
+    tolerance: Positive = PAPER_TOLERANCE
     """Relative precision of the objective at which a fit ends."""
-    max_iterations: Count = 1000
+    max_iterations: Count = PAPER_ITERATIONS
     """Steps after which a fit ends in any case, with a warning."""
 
 

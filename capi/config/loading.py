@@ -9,6 +9,7 @@ from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, nearest
@@ -62,10 +63,10 @@ def parse_config(tree: Tree, overrides: Iterable[str] = (), *, source: str = "th
     return validated(Config, overridden(migrate(tree, source), overrides), source)
 
 
-def overridden(tree: Tree, overrides: Iterable[str]) -> Tree:
-    """Plain values with overrides of the form `key.sub=value`."""
+def overridden(tree: Tree, overrides: Iterable[str], *, example: str = "model.depth=6") -> Tree:
+    """Plain values with overrides of the form `key.sub=value`; what has another form is shown the example."""
     for override in [overrides] if isinstance(overrides, str) else overrides:
-        key, value = _parse_override(override)
+        key, value = _parse_override(override, example)
         tree = merge(tree, _nested(key.split("."), value))
     return tree
 
@@ -205,10 +206,10 @@ def parse_yaml(text: str, source: str) -> Any:
         raise CapiError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
 
 
-def _parse_override(override: str) -> tuple[str, Any]:
+def _parse_override(override: str, example: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not all(key.split(".")):
-        raise CapiError(f'"{override}" is not an override: expected key=value, such as model.depth=6')
+        raise CapiError(f'"{override}" is not an override: expected key=value, such as {example}')
     if key == "version":
         raise CapiError("version is the format of the file that is read, and cannot be overridden")
     return key, parse_yaml(value, f'the value of "{override}"')
@@ -237,9 +238,26 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> str:
         return f'there is no key "{key}"{_nearest_key(fields, known, root)}'
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
-    options = [each["msg"] for each in error.errors() if [str(part) for part in each["loc"]][: len(fields)] == fields]
-    expected = ", or ".join(dict.fromkeys(message[:1].lower() + message[1:] for message in options))
-    return f"{key} = {json.dumps(first['input'])} does not fit: {expected}"
+    about_key = [each for each in error.errors() if [str(part) for part in each["loc"]][: len(fields)] == fields]
+    options = [_wording(each, alone=len(about_key) == 1) for each in about_key if not _follows_from_another(each)]
+    return f"{key} = {json.dumps(first['input'])} does not fit: {', or '.join(dict.fromkeys(options))}"
+
+
+def _follows_from_another(complaint: ErrorDetails) -> bool:
+    """A list whose only entry does not fit is also called too short, though it is not."""
+    return complaint["type"] == "too_short" and len(complaint["input"]) >= complaint["ctx"]["min_length"]
+
+
+def _wording(complaint: ErrorDetails, *, alone: bool) -> str:
+    """A complaint in words of ours where pydantic's speak of Python or JSON."""
+    kind, place = complaint["type"], complaint["loc"][-1]
+    if kind in {"tuple_type", "list_type"}:
+        return f"expected a list, so write [{json.dumps(complaint['input'])}]" if alone else "input should be a list"
+    if kind == "too_short":
+        return f"expected a list of at least {complaint['ctx']['min_length']}"
+    if kind == "missing" and isinstance(place, int):
+        return f"input should be a list of at least {place + 1}"
+    return complaint["msg"][:1].lower() + complaint["msg"][1:]
 
 
 def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:

@@ -18,12 +18,12 @@ from capi.evals.metrics import right_answers
 from capi.evals.neighbours import NearestNeighbours, Vote
 from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_files import Probe, encoder_facts
-from capi.evals.splits import hold_out
+from capi.evals.splits import Split, few_held_out, hold_out
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
+from capi.evals.wording import some_of
+from capi.paper import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE
 from capi.types import VisionEncoder
 
-PAPER_SIZE = (224, 224)
-_NAMED = 5
 _IMAGES_AT_A_TIME = 1024
 Kind = TypeVar("Kind", bound=str)
 
@@ -34,13 +34,13 @@ class KnnClassification:
 
     data: ClassificationData
     encoding: Encoding = field(default_factory=Encoding)
-    neighbours: tuple[int, ...] = (1, 3, 10, 30, 100)
-    votes: tuple[Vote, ...] = ("majority", "weighted")
-    temperature: float = 0.07
+    neighbours: tuple[int, ...] = OUR_NEIGHBOURS
+    votes: tuple[Vote, ...] = OUR_VOTES
+    temperature: float = OUR_TEMPERATURE
     features: tuple[VectorKind, ...] = ("mean_patch", "pooled")
-    validation_share: float = 0.1
+    validation_share: float = PAPER_SHARE
     seed: int = 0
-    paper: ClassVar[dict[str, Any]] = {"validation_share": 0.1}
+    paper: ClassVar[dict[str, Any]] = {"validation_share": PAPER_SHARE}
 
     def run(self, encoder: VisionEncoder) -> Outcome:
         check_data(self.data)
@@ -48,7 +48,8 @@ class KnnClassification:
         train = self.data.train
         kinds, warnings = available_kinds(encoder, self.features, encoding)
         vectors = image_vectors(encoder, train.images, encoding, kinds, "training images")
-        grid, more = self._grid(vectors)
+        split = self._split(settings=len(kinds) * len(self.votes) * len(self.neighbours))
+        grid, more = self._grid(vectors, split)
         best = {kind: max((row for row in grid if row["feature"] == kind), key=_validation) for kind in kinds}
         classifiers = {kind: self._classifier(vectors[kind], best[kind]) for kind in kinds}
         chosen = max(best.values(), key=_validation)
@@ -64,20 +65,24 @@ class KnnClassification:
                 *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
                 *self.data.notes,
             ],
-            warnings=[*warnings, *more, *class_warnings(self.data)],
-            details=data_details(self.data),
+            warnings=[*warnings, *more, *choice_warnings(self.data, split, grid), *class_warnings(self.data)],
+            details=data_details(self.data, split),
             probe=make_probe("knn", classifiers[chosen["feature"]], self.data, encoding, encoder),
         )
 
-    def _grid(self, vectors: Mapping[VectorKind, Tensor]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Every setting with its accuracy on held-out images; where there is one setting only, nothing is held out."""
-        count = len(self.data.train.labels)
+    def _split(self, settings: int) -> Split | None:
+        """What settings are chosen by; where there is one only, nothing is held out."""
+        return None if settings == 1 else hold_out(len(self.data.train.labels), self.validation_share, self.seed)
+
+    def _grid(
+        self, vectors: Mapping[VectorKind, Tensor], split: Split | None
+    ) -> tuple[list[dict[str, Any]], list[str]]:
+        """Every setting with its accuracy on held-out images."""
         settings = [(vote, number) for vote in self.votes for number in self.neighbours]
-        if len(vectors) * len(settings) == 1:
+        if split is None:
             ((vote, number),) = settings
-            self._refuse_too_many([number], count)
+            self._refuse_too_many([number], len(self.data.train.labels))
             return [{"feature": next(iter(vectors)), "vote": vote, "neighbours": number, "validation": None}], []
-        split = hold_out(count, self.validation_share, self.seed)
         possible = self._refuse_too_many(self.neighbours, len(split.fit))
         left_out = sorted(set(self.neighbours) - set(possible))
         warnings = [f"neighbours {left_out} were not tried: there are {len(split.fit)} images"] if left_out else []
@@ -164,9 +169,8 @@ def class_warnings(data: ClassificationData) -> list[str]:
         asked = set(test.answers.unique().tolist()) - {NO_ANSWER}
         unseen = sorted(asked - known)
         if unseen:
-            named = ", ".join(_answer_name(data, test, answer) for answer in unseen[:_NAMED])
-            more = f" and {len(unseen) - _NAMED} more" if len(unseen) > _NAMED else ""
-            warnings.append(f"{name}: {named}{more} occur in the test but not in training, and cannot be recognised")
+            named = some_of([_answer_name(data, test, answer) for answer in unseen])
+            warnings.append(f"{name}: {named} occur in the test but not in training, and cannot be recognised")
     return warnings
 
 
@@ -232,11 +236,22 @@ def _score_test(
     return {kind: number / asked for kind, number in right.items()}
 
 
-def data_details(data: ClassificationData) -> dict[str, Any]:
+def choice_warnings(data: ClassificationData, split: Split | None, grid: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Whether the setting was chosen by few images."""
+    return few_held_out(held_out_count(split), classes=len(data.classes), settings=len(grid))
+
+
+def held_out_count(split: Split | None) -> int:
+    """How many images settings were chosen by."""
+    return 0 if split is None else len(split.held_out)
+
+
+def data_details(data: ClassificationData, split: Split | None) -> dict[str, Any]:
     """What the data set was."""
     return {
         "classes": len(data.classes),
         "training images": len(data.train.images),
+        "held-out images": held_out_count(split),
         "test images": {name: len(test.images) for name, test in data.tests.items()},
     }
 

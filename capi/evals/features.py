@@ -7,6 +7,7 @@ of the feature map. What does not fit into `memory_bytes` goes to a file that th
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -66,9 +67,13 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
     device = torch.device(encoding.device)
     mean, std = statistics_of(encoder)
     images = normalize(pixels, mean, std, device)
-    with torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32):
+    with (
+        torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32),
+        _told_in_a_sentence(encoder, len(images)),
+    ):
         found = encoder(images, pooled=pooled)
     _check_features(found, len(images), encoder.width)
+    _check_grid(found, (images.shape[2], images.shape[3]), encoder.patch_size)
     features = Features(
         None if found.pooled is None else found.pooled.float(), found.registers.float(), found.feature_map.float()
     )
@@ -76,6 +81,32 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
         if values is not None and not torch.isfinite(values).all():
             raise CapiError(f"the encoder gives values that are no finite numbers (in {name}): its weights are broken")
     return features
+
+
+@contextmanager
+def _told_in_a_sentence(encoder: VisionEncoder, images: int) -> Iterator[None]:
+    """An encoder may be the user's own Python: what goes wrong in there is told without a traceback."""
+    try:
+        yield
+    except CapiError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise CapiError(
+                f"the memory ran out while {images} images were encoded at a time: lower encode_batch (of `capi "
+                "extract`: --batch-size) or the size of the images, or take a smaller model"
+            ) from error
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        name = type(encoder).__name__
+        raise CapiError(f"the encoder {name} failed on images ({said}): `capi --traceback ...` shows where") from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """What torch raises when the memory of a CPU runs out has no class of its own."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    said = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)
 
 
 def _check_features(found: object, images: int, width: int) -> None:
@@ -89,6 +120,17 @@ def _check_features(found: object, images: int, width: int) -> None:
         raise CapiError(
             f"the encoder gives a feature map of shape {shape}: expected ({images} images, rows, columns, {width}), "
             "the last being its width"
+        )
+
+
+def _check_grid(found: Features, size: tuple[int, int], patch_size: int) -> None:
+    """Segmentation and the pictures rely on where a patch lies."""
+    grid = tuple(found.feature_map.shape[1:3])
+    expected = size[0] // patch_size, size[1] // patch_size
+    if grid != expected:
+        raise CapiError(
+            f"the encoder gives a feature map of {grid[0]} x {grid[1]} patches for images of {size[0]} x {size[1]} "
+            f"pixels, but its patch_size of {patch_size} makes {expected[0]} x {expected[1]}: correct one of them"
         )
 
 

@@ -7,7 +7,7 @@ Evaluation scores a test set with the same objects that `capi predict` applies.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,7 +19,6 @@ from capi.evals.neighbours import Distance, NearestNeighbours, Vote, class_votes
 from capi.evals.probes import AttentiveProbes, LinearProbes
 from capi.types import Features, Float, Int, Integer
 
-Task = Literal["classification", "segmentation"]
 # Breaks a tie of votes and is too small for anything else.
 _TIE = 1e-9
 

@@ -8,6 +8,7 @@ read is an error: scores must cover every image.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -22,7 +23,7 @@ from capi.data.loader import made_ahead
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
-from capi.evals.tasks import MaskSource
+from capi.evals.tasks import MaskSource, place_of, place_of_mask
 from capi.randomness import permuted, sample_keys
 from capi.types import Int
 
@@ -83,9 +84,10 @@ class StillBatches(Dataset[ReadBatch]):
         """Labels in the frame of the image, each the nearest one of the mask."""
         labels = masks.read(number)
         if labels.shape != image_size:
+            mask, image = place_of_mask(masks, number), place_of(self.source, number)
             raise CapiError(
-                f"the mask {masks.name(number)} has {labels.shape[1]} x {labels.shape[0]} pixels, but its image "
-                f"{self.source.name(number)} has {image_size[1]} x {image_size[0]}: they must be of one size"
+                f"the mask {mask} has {labels.shape[1]} x {labels.shape[0]} pixels, but its image {image} has "
+                f"{image_size[1]} x {image_size[0]}: they must be of one size"
             )
         whole = Image.fromarray(np.ascontiguousarray(labels, dtype=np.int32))
         height, width = self.frame.size
@@ -155,4 +157,7 @@ def _crop(reader: Reader, number: int, box: Box, size: tuple[int, int]) -> Pixel
 
 
 def _unreadable(reader: Reader, number: int, error: BrokenImageError) -> CapiError:
-    return CapiError(f"{reader.source.name(number)} cannot be read ({error}): repair it or take it out")
+    place = place_of(reader.source, number)
+    if isinstance(place, Path) and not place.exists():
+        return CapiError(f"there is no file {place}: put it there, or take it out of the data set")
+    return CapiError(f"{place} cannot be read ({error}): repair it or take it out")

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from capi.evals.tasks import (
     MaskedImages,
     MaskSource,
     SegmentationData,
+    place_of_mask,
 )
 from capi.randomness import permuted
 
@@ -70,6 +72,9 @@ class PartOfMasks:
 
     def name(self, index: int) -> str:
         return self.masks.name(int(self.numbers[index]))
+
+    def path(self, index: int) -> Path | str:
+        return place_of_mask(self.masks, int(self.numbers[index]))
 
     def read(self, index: int) -> npt.NDArray[Any]:
         return self.masks.read(int(self.numbers[index]))

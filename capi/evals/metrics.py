@@ -13,17 +13,13 @@ from capi.types import Bool, Float, Int
 _PIXELS_AT_A_TIME = 2**18
 
 
-def chosen_classes(
-    scores: Float[Tensor, "s c"], allowed: Bool[Tensor, " c"] | None = None, top: int = 1
-) -> Int[Tensor, "s top"]:
-    """The classes with the highest scores, best first; of equal ones the lowest. Others than `allowed` come last."""
+def chosen_classes(scores: Float[Tensor, "s c"], allowed: Bool[Tensor, " c"] | None = None) -> Int[Tensor, " s"]:
+    """The class with the highest score, of equal ones the lowest; none but those `allowed`."""
     if scores.isnan().any():
         raise CapiError("some scores are no numbers: the probe or the features are broken")
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
-    if top == 1:
-        return scores.argmax(1, keepdim=True)
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :top]
+    return scores.argmax(1)
 
 
 def right_answers(
@@ -31,9 +27,8 @@ def right_answers(
     answers: Int[Tensor, "s m"],
     answer_of_class: Int[Tensor, " c"] | None = None,
     restricted: bool = False,
-    top: int = 1,
 ) -> Bool[Tensor, " s"]:
-    """Whether one of the `top` chosen classes stands for one of the right answers of each image.
+    """Whether the chosen class stands for one of the right answers of each image.
 
     Rows of `answers` are filled up with -1, and an image without any answer is never right. `answer_of_class` says
     which answer a class stands for (-1: none); `restricted` leaves classes that stand for none out of the choice.
@@ -44,9 +39,8 @@ def right_answers(
     allowed = answer_of_class != NO_ANSWER if restricted else None
     if allowed is not None and not allowed.any():
         raise CapiError("no class of the probe stands for an answer of this test: nothing could be chosen")
-    given = answer_of_class[chosen_classes(scores, allowed, top)]
-    matches = (given[:, :, None] == answers[:, None]) & (given[:, :, None] != NO_ANSWER)
-    return matches.flatten(1).any(1)
+    given = answer_of_class[chosen_classes(scores, allowed)][:, None]
+    return ((given == answers) & (given != NO_ANSWER)).any(1)
 
 
 def answered_accuracy(
@@ -54,13 +48,12 @@ def answered_accuracy(
     answers: Int[Tensor, "s m"],
     answer_of_class: Int[Tensor, " c"] | None = None,
     restricted: bool = False,
-    top: int = 1,
 ) -> float:
     """Share of right answers among images that have an answer."""
     asked = int((answers != NO_ANSWER).any(1).sum())
     if not asked:
         raise CapiError("none of the images has an answer, so there is no share of right ones")
-    return int(right_answers(scores, answers, answer_of_class, restricted, top).sum()) / asked
+    return int(right_answers(scores, answers, answer_of_class, restricted).sum()) / asked
 
 
 class SegmentationScore:

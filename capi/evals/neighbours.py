@@ -15,11 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.types import Bool, Float, Int
+from capi.types import Float, Int
 
 Distance = Literal["cosine", "l2"]
 Vote = Literal["majority", "weighted"]
 DEFAULT_CHUNK_BYTES = 256 * 2**20
+DEFAULT_BANK_BYTES = 2**30
+# Of a value that is ready for products: in float64, and in float32.
+_READY_BYTES = 12
 _VOTING_ROWS = 4096
 _LARGEST_BLOCK = 32768
 # The k-th largest of the maxima of groups is no more than the k-th largest value; so many groups to a neighbour, and
@@ -46,7 +49,9 @@ class NearestNeighbours:
 
     Equally distant neighbours count in the order of the training set. The training vectors stay where they are (they
     may be mapped from a file) and are standardised on the way: `(vector - mean) / scale`, as are those asked about.
-    Blocks of both are moved to `device`; `chunk_bytes` is about the memory that the work takes there.
+    Blocks of both are moved to `device`; `chunk_bytes` is about the memory that the work takes there. A bank that takes
+    no more than `bank_bytes` there stays ready from one search to the next (default: 1 GiB; a third of what is free on
+    a CUDA device).
     """
 
     def __init__(
@@ -56,9 +61,10 @@ class NearestNeighbours:
         *,
         device: torch.device | str = "cpu",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
+        bank_bytes: int | None = None,
     ) -> None:
         self.neighbours, self.distance = neighbours, distance
-        self.device, self.chunk_bytes = device, chunk_bytes
+        self.device, self.chunk_bytes, self.bank_bytes = device, chunk_bytes, bank_bytes
 
     def fit(
         self,
@@ -78,7 +84,7 @@ class NearestNeighbours:
         self.block_rows_, self.query_rows_ = _rows_at_a_time(self.chunk_bytes, features.shape[1])
         _must_be_finite(features, self.block_rows_)
         self.features_, self.labels_ = features, labels
-        self._ready: dict[tuple[str, int, Distance], _Block] = {}
+        self._ready: dict[tuple[str, int, Distance], list[_Block]] = {}
         return self
 
     @torch.no_grad()
@@ -110,17 +116,26 @@ class NearestNeighbours:
         return (self.predict(features) == labels).double().mean().item()
 
     def _blocks(self) -> Iterator["_Block"]:
-        """The bank, ready for products; a bank of one block stays ready for the next search."""
+        """The bank, ready for products; one that there is room for stays ready for the next search."""
         kind = str(self.device), self.neighbours, self.distance
-        if kind in self._ready:
-            yield self._ready[kind]
-            return
+        if kind not in self._ready:
+            # What was ready for another device makes room.
+            self._ready = {}
+            if not self._fits():
+                yield from self._prepared()
+                return
+            self._ready[kind] = list(self._prepared())
+        yield from self._ready[kind]
+
+    def _prepared(self) -> Iterator["_Block"]:
         for start in range(0, len(self.features_), self.block_rows_):
             bank = self._points(self.features_[start : start + self.block_rows_])
-            block = _Block.of(bank, start, self.neighbours, self.device)
-            if len(self.features_) <= self.block_rows_:
-                self._ready = {kind: block}
-            yield block
+            yield _Block.of(bank, start, self.neighbours, self.device)
+
+    def _fits(self) -> bool:
+        """Whether the whole bank may stay ready; a single block is in memory in any case."""
+        room = _room(torch.device(self.device)) if self.bank_bytes is None else self.bank_bytes
+        return len(self.features_) <= self.block_rows_ or self.features_.numel() * _READY_BYTES <= room
 
     def _points(self, features: Tensor) -> "_Points":
         vectors = features.to(_device_of_float64(self.device), torch.float64, copy=True)
@@ -150,15 +165,8 @@ def class_votes(
     return votes.scatter_add_(1, labels[:, :k].long(), weights[:, :k].double())
 
 
-def predicted_class(
-    votes: Float[Tensor, "s classes"], labels: Int[Tensor, "s n"], allowed: Bool[Tensor, " classes"] | None = None
-) -> Int[Tensor, " s"]:
-    """The class with the most votes; of several, that of the nearest neighbour among them.
-
-    Classes that are not `allowed` cannot be chosen. Where no neighbour votes for an allowed one, the lowest is.
-    """
-    if allowed is not None:
-        votes = votes.masked_fill(~allowed, -torch.inf)
+def predicted_class(votes: Float[Tensor, "s classes"], labels: Int[Tensor, "s n"]) -> Int[Tensor, " s"]:
+    """The class with the most votes; of several, that of the nearest neighbour among them."""
     order = torch.arange(labels.shape[1], device=labels.device).expand(labels.shape)
     earliest = torch.full(votes.shape, labels.shape[1], device=votes.device)
     earliest.scatter_reduce_(1, labels.long(), order, "amin")
@@ -348,6 +356,11 @@ def _rows_at_a_time(chunk_bytes: int, width: int) -> tuple[int, int]:
     """
     block = min(max(1, chunk_bytes // (40 * width)), _LARGEST_BLOCK)
     return block, max(1, min(chunk_bytes // (80 * width), chunk_bytes // (20 * block)))
+
+
+def _room(device: torch.device) -> int:
+    """What a bank may take from one search to the next."""
+    return torch.cuda.mem_get_info(device)[0] // 3 if device.type == "cuda" else DEFAULT_BANK_BYTES
 
 
 def _device_of_float64(device: torch.device | str) -> torch.device:

@@ -113,6 +113,9 @@ def load_probe(path: Path) -> Probe:
     """Read a probe; anything else is an error."""
     from safetensors import SafetensorError, safe_open
 
+    if not path.is_file():
+        found = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+        raise CapiError(f"{found}: give the probe.safetensors that an evaluation left in its --out")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -7,9 +7,8 @@ features is what costs.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +17,7 @@ from torch.optim import AdamW
 
 from capi.errors import CapiError
 from capi.evals.probes import Probes
+from capi.paper import PAPER_DECAYS, PAPER_RATES
 from capi.types import Float, Int, Reduction
 
 BETAS = (0.9, 0.95)
@@ -25,7 +25,6 @@ EPS = 1e-8
 # Learning rates are stated for this total batch and grow in proportion to it.
 REFERENCE_BATCH_SIZE = 256
 
-Precision = Literal["float32", "bfloat16"]
 # What each kind of probe looks at, by the probe's name, and the classes of the images.
 Part = tuple[Mapping[str, Tensor], Tensor]
 
@@ -38,11 +37,7 @@ class ProbeSetting:
     weight_decay: float
 
 
-PAPER_GRID = tuple(
-    ProbeSetting(rate, decay)
-    for decay in (5e-4, 1e-3, 5e-2)
-    for rate in (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-)
+PAPER_GRID = tuple(ProbeSetting(rate, decay) for decay in PAPER_DECAYS for rate in PAPER_RATES)
 
 
 @dataclass(frozen=True)
@@ -82,17 +77,14 @@ def loss_sums(logits: Float[Tensor, "g b c"], labels: Int[Tensor, " b"]) -> Floa
     return losses.unflatten(0, (settings, -1)).sum(1)
 
 
-def probe_logits(probes: Probes, inputs: Tensor, precision: Precision = "float32") -> Float[Tensor, "g b c"]:
-    """Logits in float32 of features of any type, on any device. `bfloat16` is the type of products only."""
-    device = next(probes.parameters()).device
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    inputs = inputs.detach().to(device, dtype)
+def probe_logits(probes: Probes, inputs: Tensor) -> Float[Tensor, "g b c"]:
+    """Logits in float32 of features of any type, on any device."""
+    inputs = inputs.detach().to(next(probes.parameters()).device, torch.float32)
     if inputs.is_inference() and torch.is_grad_enabled():
         # Autograd refuses to keep tensors that were made in inference mode.
         inputs = inputs.clone()
-    with torch.autocast(device.type, dtype) if precision == "bfloat16" else nullcontext():
-        logits: Tensor = probes(inputs)
-    return logits.float()
+    logits: Tensor = probes(inputs)
+    return logits
 
 
 class ProbeTrainer:
@@ -110,13 +102,12 @@ class ProbeTrainer:
         settings: Sequence[ProbeSetting],
         schedule: ProbeSchedule,
         *,
-        precision: Precision = "float32",
         reduction: Reduction | None = None,
     ) -> None:
         if len(settings) != probes.settings:
             raise CapiError(f"these probes have {probes.settings} settings, but {len(settings)} were given to train")
         self.probes, self.settings, self.schedule = probes, tuple(settings), schedule
-        self.precision, self.reduction = precision, reduction
+        self.reduction = reduction
         self.device = next(probes.parameters()).device
         self.views = {name: _views(parameter) for name, parameter in probes.named_parameters()}
         self.optimizer = AdamW(_groups(self.views, self.settings), lr=0.0, betas=BETAS, eps=EPS, fused=True)
@@ -127,7 +118,7 @@ class ProbeTrainer:
         """Add the gradient of a part of the batch, whatever its size."""
         _check_labels(labels, self.probes.classes)
         with torch.enable_grad():
-            losses = loss_sums(probe_logits(self.probes, inputs, self.precision), labels.to(self.device))
+            losses = loss_sums(probe_logits(self.probes, inputs), labels.to(self.device))
             (losses / self.schedule.batch_size).sum().backward()
         self._losses += losses.detach()
         self._images += len(labels)
@@ -232,7 +223,7 @@ class Judged(NamedTuple):
 
 
 @torch.no_grad()
-def judged(probes: Mapping[str, Probes], parts: Iterable[Part], precision: Precision = "float32") -> dict[str, Judged]:
+def judged(probes: Mapping[str, Probes], parts: Iterable[Part]) -> dict[str, Judged]:
     """How each setting does on these images, by probe; equal logits choose the lowest class."""
     right = {name: torch.zeros(each.settings, dtype=torch.float64) for name, each in probes.items()}
     losses = {name: torch.zeros(each.settings, dtype=torch.float64) for name, each in probes.items()}
@@ -240,7 +231,7 @@ def judged(probes: Mapping[str, Probes], parts: Iterable[Part], precision: Preci
     for inputs, labels in parts:
         images += len(labels)
         for name, each in probes.items():
-            logits = probe_logits(each, inputs[name], precision)
+            logits = probe_logits(each, inputs[name])
             # On the CPU before they become float64, which Apple's GPUs do not have.
             correct = (logits.argmax(2) == labels.to(logits.device)).sum(1).cpu().double()
             broken = (~logits.isfinite().all(2).all(1)).cpu()

@@ -19,19 +19,26 @@ from torch import Tensor
 from capi.errors import CapiError
 from capi.evals.blocks import Ties, pixel_blocks, unblock, vote_blocks
 from capi.evals.features import Encoding, encoded_batches
-from capi.evals.fitted import KnnSegmenter, LogisticSegmenter, Segmenter, block_size
+from capi.evals.fitted import KnnSegmenter, LogisticSegmenter, Segmenter
 from capi.evals.logistic import LogisticRegression
 from capi.evals.metrics import SegmentationScore
 from capi.evals.neighbours import Distance, NearestNeighbours
 from capi.evals.outcome import Outcome, SegmentedImage, departures, precision_notes, size_notes
 from capi.evals.patches import PatchCollector, Patches, Standard, TrainingPatches
 from capi.evals.probe_files import Probe, encoder_facts
-from capi.evals.splits import Split, hold_out
-from capi.evals.tasks import MaskedImages, SegmentationData
+from capi.evals.splits import Split, few_held_out, hold_out
+from capi.evals.tasks import MaskedImages, SegmentationData, place_of_mask
+from capi.evals.wording import some_of
+from capi.paper import (
+    PAPER_DISTANCES,
+    PAPER_ITERATIONS,
+    PAPER_NEIGHBOURS,
+    PAPER_SHARE,
+    PAPER_SIZE,
+    PAPER_STRENGTHS,
+    PAPER_TOLERANCE,
+)
 from capi.types import Features, Int, VisionEncoder
-
-PAPER_SIZE = (224, 224)
-PAPER_STRENGTHS = tuple(10.0 ** (-6 + 11 * step / 7) for step in range(8))
 
 
 @dataclass(frozen=True)
@@ -49,11 +56,11 @@ class SegmentationProtocol(ABC):
     data: SegmentationData
     encoding: Encoding = field(default_factory=Encoding)
     standardize: bool = True
-    validation_share: float = 0.1
+    validation_share: float = PAPER_SHARE
     seed: int = 0
     pictures: int = 0
     kind: ClassVar[str]
-    paper: ClassVar[dict[str, Any]] = {"validation_share": 0.1, "standardize": True}
+    paper: ClassVar[dict[str, Any]] = {"validation_share": PAPER_SHARE, "standardize": True}
 
     def run(self, encoder: VisionEncoder) -> Outcome:
         self._check_data()
@@ -77,8 +84,14 @@ class SegmentationProtocol(ABC):
                 *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
                 *self.data.notes,
             ],
-            warnings=[*self.left_out(patches.fit), *warnings, *more, *self._warnings(patches.every)],
-            details=self._details(patches, score),
+            warnings=[
+                *self.left_out(patches.fit),
+                *warnings,
+                *more,
+                *few_held_out(len(split.held_out), classes=len(self.data.classes), settings=len(grid)),
+                *self._warnings(patches.every),
+            ],
+            details=self._details(patches, score, held_out=len(split.held_out) if len(grid) > 1 else 0),
             probe=Probe(
                 kind=self.kind,
                 model=segmenter,
@@ -143,7 +156,6 @@ class SegmentationProtocol(ABC):
     def blocks(self, features: Features, masks: Tensor) -> Tensor:
         """The pixel labels of each patch, in the order of the feature map."""
         rows, columns = features.feature_map.shape[1:3]
-        block_size((rows, columns), (masks.shape[1], masks.shape[2]))
         return pixel_blocks(masks.to(self._label_type), rows, columns)
 
     @property
@@ -173,8 +185,9 @@ class SegmentationProtocol(ABC):
         if strange.any():
             place = int(strange.flatten(1).any(1).nonzero()[0])
             value = int(masks[place][strange[place]][0])
+            mask = place_of_mask(images.masks, int(numbers[place]))
             raise CapiError(
-                f"the mask {images.masks.name(int(numbers[place]))} holds the label {value}, which is neither a class "
+                f"the mask {mask} holds the label {value}, which is neither a class "
                 f"nor ignored: name it in `ignored`, or in the classes"
             )
 
@@ -201,14 +214,14 @@ class SegmentationProtocol(ABC):
         absent = [name for label, name in sorted(self.data.classes.items()) if label not in seen]
         if not absent:
             return []
-        shown = ", ".join(absent[:5]) + (f" and {len(absent) - 5} more" if len(absent) > 5 else "")
-        return [f"no training patch is mostly {shown}: these classes can hardly be predicted"]
+        return [f"no training patch is mostly {some_of(absent)}: these classes can hardly be predicted"]
 
-    def _details(self, patches: TrainingPatches, score: SegmentationScore) -> dict[str, Any]:
+    def _details(self, patches: TrainingPatches, score: SegmentationScore, *, held_out: int) -> dict[str, Any]:
         return {
             "IoU by class": {self._name(label): value for label, value in score.iou().items()},
             "classes": len(self.data.classes),
             "training images": len(self.data.train.images),
+            "held-out images": held_out,
             "test images": len(self.data.test.images),
             "training patches": len(patches.every.labels),
             "patches left out": patches.left_out,
@@ -231,15 +244,15 @@ def is_among(labels: Tensor, known: Collection[int]) -> Tensor:
 class KnnSegmentation(SegmentationProtocol):
     """At every pixel the nearest training patches vote with their own pixel at that place."""
 
-    neighbours: tuple[int, ...] = (1, 3, 10, 30)
-    distances: tuple[Distance, ...] = ("l2", "cosine")
+    neighbours: tuple[int, ...] = PAPER_NEIGHBOURS
+    distances: tuple[Distance, ...] = PAPER_DISTANCES
     ignored_labels_vote: bool = True
     ties: Ties = "smallest"
     kind: ClassVar[str] = "knn-segmentation"
     paper: ClassVar[dict[str, Any]] = {
         **SegmentationProtocol.paper,
-        "neighbours": (1, 3, 10, 30),
-        "distances": ("l2", "cosine"),
+        "neighbours": PAPER_NEIGHBOURS,
+        "distances": PAPER_DISTANCES,
         "ignored_labels_vote": True,
         "ties": "smallest",
     }
@@ -300,14 +313,14 @@ class LogisticSegmentation(SegmentationProtocol):
     """Logistic regression on single patches, every penalty fitted at once."""
 
     strengths: tuple[float, ...] = PAPER_STRENGTHS
-    tolerance: float = 1e-8
-    max_iterations: int = 1000
+    tolerance: float = PAPER_TOLERANCE
+    max_iterations: int = PAPER_ITERATIONS
     kind: ClassVar[str] = "logistic-segmentation"
     paper: ClassVar[dict[str, Any]] = {
         **SegmentationProtocol.paper,
         "strengths": PAPER_STRENGTHS,
-        "tolerance": 1e-8,
-        "max_iterations": 1000,
+        "tolerance": PAPER_TOLERANCE,
+        "max_iterations": PAPER_ITERATIONS,
     }
 
     def settings(self, fit: Patches) -> list[dict[str, Any]]:  # noqa: ARG002 - the contract's signature

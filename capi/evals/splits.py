@@ -9,6 +9,9 @@ from capi.errors import CapiError
 from capi.randomness import permuted
 from capi.types import Int
 
+# Fewer held-out images than these tell settings apart by chance.
+FEW_IMAGES, FEW_OF_A_CLASS = 50, 2
+
 
 class Split(NamedTuple):
     """Numbers of samples, ascending: those to fit on while settings are tried, and those to choose by."""
@@ -26,3 +29,13 @@ def hold_out(count: int, share: float, seed: int) -> Split:
         )
     order = permuted(torch.arange(count), count, seed, torch.zeros(count, dtype=torch.int64))
     return Split(order[held:].sort().values, order[:held].sort().values)
+
+
+def few_held_out(held_out: int, *, classes: int, settings: int) -> list[str]:
+    """A warning where several settings were told apart by few images."""
+    if settings < 2 or (held_out >= FEW_IMAGES and held_out >= FEW_OF_A_CLASS * classes):
+        return []
+    return [
+        f"the best of {settings} settings was chosen by {held_out} held-out images of {classes} classes, which is few: "
+        "another seed may choose another; fix the setting, or raise validation_share"
+    ]

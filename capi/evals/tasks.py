@@ -7,7 +7,7 @@ are in an order of their own (sorted, or the data set's list), never in that of 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy.typing as npt
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from capi.data.sources import ImageSource
 from capi.types import Int
 
+Task = Literal["classification", "segmentation"]
 NO_ANSWER = -1
 
 
@@ -65,6 +66,18 @@ class MaskSource(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+
+def place_of(source: ImageSource, number: int) -> Path | str:
+    """Where an image lies, for messages; the name of one that is in memory."""
+    found = source.read(number)
+    return found if isinstance(found, Path) else source.name(number)
+
+
+def place_of_mask(masks: MaskSource, number: int) -> Path | str:
+    """Where a mask lies; the name of one that is in memory."""
+    path: Callable[[int], Path | str] = getattr(masks, "path", masks.name)
+    return path(number)
 
 
 @dataclass(frozen=True)
@@ -128,3 +141,5 @@ class Dataset:
     segmentation: Callable[[Path, DataOptions], SegmentationData] | None = None
     heeds: frozenset[str] = frozenset()
     """Which fields of `DataOptions` mean something here, beside `verify_counts`."""
+    own_split: bool = False
+    """Whether the user decides which images are trained and which tested on."""

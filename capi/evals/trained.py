@@ -15,9 +15,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from capi.evals.classification import (
-    PAPER_SIZE,
     available_kinds,
     check_data,
+    choice_warnings,
     class_warnings,
     data_details,
     make_probe,
@@ -41,6 +41,7 @@ from capi.evals.probe_training import (
 from capi.evals.probes import LARGEST_HEAD_WIDTH, AttentiveProbes, LinearProbes, Probes, head_width
 from capi.evals.splits import Split, hold_out
 from capi.evals.tasks import ClassificationData
+from capi.paper import PAPER_SHARE, PAPER_SIZE
 from capi.types import Features, VisionEncoder
 
 ScheduleName = Literal["auto", "paper", "small"]
@@ -63,11 +64,11 @@ class TrainedClassification:
     iterations: int | None = None
     batch_size: int | None = None
     settings: tuple[ProbeSetting, ...] = PAPER_GRID
-    validation_share: float = 0.1
+    validation_share: float = PAPER_SHARE
     seed: int = 0
     inputs: tuple[InputKind, ...] = ()
     kind: ClassVar[str]
-    paper: ClassVar[dict[str, Any]] = {"validation_share": 0.1}
+    paper: ClassVar[dict[str, Any]] = {"validation_share": PAPER_SHARE}
 
     def run(self, encoder: VisionEncoder) -> Outcome:
         check_data(self.data)
@@ -95,8 +96,13 @@ class TrainedClassification:
                 *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),
                 *self.data.notes,
             ],
-            warnings=[*warnings, *self._failures(trainers), *class_warnings(self.data)],
-            details=data_details(self.data) | {"iterations": plan.total_steps, "batch": plan.batch_size},
+            warnings=[
+                *warnings,
+                *self._failures(trainers),
+                *choice_warnings(self.data, split, [row for rows in grids.values() for row in rows]),
+                *class_warnings(self.data),
+            ],
+            details=data_details(self.data, split) | {"iterations": plan.total_steps, "batch": plan.batch_size},
             probe=make_probe(self.kind, classifiers[quoted], self.data, encoding, encoder),
         )
 

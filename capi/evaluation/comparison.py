@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from capi.benchmark import fingerprints, load_data
-from capi.config.benchmark_loading import load_benchmark
+from capi.config.benchmark_loading import EXAMPLE, load_benchmark, protocols_with
 from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import FILE_ENDINGS, overridden, validated
 from capi.data.sources import Files
 from capi.encoders import open_encoder
 from capi.errors import CapiError, nearest
-from capi.evals.datasets import WITHOUT_FOLDER, dataset_named
-from capi.evals.features import Progress, silent
+from capi.evals.datasets import WITHOUT_FOLDER, check_task, dataset_named
+from capi.evals.features import Progress, is_out_of_memory, silent
 from capi.evals.limits import PartOfImages, PartOfMasks
 from capi.evals.probe_files import encoder_facts
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
@@ -192,7 +192,7 @@ class _Run:
 def reason_of(error: BaseException) -> str:
     """Why a cell failed, in one line."""
     said = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or "out of memory" in said:
+    if is_out_of_memory(error):
         return "the memory ran out: use a smaller model, image_size or encode_batch"
     if not isinstance(error, CapiError):
         said = f"{type(error).__name__}: {said}"
@@ -252,7 +252,7 @@ def _add_dates(digest: Any, source: object) -> None:
 def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = ()) -> tuple[Column, ...]:
     """Benchmarks with overrides and names of their own; whatever is wrong with them is an error now."""
     overrides = [overrides] if isinstance(overrides, str) else list(overrides)
-    overridden({}, overrides)
+    overridden({}, overrides, example=EXAMPLE)
     columns = _named(benchmarks)
     if not columns:
         raise CapiError("there is no benchmark to compare on: give at least one")
@@ -274,7 +274,7 @@ def _named(benchmarks: Sequence[Benchmark]) -> list[Column]:
             given.append(benchmark)
     configs = [one.config if isinstance(one, Column) else load_benchmark(one) for one in given]
     for config in configs:
-        _refuse_task(config)
+        check_task(config.dataset, config.task)
     names = _told_apart([one.name if isinstance(one, Column) else one for one in given])
     return [Column(name, config) for name, config in zip(names, configs, strict=True)]
 
@@ -289,15 +289,6 @@ def _told_apart(full: Sequence[str]) -> list[str]:
         tries = (base if number == 1 else f"{base} ({number})" for number in itertools.count(1))
         names.append(next(name for name in tries if name not in names))
     return names
-
-
-def _refuse_task(config: BenchmarkConfig) -> None:
-    dataset = dataset_named(config.dataset)
-    if getattr(dataset, config.task) is None:
-        raise CapiError(
-            f'the protocol "{config.protocol}" is one of {config.task}, which the data set "{config.dataset}" has no '
-            "labels for: choose another protocol or data set"
-        )
 
 
 def _with_overrides(column: Column, overrides: Sequence[str]) -> Column:
@@ -318,8 +309,10 @@ def _refuse_unknown(key: str, columns: Sequence[Column]) -> None:
     known = {name for column in columns for name in type(column.config).model_fields} - {*_NAMED_BY_THE_BENCHMARK}
     if key in _NAMED_BY_THE_BENCHMARK:
         raise CapiError(f"{key}= cannot be given to a comparison: the name of a benchmark is DATASET/PROTOCOL")
+    names = ", ".join(column.name for column in columns)
+    if owners := protocols_with(key, but=[column.config.protocol for column in columns]):
+        raise CapiError(f"{key} is an option of {owners}, but the benchmarks are {names}: leave it out")
     if key not in known:
-        names = ", ".join(column.name for column in columns)
         raise CapiError(f'there is no key "{key}" in any of {names}{nearest(key, sorted(known))}')
     if not any(_knows(column.config, key) for column in columns):
         names = ", ".join(dict.fromkeys(column.config.dataset for column in columns))

@@ -1,4 +1,7 @@
-"""Images to extract features of: a folder, a CSV, or the built-in photos; with labels where there are any."""
+"""Images to extract features of: a folder, a CSV, or the built-in photos; with labels where there are any.
+
+A folder of class folders gives the names of these as labels.
+"""
 
 import csv
 from pathlib import Path
@@ -7,6 +10,8 @@ from typing import NamedTuple
 from capi.data.demo import COUNTS, demo_photos
 from capi.data.sources import Files, ImageSource, image_folder
 from capi.errors import CapiError, nearest
+
+_SPLITS = frozenset({"train", "training", "val", "validation", "test", "testing"})
 
 
 class ListedImages(NamedTuple):
@@ -28,7 +33,20 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
     path = Path(data)
     if path.suffix.lower() == ".csv":
         return _from_csv(path, split, label)
-    return ListedImages(image_folder(path / split if split else path), None)
+    images = image_folder(path / split if split else path)
+    return ListedImages(images, _class_folders(images))
+
+
+def _class_folders(images: Files) -> list[str] | None:
+    """The folder that each image lies in, where all lie one folder deep and there are several; else no labels.
+
+    Of deeper folders it cannot be told which name is the class, and folders that are called as splits are splits.
+    """
+    parts = [images.name(number).split("/") for number in range(len(images))]
+    if any(len(part) != 2 for part in parts):
+        return None
+    folders = [folder for folder, _ in parts]
+    return folders if len(set(folders)) > 1 and not _SPLITS.issuperset(folders) else None
 
 
 def _from_csv(path: Path, split: str | None, label: str) -> ListedImages:

@@ -13,8 +13,8 @@ _SECONDS_BETWEEN_LINES = 15
 class EvaluationProgress:
     """Called with what is being done, how much of it is done and how much there is."""
 
-    def __init__(self, console: Console, prefix: str = "") -> None:
-        self.console, self.prefix = console, prefix
+    def __init__(self, console: Console) -> None:
+        self.console, self.prefix = console, ""
         self.last_line = time.monotonic()
         self.tasks: dict[str, TaskID] = {}
         columns = (

@@ -61,6 +61,8 @@ def find_similar(
     """
     if count < 1:
         raise CapiError(f"{count} matches cannot be shown: ask for at least 1")
+    if not image.exists():
+        raise CapiError(f"there is no file {image}: give the image to find similar ones of")
     refuse_other(file, encoder)
     kind = _chosen_kind(file, kind, at)
     features = _encoded(file, encoder, image, encoding, pooled=kind == "pooled")

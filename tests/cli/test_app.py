@@ -67,7 +67,7 @@ def test__a_flag_shows_the_traceback(run_here: RunHere) -> None:
         ["predict", "pixels:4", "probe.safetensors", "images"],
         ["compare", "pixels:4", "--on", "--out", "x"],
         ["compare", "--on", "demo/knn", "--out", "x"],
-        ["extract", "pixels:4", "demo", "--out", "x", "--image-size", "0"],
+        ["extract", "pixels:4", "demo", "--out", "x", "--batch-size", "0"],
         ["nearest", "features", "image", "--count", "none"],
     ],
     ids=" ".join,

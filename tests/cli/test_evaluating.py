@@ -217,13 +217,18 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
         (["evaluate", "pixels:4", "foldr/knn"], 'there is no data set "foldr"; did you mean "folder"?'),
         (["evaluate", "pixels:4", "nowhere.yaml"], "there is no file nowhere.yaml"),
         (["evaluate", "pixels:4", "folder/knn"], "give data=PATH"),
-        (["evaluate", "pixels:4", "folder/knn", "data=nowhere"], "the folder nowhere is missing"),
+        (
+            ["evaluate", "pixels:4", "folder/knn", "data=nowhere"],
+            "nowhere is missing: the files must lie as `capi datasets show folder` says",
+        ),
         (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY has neither test nor val"),
         (["evaluate", "pixels:4", "demo/knn", "data=classes"], "is built in: leave out data=classes"),
         (["evaluate", "pixels:4", "folder/knn-segmentation", "data=classes"], "no masks"),
         (["evaluate", "pixels:4", "masks/linear", "data=masks"], "no classes of images"),
         ([*EVALUATE, "neighbors=[3]"], 'did you mean "neighbours"?'),
-        ([*EVALUATE, "neighbours=3"], "neighbours = 3 does not fit"),
+        ([*EVALUATE, "neighbours=3"], "neighbours = 3 does not fit: expected a list, so write [3]"),
+        ([*EVALUATE, "iterations=3"], "iterations is an option of attentive and linear, not of knn"),
+        ([*EVALUATE, "tests=[val,val]"], 'tests= names the split "val" twice'),
         ([*EVALUATE, "neighbours=[99]"], "fewer than the 99 neighbours"),
         ([*EVALUATE, "label=x"], "label= means nothing"),
         ([*EVALUATE, "dataset=pets"], "the benchmark's name says it"),
@@ -234,9 +239,12 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
         ([*EVALUATE, "--device", "toaster"], 'the device "toaster" is not there'),
         ([*EVALUATE, "--out", "FILE"], "FILE is a file: --out takes the name of a folder"),
         ([*EVALUATE, "--out", "FILE/x"], "FILE/x cannot be written (Not a directory)"),
-        (["predict", "pixels:4", "nowhere", "classes", "--out", "p"], "nowhere is no probe"),
+        (
+            ["predict", "pixels:4", "nowhere", "classes", "--out", "p"],
+            "there is no file nowhere: give the probe.safetensors",
+        ),
         (["predict", "pixels:4", "FILE", "classes", "--out", "p"], "FILE is no probe"),
-        (["predict", "pixels:4", "EMPTY", "classes", "--out", "p"], "EMPTY is no probe"),
+        (["predict", "pixels:4", "EMPTY", "classes", "--out", "p"], "EMPTY is a folder: give the probe.safetensors"),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "FILE"], "FILE is a file"),
         (["compare", "pixels:4", "--on", "folder/kn", "--out", "c"], 'did you mean "knn"?'),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "neighbors=[1]"], 'did you mean "neighbours"?'),
@@ -254,7 +262,9 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
             "not one of float32, float16",
         ),
         (["extract", "pixels:4", "classes", "--out", "f.safetensors", "--weights", "x"], "not one of teacher, student"),
-        (["nearest", "nowhere", "classes/train/ant/0.png"], "nowhere cannot be read"),
+        (["extract", "pixels:4", "classes", "--out", "f.safetensors", "--image-size", "8x"], "or 224x448 (height x"),
+        (["extract", "pixels:4", "classes", "--out", "f.safetensors", "--image-size", "0"], "expected pixels such as"),
+        (["nearest", "nowhere", "classes/train/ant/0.png"], "there is no file nowhere: give one that `capi extract`"),
         (["nearest", "FILE", "classes/train/ant/0.png"], "FILE is no file of features"),
         (["nearest", "FILE", "classes/train/ant/0.png", "--at", "1;2"], "is no point: expected x,y in pixels"),
         (["nearest", "FILE", "classes/train/ant/0.png", "--at", "1"], "is no point: expected x,y in pixels"),
@@ -280,6 +290,7 @@ def test__what_is_there_is_not_replaced_by_accident(run_here: RunHere, work: Pat
         ([*EVALUATE, "--out", "out"], "out already holds results"),
         (label, "p is not empty"),
         (extract, "f.safetensors is there already"),
+        (["nearest", "f.safetensors", "classes/val/ant/deep/0.jpg", "--count", "2"], "nearest.png is there already"),
     ):
         assert run_here(*command).code == 0
         assert_refused(run_here(*command), message)
@@ -298,7 +309,7 @@ def test__probes_and_features_of_another_encoder_are_refused(run_here: RunHere, 
     for words, message in (
         (["classes/val/ant/deep/0.jpg", "--kind", "pooled"], 'has no "pooled" features'),
         (["classes/val/ant/deep/0.jpg", "--at", "1,2"], 'has no "patch" features, which a point needs'),
-        (["nowhere.png"], "nowhere.png cannot be read"),
+        (["nowhere.png"], "there is no file nowhere.png: give the image"),
     ):
         assert_refused(run_here("nearest", "f.safetensors", *words), message)
     assert not (work / "p").exists()

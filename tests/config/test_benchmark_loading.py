@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.config.benchmark_loading import load_benchmark, split_name
+from capi.config.benchmark_loading import EXAMPLE, load_benchmark, split_name
 from capi.config.benchmarks import PROTOCOLS, KnnConfig, KnnSegmentationConfig, LinearConfig
 from capi.errors import CapiError
 
@@ -48,22 +48,25 @@ def test__what_was_written_to_the_results_can_be_read_back() -> None:
         ("a/b/knn", [], "expected DATASET/PROTOCOL"),
         ("demo/kn", [], 'no protocol "kn"; did you mean "knn"? (there are attentive, knn,'),
         ("demo/knn", ["neighbors=[3]"], 'no key "neighbors"; did you mean "neighbours"?'),
-        ("demo/knn", ["standardize=false"], 'no key "standardize"'),
-        ("demo/knn", ["neighbours=3"], "neighbours = 3 does not fit: input should be a valid"),
-        ("demo/knn", ["neighbours=[]"], "at least 1 item"),
+        ("demo/knn", ["standardize=false"], "an option of knn-segmentation and logistic-segmentation, not of knn"),
+        ("demo/knn", ["iterations=5"], "demo/knn: iterations is an option of attentive and linear, not of knn"),
+        ("demo/linear", ["neighbours=[1]"], "neighbours is an option of knn and knn-segmentation, not of linear"),
+        ("demo/knn", ["neighbours=3"], "neighbours = 3 does not fit: expected a list, so write [3]"),
+        ("demo/knn", ["votes=weighted"], 'votes = "weighted" does not fit: expected a list, so write ["weighted"]'),
+        ("demo/knn", ["neighbours=[]"], "neighbours = [] does not fit: expected a list of at least 1"),
         ("demo/knn", ["neighbours=[0]"], "greater than or equal to 1"),
         ("demo/knn", ["votes=[all]"], "'majority' or 'weighted'"),
         ("demo/knn", ["validation_share=1"], "less than 1"),
         ("demo/knn", ["temperature=0"], "greater than 0"),
         ("demo/knn", ["image_size=0"], "image_size = 0 does not fit"),
-        ("demo/knn", ["image_size=[32]"], "image_size"),
-        ("demo/knn", ["image_size=big"], "image_size"),
+        ("demo/knn", ["image_size=[32]"], "valid integer, or input should be a list of at least 2"),
+        ("demo/knn", ["image_size=big"], 'image_size = "big" does not fit: input should be a valid integer, or input'),
         ("demo/knn", ["verify_counts=maybe"], "valid boolean"),
         ("demo/knn", ["precision=float16"], "'float32' or 'bfloat16'"),
         ("demo/knn", ["more=3"], "more = 3 does not fit"),
         ("demo/knn", ["seed=-1"], "greater than or equal to 0"),
         ("demo/knn", ["data=[a]"], "valid string"),
-        ("demo/knn", ["nonsense"], "expected key=value"),
+        ("demo/knn", ["nonsense"], "expected key=value, such as image_size=448"),
         ("demo/knn", ["data=["], "not valid YAML"),
         ("demo/knn", ["dataset=pets"], "the benchmark's name says it"),
         ("demo/knn", ["protocol=linear"], "the benchmark's name says it"),
@@ -77,6 +80,16 @@ def test__what_does_not_fit_is_told_in_one_sentence(name: str, overrides: list[s
         load_benchmark(name, overrides)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test__an_entry_that_does_not_fit_is_the_only_complaint() -> None:
+    with pytest.raises(CapiError, match=r"neighbours = 0 does not fit: input should be greater than or equal to 1$"):
+        load_benchmark("demo/knn", ["neighbours=[0]"])
+
+
+def test__the_example_of_an_override_is_an_option_of_every_benchmark() -> None:
+    for protocol in PROTOCOLS:
+        assert load_benchmark(f"demo/{protocol}", [EXAMPLE]) != load_benchmark(f"demo/{protocol}")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from capi.evals.features import Encoding, image_vectors
 from capi.evals.splits import hold_out
 from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
 from capi.types import Features
-from tests.evals.toys import COLORS, PatchColors, RandomPatches, answered, colored_data, labelled, shades
+from tests.evals.toys import (
+    COLORS,
+    PatchColors,
+    RandomPatches,
+    answered,
+    beside_choice,
+    colored_data,
+    labelled,
+    shades,
+)
 
 SMALL = Encoding(size=(12, 8), batch_size=5)
 ALONE = {"neighbours": (1,), "votes": ("majority",), "features": ("mean_patch",)}
@@ -91,6 +100,15 @@ def test__a_single_setting_needs_no_held_out_images() -> None:
     assert outcome.main == 1.0
     assert outcome.chosen == {"feature": "mean_patch", "vote": "majority", "neighbours": 1, "validation": None}
     assert outcome.grid == [outcome.chosen]
+    assert outcome.details["held-out images"] == 0
+    assert outcome.warnings == []
+
+
+def test__a_choice_by_few_images_is_a_warning() -> None:
+    outcome = protocol(colored_data()).run(PatchColors())
+    assert outcome.details["held-out images"] == 2
+    (warning,) = outcome.warnings
+    assert warning.startswith(f"the best of {len(outcome.grid)} settings was chosen by 2 held-out images of 3 classes")
 
 
 def test__the_feature_asked_for_is_used() -> None:
@@ -109,7 +127,7 @@ def test__the_feature_asked_for_is_used() -> None:
 def test__a_class_that_only_the_test_has_is_a_warning() -> None:
     data = ClassificationData(tuple(COLORS), labelled([0, 1] * 6), {"own": answered([0, 1, 2])})
     outcome = protocol(data).run(PatchColors())
-    assert outcome.warnings == ["own: blue occur in the test but not in training, and cannot be recognised"]
+    assert beside_choice(outcome) == ["own: blue occur in the test but not in training, and cannot be recognised"]
     assert outcome.main == pytest.approx(2 / 3)
 
 
@@ -193,7 +211,7 @@ def test__more_neighbours_than_images_are_left_out_with_a_warning() -> None:
     # 24 images, of which 2 are held out.
     outcome = protocol(colored_data(), neighbours=(1, 22, 23, 100)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 22}
-    assert outcome.warnings == ["neighbours [23, 100] were not tried: there are 22 images"]
+    assert beside_choice(outcome) == ["neighbours [23, 100] were not tried: there are 22 images"]
 
 
 def test__fewer_images_than_any_number_of_neighbours_are_an_error() -> None:
@@ -203,10 +221,10 @@ def test__fewer_images_than_any_number_of_neighbours_are_an_error() -> None:
 
 def test__an_encoder_without_a_pooled_vector_is_a_warning() -> None:
     outcome = protocol(colored_data()).run(PatchColors(gives_pooled=False))
-    assert outcome.warnings == ["the encoder gives no pooled vector: the mean of the patches alone was used"]
+    assert beside_choice(outcome) == ["the encoder gives no pooled vector: the mean of the patches alone was used"]
     assert {row["feature"] for row in outcome.grid} == {"mean_patch"}
     assert outcome.main == 1.0
-    assert protocol(colored_data()).run(PatchColors()).warnings == []
+    assert beside_choice(protocol(colored_data()).run(PatchColors())) == []
 
 
 def test__only_kinds_that_the_encoder_cannot_give_are_an_error() -> None:
@@ -239,7 +257,7 @@ def test__departures_notes_and_the_size_are_told() -> None:
         "image size: 12 x 8 px, the nearest to 13 x 8 px that patches of 4 fill",
         "one image is missing",
     ]
-    assert outcome.details == {"classes": 3, "training images": 24, "test images": {"test": 12}}
+    assert outcome.details == {"classes": 3, "training images": 24, "held-out images": 4, "test images": {"test": 12}}
 
 
 def test__the_probe_is_the_classifier_that_was_scored() -> None:

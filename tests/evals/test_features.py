@@ -172,6 +172,55 @@ def test__an_encoder_that_gives_no_features_or_too_many_is_an_error(images: Tens
         encode(Doubled(), images, SMALL)
 
 
+@pytest.mark.parametrize("patch_size", [2, 8, 3])
+def test__a_grid_that_contradicts_the_patch_size_is_an_error(images: Tensor, patch_size: int) -> None:
+    class Claims(PatchColors):
+        def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
+            return PatchColors()(images)
+
+    encoder = Claims()
+    encoder.patch_size = patch_size
+    claimed = f"its patch_size of {patch_size} makes {12 // patch_size} x {16 // patch_size}"
+    with pytest.raises(CapiError, match=f"3 x 4 patches for images of 12 x 16 pixels, but {claimed}"):
+        encode(encoder, images, SMALL)
+
+
+class Failing(PatchColors):
+    """Raises what it is given."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+    def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("blocks.3"), r"the encoder Failing failed on images \(KeyError: 'blocks.3'\): `capi --traceback"),
+        (OSError(28, "No\nspace"), r"failed on images \(OSError: \[Errno 28\] No space\)"),
+        (MemoryError(), "the memory ran out while 7 images were encoded at a time: lower encode_batch"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "lower encode_batch"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "lower encode_batch"),
+        (RuntimeError("an allocation table"), "RuntimeError: an allocation table"),
+        (CapiError("give larger images"), "^give larger images$"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test__what_goes_wrong_in_an_encoder_is_one_sentence(images: Tensor, error: Exception, message: str) -> None:
+    with pytest.raises(CapiError, match=message) as caught:
+        encode(Failing(error), images, SMALL)
+    assert "\n" not in str(caught.value)
+    assert error in {caught.value, caught.value.__cause__}
+
+
+def test__an_interruption_inside_an_encoder_stays_one(images: Tensor) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        encode(Failing(KeyboardInterrupt()), images, SMALL)
+
+
 def test__frames_follow_the_encoder(model: CapiEncoder) -> None:
     model.statistics = Statistics((0.5,), (0.2,))
     assert frame_of(model, SMALL) == Frame((12, 16), channels=1)

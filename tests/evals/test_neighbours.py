@@ -183,6 +183,29 @@ def test__a_search_that_is_changed_finds_anew() -> None:
     assert torch.equal(search.fit(others).kneighbors(queries).index, nearest_slowly(others, queries, 8, "cosine"))
 
 
+@pytest.mark.parametrize(("bank_bytes", "times"), [(None, 1), (60 * 8 * 12, 1), (60 * 8 * 12 - 1, 3)])
+def test__a_bank_that_there_is_room_for_is_prepared_once(
+    monkeypatch: pytest.MonkeyPatch, bank_bytes: int | None, times: int
+) -> None:
+    prepared = []
+    of = module._Block.of
+    monkeypatch.setattr(module._Block, "of", lambda *words: prepared.append(words[1]) or of(*words))
+    bank, asked = torch.randn(60, 8), torch.randn(9, 8)
+    search = NearestNeighbours(3, "l2", chunk_bytes=8000, bank_bytes=bank_bytes).fit(bank)
+    blocks = -(-60 // search.block_rows_)
+    assert blocks > 2
+    found = [search.kneighbors(part).index for part in asked.split(3)]
+    assert len(prepared) == times * blocks
+    assert torch.equal(torch.cat(found), torch.cdist(asked.double(), bank.double()).topk(3, largest=False).indices)
+
+
+def test__a_bank_is_prepared_anew_for_other_features() -> None:
+    search = NearestNeighbours(1, "l2", chunk_bytes=8000)
+    first, second = torch.randn(60, 8), torch.randn(60, 8)
+    for bank in (first, second, first):
+        assert search.fit(bank).kneighbors(bank).index[:, 0].tolist() == list(range(60))
+
+
 def test__vectors_without_direction_are_at_a_right_angle_to_all() -> None:
     features = torch.tensor([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.1], [0.0, 0.0]])
     found = NearestNeighbours(4).fit(features).kneighbors(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
@@ -248,13 +271,6 @@ def test__weighted_votes_sum_the_exponential_of_similarities() -> None:
     assert torch.equal(predicted_class(votes, labels), expected.argmax(1))
     flat = class_votes(labels, closeness, 5, 4, vote="weighted", temperature=1e9)
     torch.testing.assert_close(flat, class_votes(labels, closeness, 5, 4))
-
-
-def test__only_allowed_classes_are_predicted() -> None:
-    labels, allowed = torch.tensor([[3, 3, 1, 2], [3, 3, 3, 3]]), torch.tensor([False, True, True, False])
-    votes = class_votes(labels, torch.zeros(2, 4), 4, 4)
-    assert predicted_class(votes, labels).tolist() == [3, 3]
-    assert predicted_class(votes, labels, allowed).tolist() == [1, 1]
 
 
 def test__more_voters_than_neighbours_are_an_error() -> None:

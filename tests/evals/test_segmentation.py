@@ -13,7 +13,6 @@ from capi.evals.features import Encoding
 from capi.evals.outcome import Outcome
 from capi.evals.patches import Patches, Standard
 from capi.evals.segmentation import (
-    PAPER_STRENGTHS,
     KnnSegmentation,
     LogisticSegmentation,
     SegmentationProtocol,
@@ -22,10 +21,11 @@ from capi.evals.segmentation import (
 from capi.evals.splits import hold_out
 from capi.evals.tasks import MaskedImages, SegmentationData
 from capi.models.pixels import PixelEncoder
+from capi.paper import PAPER_STRENGTHS
 from capi.types import IMAGENET, Features, VisionEncoder
 from tests.data.pictures import noise
 from tests.evals.slow_segmentation import PATCH, SIZE, Reference, in_patches, pixels_of
-from tests.evals.toys import Masks, PatchColors, RandomPatches, source_of
+from tests.evals.toys import Masks, PatchColors, RandomPatches, beside_choice, source_of
 
 VOID = 9
 SMALL = Encoding(size=SIZE, batch_size=3)
@@ -79,6 +79,18 @@ def test__labels_that_can_be_seen_are_all_right(kind: str, encoder: VisionEncode
     assert outcome.main == 1.0
     # Class 0 is a class.
     assert outcome.details["IoU by class"] == {"ground": 1.0, "thing": 1.0, "other thing": 1.0}
+    assert beside_choice(outcome) == []
+    # Three of ten images were held out.
+    assert outcome.details["held-out images"] == 3
+    assert outcome.warnings[0].startswith(f"the best of {len(outcome.grid)} settings was chosen by 3 held-out images")
+
+
+@pytest.mark.parametrize(
+    ("kind", "one"), [("knn", {"neighbours": (1,), "distances": ("l2",)}), ("logistic", {"strengths": (1.0,)})]
+)
+def test__a_single_setting_is_not_chosen_by_held_out_images(kind: str, one: dict[str, Any]) -> None:
+    outcome = protocol(kind, plain_data(), **one).run(PatchColors())
+    assert outcome.details["held-out images"] == 0
     assert outcome.warnings == []
 
 
@@ -327,7 +339,7 @@ def test__more_neighbours_than_patches_are_left_out_with_a_warning() -> None:
     # 10 images of 6 patches, of which 3 are held out.
     outcome = protocol("knn", plain_data(), neighbours=(1, 42, 43)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 42}
-    assert outcome.warnings == ["neighbours [43] were not tried: there are 42 patches"]
+    assert beside_choice(outcome) == ["neighbours [43] were not tried: there are 42 patches"]
     with pytest.raises(CapiError, match="42 patches are fewer than the 43 neighbours"):
         protocol("knn", plain_data(), neighbours=(43,)).run(PatchColors())
 
@@ -336,7 +348,7 @@ def test__more_neighbours_than_patches_are_left_out_with_a_warning() -> None:
 def test__a_class_without_training_patches_is_a_warning(kind: str) -> None:
     data = replace(plain_data(), classes={**CLASSES, 3: "never seen"})
     outcome = protocol(kind, data).run(PatchColors())
-    assert outcome.warnings == ["no training patch is mostly never seen: these classes can hardly be predicted"]
+    assert beside_choice(outcome) == ["no training patch is mostly never seen: these classes can hardly be predicted"]
 
 
 def test__data_that_cannot_be_scored_is_an_error() -> None:
@@ -365,7 +377,9 @@ def test__a_feature_map_that_does_not_tile_the_mask_is_an_error() -> None:
         def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
             return Features(None, torch.zeros(len(images), 0, 3), torch.ones(len(images), 5, 3, 3))
 
-    with pytest.raises(CapiError, match="5 x 3 does not tile images of 12 x 8"):
+    with pytest.raises(
+        CapiError, match="5 x 3 patches for images of 12 x 8 pixels, but its patch_size of 4 makes 3 x 2"
+    ):
         protocol("knn", plain_data()).run(Overlapping())
 
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.evals.splits import hold_out
+from capi.evals.splits import few_held_out, hold_out
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,15 @@ def test__samples_are_held_out_all_over_the_set() -> None:
 def test__nothing_left_to_fit_on_is_an_error(count: int, share: float) -> None:
     with pytest.raises(CapiError, match=f"{count} training images cannot give"):
         hold_out(count, share, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("held", "classes", "settings", "few"),
+    [(49, 2, 2, True), (50, 2, 2, False), (50, 25, 30, False), (51, 26, 30, True), (6, 3, 1, False)],
+)
+def test__a_choice_by_few_images_or_few_of_a_class_is_a_warning(
+    held: int, classes: int, settings: int, few: bool
+) -> None:
+    warnings = few_held_out(held, classes=classes, settings=settings)
+    expected = f"the best of {settings} settings was chosen by {held} held-out images of {classes} classes"
+    assert [warning.startswith(expected) for warning in warnings] == [True] * few

@@ -24,7 +24,16 @@ from capi.evals.trained import (
     _head_deviations,
 )
 from capi.types import Features
-from tests.evals.toys import COLORS, PatchColors, RandomPatches, answered, colored_data, shades, source_of
+from tests.evals.toys import (
+    COLORS,
+    PatchColors,
+    RandomPatches,
+    answered,
+    beside_choice,
+    colored_data,
+    shades,
+    source_of,
+)
 
 SMALL = Encoding(size=(12, 8), batch_size=5)
 FAST = (ProbeSetting(1e-3, 1e-3), ProbeSetting(5e-1, 1e-3), ProbeSetting(5e-1, 5e-2))
@@ -99,8 +108,17 @@ def test__all_kinds_of_vectors_are_tried_and_scored() -> None:
 
 def test__an_encoder_without_a_pooled_vector_is_a_warning() -> None:
     outcome = protocol().run(PatchColors(gives_pooled=False))
-    assert outcome.warnings == ["the encoder gives no pooled vector: the mean of the patches alone was used"]
+    assert beside_choice(outcome) == ["the encoder gives no pooled vector: the mean of the patches alone was used"]
     assert {row["feature"] for row in outcome.grid} == {"mean_patch"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test__a_choice_by_few_images_is_a_warning(kind: str) -> None:
+    outcome = protocol(kind).run(RandomPatches())
+    held_out = outcome.details["held-out images"]
+    assert held_out == outcome.details["training images"] // 10
+    (warning,) = outcome.warnings
+    assert warning.startswith(f"the best of {len(outcome.grid)} settings was chosen by {held_out} held-out images")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +234,7 @@ def test__held_out_images_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) 
 def test__heads_that_fail_are_warned_about() -> None:
     settings = (ProbeSetting(1e-2, 1e-3), ProbeSetting(1e38, 1e-3))
     outcome = protocol("attentive", settings=settings).run(PatchColors())
-    assert outcome.warnings == ["1 heads were given up, since their loss was no finite number"]
+    assert beside_choice(outcome) == ["1 heads were given up, since their loss was no finite number"]
     assert outcome.grid[1]["validation"] is None
     assert outcome.chosen == outcome.grid[0]
 

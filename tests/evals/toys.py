@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.data.sources import Encoded
+from capi.evals.outcome import Outcome
 from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
 from capi.types import Features
 from tests.data.pictures import encoded
@@ -96,3 +97,8 @@ def colored_data(train: int = 8, test: int = 4, **options: Any) -> Classificatio
         labelled(numbers * train, **options),
         {"test": answered(numbers * test, **{**options, "seed": 1})},
     )
+
+
+def beside_choice(outcome: Outcome) -> list[str]:
+    """The warnings but for that of a choice by few images, which toys always have."""
+    return [warning for warning in outcome.warnings if "held-out images" not in warning]

@@ -255,9 +255,13 @@ def test__an_override_goes_to_the_benchmarks_that_know_it() -> None:
     ("benchmarks", "overrides", "said"),
     [
         (["folder/knn", "folder/linear"], ["neighbors=[7]"], 'no key "neighbors".*did you mean "neighbours"'),
-        (["folder/knn"], ["iterations=5"], 'no key "iterations"'),
+        (
+            ["folder/knn"],
+            ["iterations=5"],
+            "an option of attentive and linear, but the benchmarks are folder/knn",
+        ),
         (["folder/knn"], ["neighbours=[0]"], "folder/knn: neighbours"),
-        (["folder/knn"], ["neighbours"], "not an override"),
+        (["folder/knn"], ["neighbours"], "not an override: expected key=value, such as image_size=448"),
         (["folder/knn"], ["label=kind"], "label= means nothing"),
         (["folder/knn"], ["dataset=csv"], "dataset= cannot be given"),
         (["folder/knn"], ["benchmark=csv/knn"], 'no key "benchmark"'),
@@ -265,7 +269,7 @@ def test__an_override_goes_to_the_benchmarks_that_know_it() -> None:
         (["foldr/knn"], [], 'did you mean "folder"'),
         (["folder"], [], "is no benchmark"),
         (["nowhere.yaml"], [], "there is no file nowhere.yaml"),
-        (["folder/knn-segmentation"], [], "segmentation.*no labels"),
+        (["folder/knn-segmentation"], [], "no masks: choose folder/attentive or folder/knn or folder/linear"),
         ([], [], "no benchmark"),
     ],
 )

@@ -19,6 +19,7 @@ from capi.evaluation.evaluating import evaluate
 from capi.evaluation.results import read_record
 from capi.models.features import CapiEncoder
 from capi.types import Features
+from tests.evals.datasets.layouts import build_csv
 from tests.test_weights import make_run
 
 FILES = ["probe.safetensors", "results.json", "results.md"]
@@ -244,7 +245,7 @@ def test__a_picture_shows_the_photo_with_both_labels(masks: list[str], mask_fold
         ("pixels:4", "folder/knn", ["data=CLASSES", "tests=[tset]"], "tset"),
         ("pixels:4", "folder/knn", ["data=CLASSES", "features=[pooled]"], "gives no pooled vector"),
         ("pixels:4", "masks/knn-segmentation", ["data=MASKS", "class_names=[a]"], "255"),
-        ("pixels:4", "folder/knn", ["data=CLASSES", "ignored=[1]"], 'no key "ignored"'),
+        ("pixels:4", "folder/knn", ["data=CLASSES", "ignored=[1]"], "ignored is an option of knn-segmentation and"),
     ],
 )
 def test__bad_input_is_told_and_leaves_nothing(
@@ -292,8 +293,57 @@ def test__a_broken_image_is_an_error_that_names_it(tmp_path: Path, classes: list
     shutil.copytree(class_folders, tmp_path / "data")
     broken = next((tmp_path / "data" / "train").rglob("3.png"))
     broken.write_bytes(broken.read_bytes()[:40])
-    with pytest.raises(CapiError, match=r"3\.png cannot be read .*: repair it or take it out"):
-        evaluate("pixels:4", "folder/knn", [f"data={tmp_path / 'data'}", "image_size=8"])
+    options = [f"data={tmp_path / 'data'}", "image_size=8"]
+    for limit in ([], ["limit_train=17"]):
+        with pytest.raises(CapiError, match=f"^{broken} cannot be read .*: repair it or take it out"):
+            evaluate("pixels:4", "folder/knn", [*options, *limit])
+
+
+def test__a_file_that_a_table_names_and_is_not_there_is_told_so(tmp_path: Path) -> None:
+    build_csv(tmp_path)
+    (tmp_path / "photos" / "3.png").unlink()
+    with pytest.raises(CapiError, match=f"^there is no file {tmp_path}/photos/3.png: put it there, or take it out"):
+        evaluate("pixels:4", "csv/knn", [f"data={tmp_path / 'table.csv'}", "image_size=8"])
+
+
+@pytest.mark.parametrize("limit", ["limit_train=11", "seed=0"])
+def test__a_mask_that_does_not_fit_is_named_with_its_folders(tmp_path: Path, mask_folders: Path, limit: str) -> None:
+    shutil.copytree(mask_folders, tmp_path / "data")
+    mask = next((tmp_path / "data" / "masks" / "train").rglob("6.png"))
+    photo = next((tmp_path / "data" / "images" / "train").rglob("6.jpg"))
+    Image.new("L", (4, 4)).save(mask)
+    with pytest.raises(CapiError, match=f"^the mask {mask} has 4 x 4 pixels, but its image {photo} has 8 x 8"):
+        evaluate("pixels:4", "masks/knn-segmentation", [f"data={tmp_path / 'data'}", "image_size=8", limit])
+
+
+def test__photos_in_both_splits_are_among_the_departures(tmp_path: Path, class_folders: Path) -> None:
+    shutil.copytree(class_folders, tmp_path / "data")
+    shutil.copy(tmp_path / "data" / "train" / "ant" / "0.png", tmp_path / "data" / "val" / "ant" / "new.png")
+    evaluate("pixels:4", "folder/knn", [f"data={tmp_path / 'data'}", "image_size=8"], out=tmp_path / "out")
+    (note,) = (line for line in read(tmp_path / "out")["deviations"] if "also training images" in line)
+    assert note.startswith("1 of 7 val images")
+    departures = (tmp_path / "out" / "results.md").read_text().split("## Warnings")[0]
+    assert f"- {note}" in departures
+
+
+def test__an_unseen_class_is_told_once(tmp_path: Path, class_folders: Path) -> None:
+    shutil.copytree(class_folders, tmp_path / "data")
+    shutil.move(tmp_path / "data" / "train" / "cat", tmp_path / "cat")
+    done = evaluate("pixels:4", "folder/knn", [f"data={tmp_path / 'data'}", "image_size=8"])
+    lines = [line for kind in ("deviations", "warnings") for line in done.record[kind]]
+    told = [line for line in lines if "cat occur" in line or "only in test" in line]
+    assert told == ["val: cat occur in the test but not in training, and cannot be recognised"]
+
+
+@pytest.mark.parametrize(("benchmark", "held_out"), [("folder/knn", 1), ("folder/linear", 1), ("folder/attentive", 1)])
+def test__results_say_how_many_images_settings_were_chosen_by(
+    classes: list[str], tmp_path: Path, benchmark: str, held_out: int
+) -> None:
+    options = [] if benchmark == "folder/knn" else ["iterations=2"]
+    done = evaluate("pixels:4", benchmark, [*classes, *options], out=tmp_path / "out")
+    assert read(tmp_path / "out")["details"]["held-out images"] == held_out
+    assert f"| held-out images | {held_out} |" in (tmp_path / "out" / "results.md").read_text()
+    assert any(f"chosen by {held_out} held-out images of 3 classes" in line for line in done.record["warnings"])
 
 
 def test__scores_are_kept_when_the_probe_cannot_be_written(

@@ -29,7 +29,7 @@ def table(folder: Path) -> Path:
     return path
 
 
-def test__a_folder_has_no_labels(folder: Path) -> None:
+def test__folders_that_are_splits_are_no_labels(folder: Path) -> None:
     assert names(list_images(str(folder))) == ["train/c.png", "val/a é.png", "val/b.png"]
     assert list_images(str(folder)).labels is None
 
@@ -98,3 +98,25 @@ def test__what_lists_no_images_is_told(
         list_images(str(places.get(data, data)), split, label)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [
+        (["cat/1.png", "cat/2.png", "dog/1.png"], ["cat", "cat", "dog"]),
+        (["cat/1.png", "dog/deep/1.png"], None),
+        (["cat/1.png", "dog/1.png", "2.png"], None),
+        (["cat/1.png", "cat/2.png"], None),
+        (["1.png", "2.png"], None),
+        (["train/cat/1.png", "train/dog/1.png"], None),
+        (["train/1.png", "val/1.png"], None),
+        (["train/1.png", "bus/1.png"], ["bus", "train"]),
+    ],
+)
+def test__folders_one_deep_are_labels_where_there_are_several(
+    tmp_path: Path, names: list[str], labels: list[str] | None
+) -> None:
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (4, 4)).save(tmp_path / name)
+    assert list_images(str(tmp_path)).labels == labels

@@ -39,7 +39,9 @@ def images(tmp_path: Path) -> Path:
 
 
 class OnePatch(PatchColors):
-    """An encoder that gives one patch for any image."""
+    """An encoder that gives one patch for an image of 16 pixels."""
+
+    patch_size = 16
 
     def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
         return Features(None, torch.zeros(len(images), 0, 3), images.mean((2, 3))[:, None, None])

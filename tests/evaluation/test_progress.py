@@ -36,7 +36,8 @@ def test__where_no_one_watches_a_line_comes_now_and_then(clock: Clock) -> None:
 def test__a_terminal_gets_a_bar_for_each_part() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, height=20, color_system=None)
-    with EvaluationProgress(console, prefix="one ") as told:
+    with EvaluationProgress(console) as told:
+        told.begin("one ")
         told("training [bold]images", 3, 8)
         told("training [bold]images", 8, 8)
         told("test images", 0, 5)

@@ -185,7 +185,7 @@ def test__questions_that_the_file_cannot_answer_are_errors(
 
 def test__an_image_that_is_not_there_is_an_error(source: Files) -> None:
     file = features_file(PixelEncoder(4), source)
-    with pytest.raises(CapiError, match=r"^absent.png cannot be read"):
+    with pytest.raises(CapiError, match=r"^there is no file .*absent.png: give the image"):
         find_similar(file, PixelEncoder(4), source.root / "absent.png", encoding=ENCODING)
     with pytest.raises(CapiError, match=r"absent.png cannot be read"):
         query_tile(source.root / "absent.png", 20, file.facts.framing, (20.0, 20.0))

@@ -3,6 +3,9 @@
 Another one is a file with a `DATASET` and a line in the dict. Nothing is ever downloaded.
 """
 
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from capi.errors import CapiError, nearest
@@ -22,7 +25,10 @@ from capi.evals.datasets import (
     sun397,
     voc,
 )
-from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData
+from capi.evals.datasets.copies import noting_copies
+from capi.evals.datasets.reading import MisplacedFilesError
+from capi.evals.probe_files import KINDS
+from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData, Task
 
 _MODULES = (
     *(folder, csv, masks, demo, pets, voc, ade20k, cityscapes, camvid),
@@ -36,17 +42,40 @@ _OPTIONS = ("train", "tests", "label", "exclude", "ignored", "class_names", "mor
 def load_classification(name: str, root: Path | None, options: DataOptions) -> ClassificationData:
     """The images and classes of a data set that lies at `root`."""
     dataset = dataset_named(name)
-    if dataset.classification is None:
-        raise CapiError(f'the data set "{name}" has masks, but no classes of images: choose a protocol of segmentation')
-    return dataset.classification(_checked(dataset, root, options), options)
+    check_task(name, "classification")
+    assert dataset.classification is not None
+    with _hinting(name):
+        found = dataset.classification(_checked(dataset, root, options), options)
+    return noting_copies(found) if dataset.own_split else found
 
 
 def load_segmentation(name: str, root: Path | None, options: DataOptions) -> SegmentationData:
     """The images and masks of a data set that lies at `root`."""
     dataset = dataset_named(name)
-    if dataset.segmentation is None:
-        raise CapiError(f'the data set "{name}" has classes of images, but no masks: choose one of classification')
-    return dataset.segmentation(_checked(dataset, root, options), options)
+    check_task(name, "segmentation")
+    assert dataset.segmentation is not None
+    with _hinting(name):
+        found = dataset.segmentation(_checked(dataset, root, options), options)
+    return noting_copies(found) if dataset.own_split else found
+
+
+def check_task(name: str, task: Task) -> None:
+    """A data set without labels for a task is an error that names the protocols it has labels for."""
+    if getattr(dataset_named(name), task) is not None:
+        return
+    segmented = task == "classification"
+    has = "masks, but no classes of images" if segmented else "classes of images, but no masks"
+    protocols = [kind for kind in KINDS if kind.endswith("segmentation") == segmented]
+    raise CapiError(f'the data set "{name}" has {has}: choose {" or ".join(f"{name}/{one}" for one in protocols)}')
+
+
+@contextmanager
+def _hinting(name: str) -> Iterator[None]:
+    """Say where the layout of the data set can be read."""
+    try:
+        yield
+    except MisplacedFilesError as error:
+        raise CapiError(f"{error}: the files must lie as `capi datasets show {name}` says") from error
 
 
 def dataset_named(name: str) -> Dataset:
@@ -63,6 +92,9 @@ def _checked(dataset: Dataset, root: Path | None, options: DataOptions) -> Path:
         if option not in dataset.heeds and given is not None and given != {}:
             heeded = ", ".join(sorted(dataset.heeds)) or "none"
             raise CapiError(f'{option}= means nothing to the data set "{dataset.name}" (options it heeds: {heeded})')
+    twice = next((name for name, count in Counter(options.tests or ()).items() if count > 1), None)
+    if twice is not None:
+        raise CapiError(f'tests= names the split "{twice}" twice: name each once')
     if dataset.name in WITHOUT_FOLDER:
         if root is not None:
             raise CapiError(f'the data set "{dataset.name}" is built in: leave out data={root}')

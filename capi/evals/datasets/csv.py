@@ -99,4 +99,5 @@ any other is an error. exclude= names a file with the images to leave out, a lin
     classification=load_classification,
     segmentation=load_segmentation,
     heeds=frozenset({"train", "tests", "label", "exclude", "ignored", "class_names"}),
+    own_split=True,
 )

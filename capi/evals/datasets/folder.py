@@ -35,8 +35,9 @@ ROOT/train/CLASS/...     images to train on; folders inside of a class folder ar
 ROOT/test/CLASS/...      images to test on; ROOT/val where there is no ROOT/test
 
 train= and tests= name other splits. The classes are the class folders that hold images, sorted by name. An image
-beside the class folders is an error. A class that only test images have stays a class and is noted in the results.
+beside the class folders is an error. A class that only test images have stays a class, and the results warn of it.
 """,
     classification=load,
     heeds=frozenset({"train", "tests"}),
+    own_split=True,
 )

@@ -18,7 +18,6 @@ from capi.evals.datasets.reading import (
     images_under,
     labelled,
     list_lines,
-    only_tested,
 )
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset
 
@@ -50,7 +49,6 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
         images = {number_of(image): image for image, _ in val} if name == "real" else {}
         tests[name], more = TEST_SETS[name](options.more[name], classes, (root / "val", images), options)
         notes += more
-    notes += only_tested({kind for _, kind in train}, {kind for _, kind in val})
     return ClassificationData(tuple(classes), labelled(root / "train", train, classes), tests, notes)
 
 

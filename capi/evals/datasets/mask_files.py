@@ -1,6 +1,7 @@
 """Masks: label images that are read as numbers, never as colours, unless a data set keeps its labels as colours."""
 
 import hashlib
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -13,8 +14,9 @@ from PIL import Image
 
 from capi.data.sources import Files
 from capi.errors import CapiError
-from capi.evals.datasets.reading import images_under, some_of
+from capi.evals.datasets.reading import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
+from capi.evals.wording import some_of
 
 Labels = npt.NDArray[Any]
 Pairs = Sequence[tuple[str, str]]
@@ -115,23 +117,21 @@ def _opened(path: Path) -> Image.Image:
             return image
     except CapiError:
         raise
+    except FileNotFoundError as error:
+        raise CapiError(f"there is no mask {path}: put it there, or leave its image out") from error
     except Exception as error:
         # Codecs raise whatever they like about a broken file.
         raise CapiError(f"the mask {path} cannot be read ({error}): repair it, or leave its image out") from error
 
 
-def labels_found(masks: MaskSource) -> dict[int, str]:
-    """Every label of the masks, with the first mask that has it."""
+def labels_found(masks: MaskSource) -> set[int]:
+    """Every label of the masks."""
 
     def labels_of(index: int) -> list[int]:
         return [int(label) for label in np.unique(masks.read(index))]
 
-    found: dict[int, str] = {}
     with ThreadPoolExecutor() as pool:
-        for index, labels in enumerate(pool.map(labels_of, range(len(masks)))):
-            for label in labels:
-                found.setdefault(label, masks.name(index))
-    return found
+        return set(itertools.chain.from_iterable(pool.map(labels_of, range(len(masks)))))
 
 
 def paired(images: Path, masks: Path) -> tuple[list[tuple[str, str]], tuple[str, ...]]:
@@ -210,13 +210,6 @@ def _files(part: tuple[Path, Path, Pairs], table: Mapping[int, int] | None) -> M
 def _classes_found(
     train: MaskSource, test: MaskSource, ignored: frozenset[int]
 ) -> tuple[dict[int, str], tuple[str, ...]]:
-    trained, tested = labels_found(train), labels_found(test)
-    labels = sorted({*trained, *tested} - ignored)
-    notes = []
-    only = [label for label in labels if label not in trained]
-    if only:
-        names = some_of([f"{label} ({tested[label]})" for label in only])
-        notes.append(f"labels only in test masks, so never predicted: {names}")
-    if VOID in labels:
-        notes.append(f"the label {VOID} counts as a class; if it means pixels that do not count, say ignored=[{VOID}]")
-    return {label: str(label) for label in labels}, tuple(notes)
+    labels = sorted((labels_found(train) | labels_found(test)) - ignored)
+    note = f"the label {VOID} counts as a class; if it means pixels that do not count, say ignored=[{VOID}]"
+    return {label: str(label) for label in labels}, (note,) if VOID in labels else ()

@@ -52,8 +52,10 @@ ROOT/masks/test/...
 
 train= and tests= name other splits. Every label found in the masks is a class but for those of ignored=; with
 class_names= the labels are 0, 1, 2, ... and any other is an error. exclude= names a file with the images to leave out,
-a line each, like train/NAME.jpg. An image without a mask is an error; a label that only test masks have is noted.
+a line each, like train/NAME.jpg. An image without a mask is an error; of a label that no
+training patch has the results warn.
 """,
     segmentation=load,
     heeds=frozenset({"train", "tests", "ignored", "class_names", "exclude"}),
+    own_split=True,
 )

@@ -10,21 +10,23 @@ from capi.data.sources import ENDINGS, Files
 from capi.errors import CapiError, nearest
 from capi.evals.tasks import AnsweredImages, ClassificationData, DataOptions, LabelledImages
 
-_NAMED = 5
+
+class MisplacedFilesError(CapiError):
+    """Files that do not lie as the data set wants them; who knows its name adds where that can be read."""
 
 
 def existing_folder(path: Path) -> Path:
     """The folder, or an error that it is missing."""
     if not path.is_dir():
         kind = "a file, not a folder" if path.exists() else "missing"
-        raise CapiError(f"the folder {path} is {kind}: the files must lie as `capi datasets show` says")
+        raise MisplacedFilesError(f"the folder {path} is {kind}")
     return path
 
 
 def existing_file(path: Path) -> Path:
     """The file, or an error that it is missing."""
     if not path.is_file():
-        raise CapiError(f"the file {path} is missing: the files must lie as `capi datasets show` says")
+        raise MisplacedFilesError(f"the file {path} is missing")
     return path
 
 
@@ -109,22 +111,8 @@ def classification(
         classes=tuple(classes),
         train=labelled(*train, classes),
         tests={name: answered(labelled(*part, classes)) for name, part in tests.items()},
-        notes=(*notes, *only_tested(trained, tested)),
+        notes=tuple(notes),
     )
-
-
-def only_tested(trained: Collection[str], tested: Collection[str]) -> tuple[str, ...]:
-    """A note about classes that no training image has: they cannot be learned, so their images count as wrong."""
-    missing = sorted(set(tested) - set(trained))
-    if not missing:
-        return ()
-    return (f"only in test images, so never predicted: {some_of(missing)}",)
-
-
-def some_of(names: Sequence[str]) -> str:
-    """The first few of many names."""
-    rest = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def check_count(found: int, expected: int, what: str, options: DataOptions) -> tuple[str, ...]:
@@ -211,5 +199,5 @@ def first_with(roots: Sequence[Path], inside: str) -> Path:
     """The first of several folders that holds a file or folder; data sets are unpacked more or less deep."""
     found = next((root for root in roots if (root / inside).exists()), None)
     if found is None:
-        raise CapiError(f"there is no {roots[0] / inside}: the files must lie as `capi datasets show` says")
+        raise MisplacedFilesError(f"there is no {roots[0] / inside}")
     return found

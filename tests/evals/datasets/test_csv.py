@@ -26,7 +26,7 @@ def test__a_table_names_files_relative_to_itself_in_sorted_order(tmp_path: Path)
     assert named(data.train, data.classes) == {"p/a.png": "wolf", "p/b.png": "cat"}
     assert data.train.images.read(0) == tmp_path / "p" / "a.png"
     assert data.tests["val"].answers.tolist() == [[0]]
-    assert data.notes == ("only in test images, so never predicted: bear",)
+    assert data.notes == ()
     kinds = load_classification(path, DataOptions(label="kind"))
     assert named(kinds.train, kinds.classes) == {"p/a.png": "wild", "p/b.png": "pet"}
 

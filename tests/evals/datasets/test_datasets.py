@@ -197,10 +197,25 @@ def test__a_misspelt_name_is_told_its_neighbour() -> None:
 
 
 def test__a_task_that_a_data_set_lacks_is_an_error() -> None:
-    with pytest.raises(CapiError, match='"ade20k" has masks, but no classes'):
+    with pytest.raises(CapiError, match="no classes of images: choose ade20k/knn-segmentation or ade20k/logistic-"):
         load_classification("ade20k", Path(), DataOptions())
-    with pytest.raises(CapiError, match='"imagenet" has classes of images, but no masks'):
+    with pytest.raises(CapiError, match="no masks: choose imagenet/attentive or imagenet/knn or imagenet/linear"):
         load_segmentation("imagenet", Path(), DataOptions())
+
+
+@pytest.mark.parametrize("name", [name for name in DATASETS if "tests" in DATASETS[name].heeds])
+def test__a_split_is_tested_on_once(name: str, tmp_path: Path) -> None:
+    load = load_classification if name in CLASSIFICATION else load_segmentation
+    root = None if name == "demo" else root_of(name, tmp_path)
+    with pytest.raises(CapiError, match='tests= names the split "val" twice: name each once'):
+        load(name, root, DataOptions(tests=("val", "test", "val")))
+
+
+@pytest.mark.parametrize("name", ["folder", "masks", "pets", "ade20k", "cityscapes"])
+def test__a_missing_folder_says_where_the_layout_is_shown(name: str, tmp_path: Path) -> None:
+    load = load_classification if name in CLASSIFICATION else load_segmentation
+    with pytest.raises(CapiError, match=f"{tmp_path}/.*: the files must lie as `capi datasets show {name}` says$"):
+        load(name, tmp_path / "nowhere", DataOptions())
 
 
 @pytest.mark.parametrize(

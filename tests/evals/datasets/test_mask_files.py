@@ -61,10 +61,11 @@ def test__colours_photos_and_broken_files_are_no_masks(tmp_path: Path) -> None:
         ("colour", "is a colour image"),
         ("photo", "is a JPEG"),
         ("broken", "cannot be read"),
-        ("absent", "cannot be read"),
     ]:
         with pytest.raises(CapiError, match=rf"{name}\.png {message}"):
             read_label_image(tmp_path / f"{name}.png")
+    with pytest.raises(CapiError, match=rf"there is no mask {tmp_path}/absent\.png"):
+        read_label_image(tmp_path / "absent.png")
 
 
 def test__a_table_renumbers_and_refuses_what_it_lacks(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test__labels_are_found_with_the_first_mask_that_has_them(tmp_path: Path) -> 
     for name, values in [("a", [1, 2]), ("b", [2, 9]), ("c", [1, 9])]:
         (tmp_path / f"{name}.png").write_bytes(mask_bytes(np.array([values], np.uint8), palette=False))
     masks = MaskFiles(tmp_path, ["a.png", "b.png", "c.png"])
-    assert labels_found(masks) == {1: "a.png", 2: "a.png", 9: "b.png"}
+    assert labels_found(masks) == {1, 2, 9}
 
 
 def test__a_source_of_masks_travels_to_other_processes_and_its_fingerprint_knows_the_table(tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ def test__images_and_masks_are_matched_by_name_in_any_folder(tmp_path: Path) -> 
     assert data.train.masks.read(1)[0, 0] == 1  # town 0/10
 
 
-def test__a_label_that_only_test_masks_have_stays_a_class_and_is_noted(tmp_path: Path) -> None:
+def test__a_label_that_only_test_masks_have_stays_a_class(tmp_path: Path) -> None:
     data = load(small(tmp_path, 0, 7), DataOptions())
     assert data.classes == {0: "0", 1: "1", 7: "7"}
-    assert data.notes == ("labels only in test masks, so never predicted: 7 (b.png)",)
+    assert data.notes == ()
 
 
 def test__names_are_given_to_labels_from_zero(tmp_path: Path) -> None:
