@@ -44,8 +44,16 @@ def _as_benchmark(old: Any) -> Any:
     return {"benchmark": f"{dataset}/knn", "options": options} | {k: v for k, v in old.items() if k not in moved}
 
 
+def _name_positions(tree: Tree) -> Tree:
+    """Version 2 knew rotary positions alone, under the key model.rope; version 3 has model.positions."""
+    model = tree.get("model")
+    if not isinstance(model, dict) or "rope" not in model:
+        return tree
+    return tree | {"model": {"positions" if key == "rope" else key: value for key, value in model.items()}}
+
+
 # From version to the function that lifts a config to the next one.
-MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks}
+MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks, 2: _name_positions}
 
 
 def recipe_names() -> list[str]:

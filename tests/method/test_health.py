@@ -162,9 +162,7 @@ def test__features_without_variance_have_rank_one_and_broken_ones_none() -> None
 def test__recent_use_adds_new_patches_and_fades_old_ones() -> None:
     recent, nearest = torch.tensor([4.0, 0.0, 8.0]), torch.tensor([2, 0, 2, 2])
     # Four patches are 4 / 60 of what three prototypes remember.
-    assert health.remember(recent, nearest).tolist() == pytest.approx(
-        [4 * 56 / 60 + 1, 0, 8 * 56 / 60 + 3], rel=1e-6
-    )
+    assert health.remember(recent, nearest).tolist() == pytest.approx([4 * 56 / 60 + 1, 0, 8 * 56 / 60 + 3], rel=1e-6)
 
 
 def test__what_is_remembered_is_twenty_patches_a_prototype_in_their_true_shares() -> None:
