@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from capi.allocator import keep_freed_memory
-from capi.config.schema import Config, ModelConfig
+from capi.config.schema import Config
 from capi.data.crops import normalize
 from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
@@ -22,8 +23,8 @@ from capi.method.student import Student
 from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.heads import LinearHead
-from capi.models.predictor import Predictor
+from capi.models.heads import HEADS
+from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
 from capi.train.loop import LoopSettings
 from capi.train.optimizer import clustering_optimizer, student_optimizer
 from capi.train.schedules import Schedule
@@ -31,8 +32,9 @@ from capi.train.step import Learner
 from capi.types import MaskedBatch, Statistics
 
 
-def build_student(model: ModelConfig, prototypes: int) -> Student:
+def build_student(config: Config) -> Student:
     """Encoder, predictor and head as a config describes them, with fresh weights."""
+    model = config.model
     encoder = Encoder(
         width=model.width,
         depth=model.depth,
@@ -41,21 +43,34 @@ def build_student(model: ModelConfig, prototypes: int) -> Student:
         registers=model.registers,
         channels=model.channels,
         mlp_width=round(model.width * model.mlp_ratio),
-        rope=model.rope,
+        positions=model.positions,
+        grid=config.grid,
         drop_rate=model.stochastic_depth,
     )
-    predictor = Predictor(
-        width=model.predictor_width,
-        depth=model.predictor_depth,
-        heads=model.predictor_heads,
-        context_width=model.width,
-        mlp_width=round(model.predictor_width * model.mlp_ratio),
-        rope=model.rope,
-        drop_rate=model.stochastic_depth,
-    )
-    return Student(
-        encoder=encoder, predictor=predictor, head=LinearHead(width=model.predictor_width, prototypes=prototypes)
-    )
+    predictor = _PREDICTORS[model.predictor.kind](config)
+    head = HEADS[model.head](width=model.predictor_width, prototypes=config.clustering.prototypes)
+    return Student(encoder=encoder, predictor=predictor, head=head)
+
+
+def _split_shape(config: Config) -> dict[str, Any]:
+    model = config.model
+    return {
+        "width": model.predictor_width,
+        "depth": model.predictor_depth,
+        "heads": model.predictor_heads,
+        "context_width": model.width,
+        "mlp_width": round(model.predictor_width * model.mlp_ratio),
+        "positions": model.positions,
+        "grid": config.grid,
+        "drop_rate": model.stochastic_depth,
+    }
+
+
+_PREDICTORS: dict[str, Callable[[Config], Predictor]] = {
+    "cross": lambda config: CrossPredictor(**_split_shape(config)),
+    "self": lambda config: SelfPredictor(**_split_shape(config), mask_tokens=config.model.predictor.mask_tokens),
+    "fused": lambda config: FusedPredictor(width=config.model.width),
+}
 
 
 def build_learner(config: Config, device: torch.device | str = "cpu") -> Learner:
@@ -63,7 +78,7 @@ def build_learner(config: Config, device: torch.device | str = "cpu") -> Learner
     keep_freed_memory()
     torch.manual_seed(config.seed)
     optimization = config.optimization
-    student = build_student(config.model, config.clustering.prototypes).to(device)
+    student = build_student(config).to(device)
     clustering = OnlineClustering(
         width=config.model.width,
         prototypes=config.clustering.prototypes,

@@ -84,7 +84,7 @@ def untrained(recipe: str) -> CapiEncoder:
     """The encoder of a recipe or of a run, with the weights it starts from."""
     config = run_config(RunFolder(Path(recipe))) if Path(recipe).is_dir() else load_config(recipe)
     torch.manual_seed(config.seed)
-    student = build.build_student(config.model, config.clustering.prototypes)
+    student = build.build_student(config)
     return build.frozen(student, build.statistics(config)).eval().requires_grad_(False)
 
 

@@ -76,7 +76,7 @@ def load_exported(path: Path) -> CapiEncoder | None:
 
 
 def _empty(config: Config) -> CapiEncoder:
-    return frozen(build_student(config.model, config.clustering.prototypes), statistics(config))
+    return frozen(build_student(config), statistics(config))
 
 
 def _fill(model: CapiEncoder, state: dict[str, Tensor], path: Path) -> None:
@@ -106,7 +106,19 @@ def _metadata(path: Path) -> dict[str, str]:
 
 
 def _refuse_unreleasable(config: Config) -> None:
-    """Others place a quarter of the registers on each side, which needs a multiple of 4."""
+    """The layout knows the paper's default architecture, and one place for each of its tensors."""
+    model = config.model
+    for key, value, held in (
+        ("model.predictor.kind", model.predictor.kind, ("cross",)),
+        ("model.positions", model.positions, ("axial", "released")),
+        ("model.head", model.head, ("linear",)),
+    ):
+        if value not in held:
+            raise CapiError(
+                f"the released layout has no place for {key}={value}, only for {' and '.join(held)}: export with "
+                "--format safetensors"
+            )
+    # Others place a quarter of the registers on each side.
     if config.model.registers % 4:
         raise CapiError(
             f"the released layout cannot hold {config.model.registers} registers: its readers spread them over four "

@@ -14,7 +14,7 @@ from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.predictor import Predictor
+from capi.models.predictor import CrossPredictor
 from tests.evals.datasets.layouts import build_folder, build_masks
 
 REFERENCE = Path(__file__).parent / "reference" / "tiny"
@@ -63,7 +63,7 @@ def model() -> CapiEncoder:
     """A frozen encoder whose predictor has another width."""
     encoder = Encoder(width=32, depth=2, heads=2, patch_size=4, registers=4, mlp_width=64)
     return CapiEncoder(
-        encoder=encoder, predictor=Predictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64)
+        encoder=encoder, predictor=CrossPredictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64)
     ).eval()
 
 

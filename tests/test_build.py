@@ -13,6 +13,8 @@ from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
 from capi.data.sources import image_folder
+from capi.models.heads import MlpHead
+from capi.models.predictor import FusedPredictor, SelfPredictor
 from capi.types import IMAGENET, Statistics, statistics_of
 
 UNUSUAL = {
@@ -39,7 +41,7 @@ UNUSUAL = {
         "registers": 5,
         "channels": 2,
         "mlp_ratio": 2.5,
-        "rope": "released",
+        "positions": "released",
         "stochastic_depth": 0.3,
         "predictor": {"depth": 2, "width": 24, "heads": 3},
     },
@@ -80,7 +82,7 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
     assert predictor.blocks[0].mlp.expand.weight.shape == (60, 24)
     assert predictor.blocks[1].attention.key.weight.shape == (24, 48)
     assert (len(predictor.blocks), predictor.blocks[0].attention.heads) == (2, 3)
-    assert encoder.rope == predictor.rope == "released"
+    assert encoder.positions.kind == predictor.positions.kind == "released"
     assert encoder.blocks[2].drop_rate == predictor.blocks[1].drop_rate == 0.3
     assert learner.student.head.direction.shape == (13, 24)
     settings = learner.clustering.settings
@@ -97,6 +99,26 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
     assert learner.learning_rate(120) == pytest.approx(0.01 * 0.5 * (1 + 2**-0.5))
     assert learner.teacher_momentum(40) == pytest.approx(0.9)
     assert learner.student_temperature == 0.3
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        ({"predictor": {"kind": "self", "mask_tokens": "masked", "width": 24, "heads": 3}}, SelfPredictor),
+        ({"predictor": {"kind": "fused"}}, FusedPredictor),
+    ],
+)
+def test__the_predictor_is_the_one_of_the_config(small_config: Config, model: dict, kind: type) -> None:
+    tree = small_config.model_dump(mode="json")
+    tree["model"] |= model | {"positions": "learned", "head": "mlp"}
+    student = build.build_student(parse_config(tree))
+    assert type(student.predictor) is kind
+    assert isinstance(student.head, MlpHead)
+    assert student.encoder.positions.table.shape == (8, 6, 32)
+    if isinstance(student.predictor, SelfPredictor):
+        assert student.predictor.mask_tokens == "masked"
+        assert student.predictor.projection.weight.shape == (24, 32)
+        assert student.predictor.positions.table.shape == (8, 6, 24)
 
 
 def test__the_seed_decides_the_weights(small_config: Config) -> None:

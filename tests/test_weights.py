@@ -53,7 +53,7 @@ def test__a_run_gives_its_teacher_or_its_student(run: Path, images: torch.Tensor
 def test__what_is_exported_computes_the_same(
     small_config: Config, tmp_path: Path, images: torch.Tensor, format: str, weights: str, rope: str
 ) -> None:
-    model = small_config.model.model_copy(update={"rope": rope})
+    model = small_config.model.model_copy(update={"positions": rope})
     run = make_run(small_config.model_copy(update={"model": model}), tmp_path / "run")
     file = capi.export(run, tmp_path / "new" / "file", format=format, weights=weights)
     for ours, theirs in zip(capi.load(file)(images), capi.load(run, weights=weights)(images), strict=True):
@@ -105,6 +105,51 @@ def test__the_released_layout_refuses_what_it_cannot_hold(small_config: Config, 
         capi.export(run, tmp_path / "file.pth", format="released")
     assert not list(tmp_path.glob("*file*"))
     assert capi.load(capi.export(run, tmp_path / "file.safetensors"))
+
+
+VARIANTS = {
+    "model.positions=learned": {"positions": "learned"},
+    "model.head=mlp": {"head": "mlp"},
+    "model.predictor.kind=self": {"predictor": {"kind": "self", "width": 48, "heads": 2}},
+    "model.predictor.kind=fused": {"predictor": {"kind": "fused"}},
+}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test__variants_load_and_export_but_not_in_the_released_layout(
+    small_config: Config, tmp_path: Path, images: torch.Tensor, name: str
+) -> None:
+    tree = small_config.model_dump(mode="json")
+    tree["model"] |= VARIANTS[name]
+    run = make_run(parse_config(tree), tmp_path / "run")
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    for ours, theirs in zip(capi.load(file)(images), capi.load(run)(images), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(CapiError, match=f"no place for {name}.*--format safetensors"):
+        capi.export(run, tmp_path / "file.pth", format="released")
+    assert not (tmp_path / "file.pth").exists()
+
+
+def test__learned_positions_of_another_image_size_are_refused(small_config: Config, tmp_path: Path) -> None:
+    tree = small_config.model_dump(mode="json")
+    tree["model"]["positions"] = "learned"
+    run = make_run(parse_config(tree), tmp_path / "run")
+    tree["data"]["image_size"] = [24, 24]
+    (run / "config.yaml").write_text(dump_config(parse_config(tree)))
+    with pytest.raises(CapiError, match=r"encoder\.positions\.table.* in another shape than \(6, 6, 32\)"):
+        capi.load(run)
+
+
+def test__a_file_with_a_config_of_version_2_is_read(run: Path, tmp_path: Path, images: torch.Tensor) -> None:
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        facts = json.loads(opened.metadata()["capi"])
+    old = facts["config"]["model"]
+    old["rope"] = old.pop("positions")
+    del old["head"], old["predictor"]["kind"], old["predictor"]["mask_tokens"]
+    facts["config"]["version"] = 2
+    save_file(load_file(file), file, metadata={"capi": json.dumps(facts)})
+    assert torch.equal(capi.load(file)(images).feature_map, capi.load(run)(images).feature_map)
 
 
 def test__folders_that_are_not_there_are_refused(small_config: Config, run: Path, tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """The command line: parse, build the config, call api. Bad input ends with one sentence and exit code 2."""
 
 from capi.cli import evaluating as _evaluating
+from capi.cli import recipes as _recipes
 from capi.cli import seeing as _seeing
 from capi.cli import training as _training
 from capi.cli.app import main
 
 __all__ = ["main"]
 # Commands come to be when their module is imported.
-del _evaluating, _seeing, _training
+del _evaluating, _recipes, _seeing, _training

@@ -1,4 +1,4 @@
-"""Commands that train: recipes, pretrain, export, demo."""
+"""Commands that train: pretrain, export, demo."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,34 +17,6 @@ if TYPE_CHECKING:
     from capi.data.statistics import DataSummary
     from capi.demo import DemoSummary
     from capi.train.check import StepCost
-
-recipes_app = typer.Typer(help="List the recipes, or show one with every value written out.")
-app.add_typer(recipes_app, name="recipes")
-
-
-@recipes_app.callback(invoke_without_command=True)
-def recipes(context: typer.Context) -> None:
-    """List the recipes that come with the package."""
-    if context.invoked_subcommand is not None:
-        return
-    table = Table("recipe", "what it is", box=None, pad_edge=False)
-    for name in loading.recipe_names():
-        table.add_row(name, loading.recipe_title(name))
-    Console().print(table)
-
-
-@recipes_app.command("show")
-def show(
-    name: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
-    overrides: Overrides = None,
-) -> None:
-    """Show a recipe: its opening comment, then the whole config that it resolves to."""
-    config = loading.load_config(name, overrides or [])
-    for line in loading.recipe_text(name).splitlines():
-        if not line.startswith("#"):
-            break
-        typer.echo(line)
-    typer.echo(loading.dump_config(config), nl=False)
 
 
 @app.command()

@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, nearest
 
@@ -44,12 +45,20 @@ def _as_benchmark(old: Any) -> Any:
     return {"benchmark": f"{dataset}/knn", "options": options} | {k: v for k, v in old.items() if k not in moved}
 
 
+def _name_positions(tree: Tree) -> Tree:
+    """Version 2 knew rotary positions alone, under the key model.rope; version 3 has model.positions."""
+    model = tree.get("model")
+    if not isinstance(model, dict) or "rope" not in model:
+        return tree
+    return tree | {"model": {"positions" if key == "rope" else key: value for key, value in model.items()}}
+
+
 # From version to the function that lifts a config to the next one.
-MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks}
+MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks, 2: _name_positions}
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
+    """The recipes that come with the package as files; those of the paper's models are in `paper_models`."""
     return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
 
 
@@ -104,8 +113,10 @@ def _flat(tree: Tree, prefix: str = "") -> Tree:
 
 
 def recipe_text(name: str) -> str:
-    """The file of a recipe as it stands."""
+    """The file of a recipe as it stands, or what a model of the paper would have in one."""
     path = _recipe_path(name)
+    if path is None:
+        return paper_recipe(name)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -166,16 +177,17 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
 
 
 def _recipe_path(name: str) -> Any:
+    """Where a recipe lies; None for a model of the paper, which has no file of its own."""
     if name.endswith(FILE_ENDINGS):
         if not Path(name).is_file():
             raise CapiError(f"there is no file {name}: give a recipe's name or the path of a YAML file")
         return Path(name)
-    if name not in recipe_names():
-        raise CapiError(
-            f'there is no recipe "{name}"{nearest(name, recipe_names())} (`capi recipes` lists them; a file must end '
-            "in .yaml)"
-        )
-    return _folder() / f"{name}.yaml"
+    if name in recipe_names():
+        return _folder() / f"{name}.yaml"
+    if name in paper_models():
+        return None
+    close = nearest(name, [*recipe_names(), *paper_models()])
+    raise CapiError(f'there is no recipe "{name}"{close} (`capi recipes` lists them; a file must end in .yaml)')
 
 
 def _folder() -> Any:

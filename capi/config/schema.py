@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-CONFIG_VERSION = 2
+CONFIG_VERSION = 3
 
 Share = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -21,8 +21,12 @@ class Section(BaseModel):
 
 
 class PredictorConfig(Section):
-    """The cross-attention predictor. What is left null follows the encoder."""
+    """How hidden patches are predicted. What is left null follows the encoder."""
 
+    kind: Literal["cross", "self", "fused"] = "cross"
+    """`cross`: mask tokens read the encoder's output; `self`: both are one sequence; `fused`: no predictor at all."""
+    mask_tokens: Literal["predicted", "masked"] = "predicted"
+    """Of kind `self`: mask tokens at the predicted positions only, or at all masked ones."""
     depth: Count | None = None
     """Number of blocks; null means half of the encoder's, at least one."""
     width: Count | None = None
@@ -48,12 +52,14 @@ class ModelConfig(Section):
     """Channels of an image."""
     mlp_ratio: Positive = 4.0
     """Width of an MLP's hidden layer, in units of the token width."""
-    rope: Literal["axial", "released"] = "axial"
-    """Rotary positions: `axial` is a true rotation, `released` is what the published weights were trained with."""
+    positions: Literal["axial", "released", "learned"] = "axial"
+    """Rotary: `axial`, a true rotation, or `released`, as in the published weights; `learned` is a table instead."""
     stochastic_depth: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the images for which each residual branch is dropped, in the student only."""
     predictor: PredictorConfig = PredictorConfig()
-    """The predictor's shape."""
+    """The predictor and its shape."""
+    head: Literal["linear", "mlp"] = "linear"
+    """From a prediction to prototype logits: a linear map, or three layers and a bottleneck before it."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelConfig":
@@ -66,6 +72,22 @@ class ModelConfig(Section):
                     f"{name}.width of {width} with {heads} heads gives a head width of {width / heads:g}, expected a "
                     f"multiple of 4: change {name}.width or {name}.heads"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _predictor_settings_have_a_meaning(self) -> "ModelConfig":
+        kind = self.predictor.kind
+        for name in ("depth", "width", "heads"):
+            if kind == "fused" and getattr(self.predictor, name) is not None:
+                raise ValueError(
+                    f"model.predictor.{name} has no meaning with model.predictor.kind=fused, which has no predictor: "
+                    f"set model.predictor.{name}=null; model.{name} is that of all blocks"
+                )
+        if kind != "self" and self.predictor.mask_tokens != "predicted":
+            raise ValueError(
+                f"model.predictor.mask_tokens is a choice of model.predictor.kind=self, but the kind is {kind}: leave "
+                "it out, or change the kind"
+            )
         return self
 
     @property

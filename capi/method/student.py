@@ -1,18 +1,16 @@
-"""The student: encode the visible patches, predict the hidden ones, map predictions to prototype logits."""
+"""The student: encode the visible patches, predict hidden ones, map predictions to what the target asks for."""
 
 from torch import Tensor, nn
 
 from capi.models.encoder import Encoder
-from capi.models.heads import LinearHead
 from capi.models.predictor import Predictor
-from capi.models.rope import patch_coordinates
 from capi.types import Float, Int
 
 
 class Student(nn.Module):
     """Encoder, predictor and head; all that the main loss trains."""
 
-    def __init__(self, *, encoder: Encoder, predictor: Predictor, head: LinearHead) -> None:
+    def __init__(self, *, encoder: Encoder, predictor: Predictor, head: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
         self.predictor = predictor
@@ -24,8 +22,5 @@ class Student(nn.Module):
         visible_index: Int[Tensor, "b v"],
         predict_index: Int[Tensor, "b p"],
     ) -> Float[Tensor, "b p k"]:
-        encoded = self.encoder(images, visible_index)
-        grid = self.encoder.patch_embedding.grid(images)
-        positions = patch_coordinates(*grid, device=images.device)[predict_index]
-        logits: Tensor = self.head(self.predictor(encoded, positions))
-        return logits
+        outputs: Tensor = self.head(self.predictor.predict(self.encoder, images, visible_index, predict_index))
+        return outputs

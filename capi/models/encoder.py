@@ -1,4 +1,4 @@
-"""The vision transformer: registers and patches, rotary positions, all patches or only the visible ones."""
+"""The vision transformer: registers and patches, all patches or only the visible ones, with mask tokens or without."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError
 from capi.models.layers import Block, final_norm
-from capi.models.rope import RopeVariant, patch_coordinates, register_coordinates, rotary_table
+from capi.models.positions import POSITIONS, Grid, PositionKind
+from capi.models.rope import patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
 INITIAL_TOKEN_STD = 0.02
@@ -19,6 +20,13 @@ class Encoded(NamedTuple):
 
     tokens: Float[Tensor, "b t d"]
     coordinates: Float[Tensor, "s t 2"]
+
+
+class MaskTokens(NamedTuple):
+    """Tokens that stand for hidden patches, and which patches of the grid those are."""
+
+    tokens: Float[Tensor, "b m d"]
+    hidden: Int[Tensor, "b m"]
 
 
 class PatchEmbedding(nn.Module):
@@ -82,36 +90,49 @@ class Encoder(nn.Module):
         registers: int,
         channels: int = 3,
         mlp_width: int,
-        rope: RopeVariant = "axial",
+        positions: PositionKind = "axial",
+        grid: Grid | None = None,
         drop_rate: float = 0.0,
     ) -> None:
+        """`grid` is the native one in patches; only learned positions need it."""
         super().__init__()
         self.width = width
         self.head_width = width // heads
-        self.rope: RopeVariant = rope
         self.patch_embedding = PatchEmbedding(width=width, channels=channels, patch_size=patch_size)
         self.registers = nn.Parameter(torch.empty(1, registers, width).normal_(std=INITIAL_TOKEN_STD))
         self.blocks = nn.ModuleList(
             Block(width=width, heads=heads, mlp_width=mlp_width, drop_rate=drop_rate) for _ in range(depth)
         )
+        self.positions = POSITIONS[positions](width=width, head_width=self.head_width, grid=grid)
 
     @property
     def num_registers(self) -> int:
         return self.registers.shape[1]
 
     def forward(
-        self, images: Float[Tensor, "b c height width"], visible_index: Int[Tensor, "b v"] | None = None
+        self,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"] | None = None,
+        masked: MaskTokens | None = None,
     ) -> Encoded:
+        """Registers, then patches, then mask tokens where some are given, which belong to the sequence like patches."""
+        everywhere = self.coordinates(images)
         patches = self.patch_embedding(images, visible_index)
-        positions = patch_coordinates(*self.patch_embedding.grid(images), device=images.device)[None]
-        if visible_index is not None:
-            positions = positions[0][visible_index]
-        coordinates = torch.cat([register_coordinates(positions, self.num_registers), positions], dim=1)
-        rotary = rotary_table(coordinates, self.head_width, self.rope)
+        places = everywhere[None] if visible_index is None else everywhere[visible_index]
+        if masked is not None:
+            patches = torch.cat([patches, masked.tokens], dim=1)
+            places = torch.cat([places, everywhere[masked.hidden]], dim=1)
+        patches = self.positions.place(patches, places)
+        coordinates = torch.cat([register_coordinates(places, self.num_registers), places], dim=1)
+        rotary = self.positions.rotary(coordinates)
         x = torch.cat([self.registers.expand(len(images), -1, -1), patches], dim=1)
         for block in self.blocks:
             x = block(x, rotary)
         return Encoded(final_norm(x), coordinates)
+
+    def coordinates(self, images: Tensor) -> Float[Tensor, "n 2"]:
+        """Where the patches of these images stand, row by row."""
+        return patch_coordinates(*self.patch_embedding.grid(images), device=images.device)
 
     def patches(self, encoded: Encoded) -> Float[Tensor, "b v d"]:
         """The patch tokens of an encoding, registers left out."""

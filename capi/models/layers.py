@@ -35,7 +35,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Attention(nn.Module):
-    """Softmax attention from x to a context, with rotary positions on queries and keys."""
+    """Softmax attention from x to a context, with rotary positions on queries and keys where there are any."""
 
     def __init__(self, *, width: int, heads: int, context_width: int) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "b q d"],
         context: Float[Tensor, "b t e"],
-        query_rotary: RotaryTable,
-        key_rotary: RotaryTable,
+        query_rotary: RotaryTable | None,
+        key_rotary: RotaryTable | None,
     ) -> Float[Tensor, "b q d"]:
         query = rotate(self._split(self.query(x)), query_rotary)
         key = rotate(self._split(self.key(context)), key_rotary)
@@ -101,7 +101,7 @@ class Block(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b q d"],
-        query_rotary: RotaryTable,
+        query_rotary: RotaryTable | None,
         context: Float[Tensor, "b t e"] | None = None,
         key_rotary: RotaryTable | None = None,
     ) -> Float[Tensor, "b q d"]:
@@ -111,7 +111,7 @@ class Block(nn.Module):
         kept = self._draw_kept(x)
         branch = self._attend(
             x.index_select(0, kept),
-            query_rotary.select(kept),
+            None if query_rotary is None else query_rotary.select(kept),
             None if context is None else context.index_select(0, kept),
             None if key_rotary is None else key_rotary.select(kept),
         )
@@ -120,7 +120,7 @@ class Block(nn.Module):
         return _add_to_kept(x, self.mlp(self.mlp_norm(x.index_select(0, kept))), kept)
 
     def _attend(
-        self, x: Tensor, query_rotary: RotaryTable, context: Tensor | None, key_rotary: RotaryTable | None
+        self, x: Tensor, query_rotary: RotaryTable | None, context: Tensor | None, key_rotary: RotaryTable | None
     ) -> Tensor:
         normed = self.attention_norm(x)
         attended: Tensor = self.attention(

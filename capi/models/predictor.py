@@ -1,16 +1,62 @@
-"""The cross-attention predictor: mask tokens read the encoder's output and never see each other."""
+"""From the visible patches of an image to predictions of hidden ones: three architectures, as the paper compares them.
+
+- `cross`, CAPI's own: mask tokens read the encoder's output by cross-attention and never see each other.
+- `self` (MAE, CVPR 2022; I-JEPA, CVPR 2023): the encoder's output and the mask tokens are one sequence with
+  self-attention, read at the mask tokens. These stand at the predicted positions only (ours: as many as `cross` has),
+  or at all masked ones as in MAE.
+- `fused` (BEiT, ICLR 2022; iBOT, ICLR 2022; SimMIM, CVPR 2022; data2vec, ICML 2022): no predictor; mask tokens stand
+  at all masked positions in the encoder's own sequence. Registers spread around all patches of that sequence, as they
+  do around whole images at evaluation (ours). With learned positions mask tokens take the encoder's table.
+
+The paper takes as the global representation what mask tokens at all positions gather in the predictor's first block,
+averaged. For `self` it is the same with its own first block (ours); `fused` has no such block: there it is the mean of
+the patch tokens (ours).
+"""
+
+from abc import abstractmethod
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from capi.models.encoder import INITIAL_TOKEN_STD, Encoded
-from capi.models.layers import Block, final_norm
-from capi.models.rope import RopeVariant, rotary_table
-from capi.types import Float
+from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, Encoder, MaskTokens
+from capi.models.layers import Block, final_norm, linear
+from capi.models.positions import POSITIONS, Grid, PositionKind
+from capi.types import Float, Int
+
+PredictorKind = Literal["cross", "self", "fused"]
+MaskedPlaces = Literal["predicted", "masked"]
+
+# The released implementation pools after the whole first block of the predictor.
+POOLING_DEPTH = 1
 
 
-class Predictor(nn.Module):
-    """Predicts the tokens at given positions from an encoding."""
+@runtime_checkable
+class Predictor(Protocol):
+    """The contract, kept by a module: predictions of hidden patches, and a vector for a whole image."""
+
+    width: int
+
+    def predict(
+        self,
+        encoder: Encoder,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"],
+        predict_index: Int[Tensor, "b p"],
+    ) -> Float[Tensor, "b p e"]:
+        """One prediction for each patch that is asked for, of this predictor's width, through a norm without scale.
+
+        Nothing of the images is seen but the visible patches.
+        """
+        ...
+
+    def pool(self, encoder: Encoder, encoded: Encoded) -> Float[Tensor, "b e"]:
+        """One vector for each image, from the encoding of all its patches."""
+        ...
+
+
+class SplitPredictor(nn.Module):
+    """What `cross` and `self` share: a mask token, and blocks of their own after the encoder."""
 
     def __init__(
         self,
@@ -20,26 +66,154 @@ class Predictor(nn.Module):
         heads: int,
         context_width: int,
         mlp_width: int,
-        rope: RopeVariant = "axial",
+        positions: PositionKind = "axial",
+        grid: Grid | None = None,
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()
         self.width = width
         self.head_width = width // heads
-        self.rope: RopeVariant = rope
         self.mask_token = nn.Parameter(torch.empty(1, width).normal_(std=INITIAL_TOKEN_STD))
         self.blocks = nn.ModuleList(
-            Block(width=width, heads=heads, mlp_width=mlp_width, drop_rate=drop_rate, context_width=context_width)
+            Block(
+                width=width,
+                heads=heads,
+                mlp_width=mlp_width,
+                drop_rate=drop_rate,
+                context_width=self._block_context(context_width),
+            )
             for _ in range(depth)
         )
+        self.positions = POSITIONS[positions](width=width, head_width=self.head_width, grid=grid)
 
+    @abstractmethod
+    def _block_context(self, context_width: int) -> int | None:
+        """Width of what a block's attention reads; None for its own sequence."""
+
+    @abstractmethod
     def forward(
         self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"], depth: int | None = None
     ) -> Float[Tensor, "b p d"]:
         """The predictions at `coordinates`; `depth` stops after so many blocks."""
-        query_rotary = rotary_table(coordinates, self.head_width, self.rope)
-        key_rotary = rotary_table(encoded.coordinates, self.head_width, self.rope)
-        x = self.mask_token.expand(len(encoded.tokens), coordinates.shape[1], -1)
+
+    def predict(
+        self,
+        encoder: Encoder,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"],
+        predict_index: Int[Tensor, "b p"],
+    ) -> Float[Tensor, "b p e"]:
+        predictions: Tensor = self(encoder(images, visible_index), encoder.coordinates(images)[predict_index])
+        return predictions
+
+    def pool(self, encoder: Encoder, encoded: Encoded) -> Float[Tensor, "b e"]:
+        predictions: Tensor = self(encoded, encoded.coordinates[:, encoder.num_registers :], depth=POOLING_DEPTH)
+        return predictions.mean(1)
+
+    def _mask_tokens(self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"]) -> Float[Tensor, "b p d"]:
+        tokens = self.mask_token.expand(len(encoded.tokens), coordinates.shape[1], -1)
+        return self.positions.place(tokens, coordinates)
+
+
+class CrossPredictor(SplitPredictor):
+    """Mask tokens read the encoder's output, the same for every block, and nothing else."""
+
+    def _block_context(self, context_width: int) -> int | None:
+        return context_width
+
+    def forward(
+        self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"], depth: int | None = None
+    ) -> Float[Tensor, "b p d"]:
+        query_rotary = self.positions.rotary(coordinates)
+        key_rotary = self.positions.rotary(encoded.coordinates)
+        x = self._mask_tokens(encoded, coordinates)
         for block in list(self.blocks)[:depth]:
             x = block(x, query_rotary, encoded.tokens, key_rotary)
         return final_norm(x)
+
+
+class SelfPredictor(SplitPredictor):
+    """Mask tokens and the encoder's output, through a linear map where widths differ, see each other in every block."""
+
+    def __init__(
+        self, *, width: int, context_width: int, mask_tokens: MaskedPlaces = "predicted", **others: Any
+    ) -> None:
+        super().__init__(width=width, context_width=context_width, **others)
+        self.mask_tokens = mask_tokens
+        self.projection = nn.Identity() if context_width == width else linear(context_width, width)
+
+    def _block_context(self, context_width: int) -> int | None:  # noqa: ARG002 - the signature
+        return None
+
+    def forward(
+        self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"], depth: int | None = None
+    ) -> Float[Tensor, "b p d"]:
+        rotary = self.positions.rotary(torch.cat([encoded.coordinates, coordinates], dim=1))
+        x = torch.cat([self.projection(encoded.tokens), self._mask_tokens(encoded, coordinates)], dim=1)
+        for block in list(self.blocks)[:depth]:
+            x = block(x, rotary)
+        return final_norm(x[:, -coordinates.shape[1] :])
+
+    def predict(
+        self,
+        encoder: Encoder,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"],
+        predict_index: Int[Tensor, "b p"],
+    ) -> Float[Tensor, "b p e"]:
+        if self.mask_tokens == "predicted":
+            return super().predict(encoder, images, visible_index, predict_index)
+        coordinates = encoder.coordinates(images)
+        hidden = hidden_index(visible_index, len(coordinates))
+        return rows_at(self(encoder(images, visible_index), coordinates[hidden]), hidden, predict_index)
+
+
+class FusedPredictor(nn.Module):
+    """Only a mask token; the encoder does the rest."""
+
+    def __init__(self, *, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.mask_token = nn.Parameter(torch.empty(1, width).normal_(std=INITIAL_TOKEN_STD))
+
+    def forward(self, hidden: Int[Tensor, "b m"]) -> MaskTokens:
+        """The mask tokens of hidden patches."""
+        return MaskTokens(self.mask_token.expand(*hidden.shape, -1), hidden)
+
+    def predict(
+        self,
+        encoder: Encoder,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"],
+        predict_index: Int[Tensor, "b p"],
+    ) -> Float[Tensor, "b p e"]:
+        hidden = hidden_index(visible_index, len(encoder.coordinates(images)))
+        encoded = encoder(images, visible_index, self(hidden))
+        return rows_at(encoded.tokens[:, -hidden.shape[1] :], hidden, predict_index)
+
+    def pool(self, encoder: Encoder, encoded: Encoded) -> Float[Tensor, "b e"]:
+        return encoder.patches(encoded).mean(1)
+
+
+PREDICTORS: dict[PredictorKind, type[nn.Module]] = {
+    "cross": CrossPredictor,
+    "self": SelfPredictor,
+    "fused": FusedPredictor,
+}
+
+
+def hidden_index(visible_index: Int[Tensor, "b v"], patches: int) -> Int[Tensor, "b m"]:
+    """The patches of each image that are not visible, in ascending order; every image has as many."""
+    hidden = torch.ones(len(visible_index), patches, dtype=torch.bool, device=visible_index.device)
+    hidden.scatter_(1, visible_index, value=False)
+    # Sorting puts True first and keeps the order of equals.
+    order = hidden.int().argsort(dim=1, descending=True, stable=True)
+    return order[:, : patches - visible_index.shape[1]].contiguous()
+
+
+def rows_at(
+    tokens: Float[Tensor, "b m d"], hidden: Int[Tensor, "b m"], predict_index: Int[Tensor, "b p"]
+) -> Float[Tensor, "b p d"]:
+    """Of the tokens of hidden patches, those of the predicted ones."""
+    place = torch.searchsorted(hidden, predict_index.contiguous())
+    return tokens.gather(1, place[..., None].expand(-1, -1, tokens.shape[2]))

@@ -8,6 +8,7 @@ so that the released formula computes the same.
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,8 @@ from capi.errors import CapiError
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
-from capi.models.predictor import Predictor
+from capi.models.positions import RotaryPositions
+from capi.models.predictor import CrossPredictor
 from capi.models.rope import RopeVariant, frequencies
 
 State = dict[str, Tensor]
@@ -98,12 +100,19 @@ def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
 
 def to_released(model: CapiEncoder) -> State:
     """A released state dict that computes exactly what `model` computes, whichever rotary variant it has."""
-    variant = model.encoder.rope
+    positions = model.encoder.positions
+    assert isinstance(positions, RotaryPositions), "the released layout has rotary positions alone"
+    variant = positions.variant
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     weights = _reorder_for(variant, weights, model)
     state = {theirs: weights[ours].clone() for ours, theirs in _key_map(model).items()}
     tables = {key: _table(head_width, variant) for key, head_width in _table_keys(model).items()}
     return state | tables
+
+
+def _predictor(model: CapiEncoder) -> CrossPredictor:
+    assert isinstance(model.predictor, CrossPredictor), "the released layout has a cross-attention predictor alone"
+    return model.predictor
 
 
 def _key_map(model: CapiEncoder) -> dict[str, str]:
@@ -120,7 +129,7 @@ def _key_map(model: CapiEncoder) -> dict[str, str]:
 
 def _table_keys(model: CapiEncoder) -> dict[str, int]:
     """The key of every block's rotary table, and the head width there."""
-    stacks = (("encoder", model.encoder), ("predictor", model.predictor))
+    stacks = (("encoder", model.encoder), ("predictor", _predictor(model)))
     return {
         f"{_STACKS[name]}.blocks.{number}.{_TABLE_KEY}": stack.head_width
         for name, stack in stacks
@@ -141,11 +150,11 @@ def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
         channels=patches.shape[1],
         patch_size=patches.shape[2],
         registers=_get(state, "backbone.registers", 3, source).shape[1],
-        rope=variant,
+        positions=variant,
     )
     mask_token = _get(state, "backbone.mask_token", 2, source)
-    predictor = Predictor(
-        **_stack_sizes(state, "predictor", mask_token.shape[1], source), context_width=encoder.width, rope=variant
+    predictor = CrossPredictor(
+        **_stack_sizes(state, "predictor", mask_token.shape[1], source), context_width=encoder.width, positions=variant
     )
     head = None
     if any(key.startswith("head.") for key in state):
@@ -154,7 +163,7 @@ def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
     return CapiEncoder(encoder=encoder, predictor=predictor, head=head)
 
 
-def _stack_sizes(state: State, stack: str, width: int, source: str) -> dict[str, int]:
+def _stack_sizes(state: State, stack: str, width: int, source: str) -> dict[str, Any]:
     """Depth, heads and MLP width of encoder or predictor; the head width is that of its rotary table."""
     first = f"{_STACKS[stack]}.blocks.0"
     head_width = _get(state, f"{first}.{_TABLE_KEY}", 2, source).shape[1]
@@ -241,7 +250,7 @@ def _reorder_for(variant: RopeVariant, weights: State, model: CapiEncoder) -> St
     """Swap the middle quarters of each head's query and key channels for `axial`; the swap undoes itself."""
     if variant == "released":
         return weights
-    widths = {"encoder": model.encoder.head_width, "predictor": model.predictor.head_width}
+    widths = {"encoder": model.encoder.head_width, "predictor": _predictor(model).head_width}
     return {
         name: _swap_quarters(weight, widths[name.split(".")[0]]) if name.endswith(_ROTATED) else weight
         for name, weight in weights.items()

@@ -62,8 +62,10 @@ def rotary_table(coordinates: Float[Tensor, "s t 2"], head_width: int, variant: 
     return RotaryTable(cosine[:, :, None], signed.flatten(-2)[:, :, None], _PARTS[variant])
 
 
-def rotate(x: Float[Tensor, "b t h w"], table: RotaryTable) -> Float[Tensor, "b t h w"]:
-    """Apply the table to queries or keys."""
+def rotate(x: Float[Tensor, "b t h w"], table: RotaryTable | None) -> Float[Tensor, "b t h w"]:
+    """Apply the table to queries or keys; without one they stay as they are."""
+    if table is None:
+        return x
     rotated: Tensor = _Rotate.apply(x, table.cosine.to(x.dtype), table.sine.to(x.dtype), table.parts)
     return rotated
 

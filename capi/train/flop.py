@@ -12,6 +12,7 @@ from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
 from capi.models.encoder import Encoder
 from capi.models.layers import Block
+from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
 
 # A backward pass computes two products for each one of the forward pass: for the weights and for the inputs.
 TRAINING = 3
@@ -31,19 +32,53 @@ def iteration_flop(
     student: Student, clustering: OnlineClustering, *, batch_size: int, patches: int, visible: int, predicted: int
 ) -> IterationFlop:
     """FLOP of one image of a batch, of whose `patches` so many are visible and so many predicted."""
-    encoder, predictor = student.encoder, student.predictor
-    context = encoder.num_registers + visible
+    encoder = student.encoder
+    counts = Counts(encoder.num_registers, patches, visible, predicted)
     embedding = _embedding_flop(encoder, visible)
     kept = _kept_share(encoder.blocks, batch_size)
+    tokens, predictor = _predictor_flop(student.predictor, counts, kept)
     prototypes = clustering.prototypes.numel()
     return IterationFlop(
         teacher=encoder_flop(encoder, patches),
         clustering=2 * 2 * patches * prototypes,
         # Images need no gradient, so the patch embedding has one product less.
-        student_encoder=TRAINING * kept * _stack_flop(encoder.blocks, context, context) + 2 * embedding,
-        predictor=TRAINING * kept * _stack_flop(predictor.blocks, predicted, context),
-        head=TRAINING * 2 * predicted * student.head.direction.numel(),
+        student_encoder=TRAINING * kept * _stack_flop(encoder.blocks, tokens, tokens) + 2 * embedding,
+        predictor=TRAINING * predictor,
+        head=TRAINING * head_flop(student.head, predicted),
     )
+
+
+class Counts(NamedTuple):
+    """Tokens of one image."""
+
+    registers: int
+    patches: int
+    visible: int
+    predicted: int
+
+    @property
+    def context(self) -> int:
+        return self.registers + self.visible
+
+
+def _predictor_flop(predictor: Predictor, counts: Counts, kept: float) -> tuple[int, float]:
+    """How many tokens the student's encoder works on, and the forward FLOP of the predictor."""
+    context = counts.context
+    if isinstance(predictor, CrossPredictor):
+        return context, kept * _stack_flop(predictor.blocks, counts.predicted, context)
+    if isinstance(predictor, SelfPredictor):
+        everywhere = predictor.mask_tokens == "masked"
+        tokens = context + (counts.patches - counts.visible if everywhere else counts.predicted)
+        projected = 2 * context * sum(weight.numel() for weight in predictor.projection.parameters())
+        return context, kept * _stack_flop(predictor.blocks, tokens, tokens) + projected
+    assert isinstance(predictor, FusedPredictor), f"the FLOP of {type(predictor).__name__} are not known"
+    return counts.registers + counts.patches, 0
+
+
+def head_flop(head: nn.Module, tokens: int) -> int:
+    """FLOP of the map from so many predictions to logits or values; a learned length is no matrix product."""
+    matrices = {name: weight for name, weight in head.named_parameters() if weight.ndim == 2}
+    return 2 * tokens * sum(weight.numel() for name, weight in matrices.items() if not name.endswith("length"))
 
 
 def encoder_flop(encoder: Encoder, patches: int) -> int:

@@ -19,24 +19,6 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "capi", *arguments], capture_output=True, text=True, check=False)
 
 
-def test__recipes_lists_every_recipe(run_here: RunHere) -> None:
-    result = run_here("recipes")
-    assert result.code == 0
-    for name in ("tiny4", "vitl14", "vits16"):
-        assert name in result.stdout
-
-
-def test__recipes_show_prints_comment_and_resolved_config() -> None:
-    result = run("recipes", "show", "vits14", "seed=7")
-    assert result.returncode == 0
-    assert result.stdout.startswith("# CAPI ViT-S/14")
-    assert "\nseed: 7\n" in result.stdout
-    assert "extends" not in result.stdout
-    # Inherited from vitl14, and from the defaults.
-    assert "rope: released" in result.stdout
-    assert "teacher_momentum: 0.998" in result.stdout
-
-
 def test__check_reports_the_cost_of_a_step(run_here: RunHere) -> None:
     result = run_here("pretrain", "tiny4", "--check", *SMALL, "--rounds", "1", "--device", "cpu")
     assert result.code == 0, result.stderr
@@ -47,8 +29,6 @@ def test__check_reports_the_cost_of_a_step(run_here: RunHere) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["recipes", "show", "vitl144"], 'did you mean "vitl14"?'),
-        (["recipes", "show", "tiny4", "model.dept=3"], 'did you mean "model.depth"?'),
         (["pretrain", "tiny4", "--check", "model.depth=two"], "valid integer"),
         (["pretrain", "nowhere.yaml", "--check"], "there is no file nowhere.yaml"),
         (["pretrain", "tiny4", "--check", "masking.ratio=0.001"], "change masking.ratio"),

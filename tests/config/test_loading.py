@@ -143,11 +143,22 @@ def test__older_configs_are_migrated_step_by_step(monkeypatch: pytest.MonkeyPatc
 
 
 def test__each_file_is_migrated_before_it_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "CONFIG_VERSION", 2)
     monkeypatch.setattr(loading, "MIGRATIONS", {1: lambda tree: {"model": {"depth": tree["layers"]}}})
     (tmp_path / "base.yaml").write_text("layers: 5\n")
     (tmp_path / "mine.yaml").write_text("version: 2\nextends: base.yaml\nmodel:\n  width: 48\n")
     config = load_config(str(tmp_path / "mine.yaml"))
     assert (config.model.depth, config.model.width, config.version) == (5, 48, 2)
+
+
+@pytest.mark.parametrize("version", [{}, {"version": 1}, {"version": 2}])
+def test__rotary_positions_were_called_rope(version: dict) -> None:
+    old = {"model": {"width": 96, "rope": "released", "heads": 3}}
+    assert parse_config(version | old) == parse_config({"model": {"width": 96, "positions": "released", "heads": 3}})
+    with pytest.raises(CapiError, match=r'no key "model\.rope"'):
+        parse_config({"version": 3} | old)
+    with pytest.raises(CapiError, match="model = 3 does not fit"):
+        parse_config(version | {"model": 3})
 
 
 @pytest.mark.parametrize(
@@ -196,7 +207,7 @@ def test__each_file_is_migrated_before_it_is_merged(tmp_path: Path, monkeypatch:
 def test__the_evaluations_of_version_1_become_benchmarks(old: dict, new: dict, version: dict) -> None:
     migrated = parse_config({**version, "seed": 5, "evaluations": [old]})
     assert migrated == parse_config({"version": 2, "seed": 5, "evaluations": [new]})
-    assert migrated.version == 2
+    assert migrated.version == loading.CONFIG_VERSION
     (evaluation,) = migrated.evaluations
     # What it becomes is a benchmark that can be read.
     assert load_benchmark(evaluation.benchmark, options=evaluation.options).protocol == "knn"

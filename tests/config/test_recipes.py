@@ -44,7 +44,7 @@ def test__validates_and_builds(name: str) -> None:
     assert visible > 0
     assert 0 < predicted <= masked
     with torch.device("meta"):
-        student = build_student(config.model, config.clustering.prototypes)
+        student = build_student(config)
     assert student.head.direction.shape == (config.clustering.prototypes, config.model.predictor_width)
 
 
@@ -66,4 +66,4 @@ def test__paper_recipes_are_the_rows_of_its_model_table(
     assert (model.width // model.heads, model.predictor_width, model.registers) == (64, width, 16)
     assert (optimization.learning_rate, optimization.teacher_momentum, optimization.steps) == (rate, momentum, steps)
     assert (optimization.batch_size, config.clustering.prototypes, config.masking.predict) == (16384, 16384, 7)
-    assert (model.rope, config.clustering.bias, config.clustering.sinkhorn) == ("released", True, "positionwise")
+    assert (model.positions, config.clustering.bias, config.clustering.sinkhorn) == ("released", True, "positionwise")

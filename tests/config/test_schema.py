@@ -3,8 +3,13 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from capi.config.schema import Config, EvaluationConfig, MaskingConfig
+from capi.config.loading import parse_config
+from capi.config.schema import Config, EvaluationConfig, MaskingConfig, ModelConfig, PredictorConfig
+from capi.errors import CapiError
 from capi.method.masking import MASKS
+from capi.models.heads import HEADS
+from capi.models.positions import POSITIONS
+from capi.models.predictor import PREDICTORS
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
@@ -39,6 +44,36 @@ def test__defaults_are_the_paper_s() -> None:
 
 def test__every_mask_can_be_chosen() -> None:
     assert get_args(MaskingConfig.model_fields["kind"].annotation) == tuple(MASKS)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "known"),
+    [
+        (PredictorConfig, "kind", PREDICTORS),
+        (ModelConfig, "positions", POSITIONS),
+        (ModelConfig, "head", HEADS),
+    ],
+)
+def test__every_variant_can_be_chosen(section: type[BaseModel], key: str, known: dict[str, object]) -> None:
+    assert get_args(section.model_fields[key].annotation) == tuple(known)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["model.predictor.kind=fused", "model.predictor.depth=3"], "set model.predictor.depth=null"),
+        (["model.predictor.kind=fused", "model.predictor.width=96"], "set model.predictor.width=null"),
+        (["model.predictor.kind=fused", "model.predictor.heads=3"], "set model.predictor.heads=null"),
+        (
+            ["model.predictor.mask_tokens=masked"],
+            "mask_tokens is a choice of model.predictor.kind=self",
+        ),
+    ],
+)
+def test__settings_without_a_meaning_are_refused_with_the_field_to_change(overrides: list[str], message: str) -> None:
+    with pytest.raises(CapiError) as caught:
+        parse_config({}, overrides)
+    assert message in str(caught.value)
 
 
 def test__the_predictor_keeps_the_head_width_when_only_its_width_is_set() -> None:

@@ -5,7 +5,7 @@ from capi.config.schema import Config
 
 
 def test__the_student_sees_only_visible_patches(small_config: Config) -> None:
-    student = build_student(small_config.model, 24).eval()
+    student = build_student(small_config).eval()
     images = torch.randn(2, 3, 32, 24)
     visible, predict = torch.tensor([[0, 7, 9]] * 2), torch.tensor([[3, 20]] * 2)
     logits = student(images, visible, predict)
@@ -18,7 +18,7 @@ def test__the_student_sees_only_visible_patches(small_config: Config) -> None:
 
 
 def test__a_prediction_does_not_depend_on_the_others_asked_for(small_config: Config) -> None:
-    student = build_student(small_config.model, 24).eval()
+    student = build_student(small_config).eval()
     images, visible = torch.randn(2, 3, 32, 24), torch.tensor([[0, 7, 9]] * 2)
     together = student(images, visible, torch.tensor([[3, 20, 41]] * 2))
     alone = student(images, visible, torch.tensor([[20]] * 2))

@@ -6,7 +6,7 @@ from capi.method.teacher import Teacher
 
 
 def test__follows_as_an_exponential_moving_average(small_config: Config) -> None:
-    student = build_student(small_config.model, 24)
+    student = build_student(small_config)
     teacher = Teacher(student)
     expected = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
     for _ in range(3):
@@ -25,7 +25,7 @@ def test__follows_as_an_exponential_moving_average(small_config: Config) -> None
 
 
 def test__momentum_one_stands_still_and_zero_copies(small_config: Config) -> None:
-    teacher, student = Teacher(build_student(small_config.model, 24)), build_student(small_config.model, 24)
+    teacher, student = Teacher(build_student(small_config)), build_student(small_config)
     before = [parameter.clone() for parameter in teacher.parameters()]
     teacher.follow(student, 1.0)
     assert all(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True))
@@ -34,7 +34,7 @@ def test__momentum_one_stands_still_and_zero_copies(small_config: Config) -> Non
 
 
 def test__never_drops_a_branch_nor_needs_a_gradient(small_config: Config) -> None:
-    teacher = Teacher(build_student(small_config.model, 24))
+    teacher = Teacher(build_student(small_config))
     teacher.train()
     images = torch.randn(4, 3, 32, 24)
     tokens = teacher(images)
@@ -46,7 +46,7 @@ def test__never_drops_a_branch_nor_needs_a_gradient(small_config: Config) -> Non
 
 
 def test__changing_the_student_does_not_change_the_teacher(small_config: Config) -> None:
-    student = build_student(small_config.model, 24)
+    student = build_student(small_config)
     teacher = Teacher(student)
     images = torch.randn(2, 3, 32, 24)
     before = teacher(images)

@@ -15,15 +15,15 @@ from capi.errors import CapiError
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
-from capi.models.predictor import Predictor
+from capi.models.predictor import CrossPredictor
 from capi.models.pretrained import from_released, load_released, read_state, to_released
 
 
 def random_model(rope="released", *, registers: int = 8, predictor_width: int = 48, head: bool = True) -> CapiEncoder:
     encoder = Encoder(
-        width=32, depth=3, heads=2, patch_size=7, registers=registers, channels=2, mlp_width=80, rope=rope
+        width=32, depth=3, heads=2, patch_size=7, registers=registers, channels=2, mlp_width=80, positions=rope
     )
-    predictor = Predictor(width=predictor_width, depth=2, heads=6, context_width=32, mlp_width=96, rope=rope)
+    predictor = CrossPredictor(width=predictor_width, depth=2, heads=6, context_width=32, mlp_width=96, positions=rope)
     model = CapiEncoder(
         encoder=encoder, predictor=predictor, head=LinearHead(width=predictor_width, prototypes=11) if head else None
     )
@@ -96,7 +96,7 @@ def test__what_is_written_computes_the_same_under_the_released_formula(rope, reg
 def test__writing_and_loading_give_the_same_weights_and_features(rope, registers: int) -> None:
     model, images = random_model(rope, registers=registers), torch.randn(2, 2, 14, 21)
     loaded = from_released(to_released(model))
-    assert loaded.encoder.rope == loaded.predictor.rope == rope
+    assert loaded.encoder.positions.kind == loaded.predictor.positions.kind == rope
     for (name, ours), (other, theirs) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
         assert name == other
         assert torch.equal(ours, theirs)
@@ -206,7 +206,7 @@ def test__a_rotary_table_of_another_head_width_is_named() -> None:
 def test__other_precisions_load_as_float32(dtype: torch.dtype) -> None:
     state = {key: value.to(dtype) for key, value in to_released(random_model("axial")).items()}
     model = from_released(state)
-    assert model.encoder.rope == "axial"
+    assert model.encoder.positions.kind == "axial"
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 

@@ -36,7 +36,9 @@ def _clustering(reference: dict[str, Tensor], sinkhorn: Any = "positionwise", **
     clustering = OnlineClustering(
         width=width, prototypes=prototypes, settings=ClusteringSettings(sinkhorn=sinkhorn, **settings)
     )
-    clustering.load_state_dict({"prototypes": reference["clustering.weight"], "bias": reference["clustering.bias"]})
+    with torch.no_grad():
+        clustering.prototypes.copy_(reference["clustering.weight"])
+        clustering.bias.copy_(reference["clustering.bias"])
     return clustering
 
 

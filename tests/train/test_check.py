@@ -12,7 +12,7 @@ def test__the_cost_of_a_step_is_measured_and_reported(small_config: Config) -> N
     assert cost.images_per_second == 6 / cost.seconds
     assert cost.flop_per_second == sum(cost.flop_an_image) * cost.images_per_second
     assert cost.peak_bytes > 50e6
-    student = build_student(small_config.model, 24)
+    student = build_student(small_config)
     assert cost.encoder_parameters == sum(parameter.numel() for parameter in student.encoder.parameters())
     expected = sum(parameter.numel() for parameter in student.parameters()) + 24 * 32 + 24
     assert cost.trained_parameters == expected

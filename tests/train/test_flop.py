@@ -38,5 +38,5 @@ def test__equals_what_torch_counts_in_one_iteration() -> None:
 
 def test__vit_l_14_needs_the_flop_of_the_paper() -> None:
     with torch.device("meta"):
-        student = build_student(load_config("vitl14").model, 16384)
+        student = build_student(load_config("vitl14"))
     assert encoder_flop(student.encoder, 256) == pytest.approx(1.70e11, rel=0.02)

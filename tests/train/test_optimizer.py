@@ -18,7 +18,7 @@ def expected_rule(name: str) -> tuple[float, float]:
 
 
 def test__every_parameter_is_in_exactly_one_group_with_its_rule(small_config: Config) -> None:
-    student = build_student(small_config.model, 24)
+    student = build_student(small_config)
     names = {id(parameter): name for name, parameter in student.named_parameters()}
     seen = []
     for group in student_optimizer(student, weight_decay=0.1).param_groups:
@@ -40,7 +40,7 @@ def test__prototypes_and_their_bias_decay_alike() -> None:
 
 
 def test__one_step_is_adamw_by_hand(small_config: Config) -> None:
-    student = build_student(small_config.model, 24)
+    student = build_student(small_config)
     optimizer = student_optimizer(student, weight_decay=0.1)
     before = {name: parameter.detach().clone() for name, parameter in student.named_parameters()}
     for parameter in student.parameters():

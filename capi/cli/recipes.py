@@ -1,0 +1,130 @@
+"""Commands about recipes: list them, list the paper's tables, show one with every value written out."""
+
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from capi.cli.app import Overrides, app
+from capi.config import loading
+from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable, paper_models, paper_table, paper_tables
+from capi.errors import CapiError
+
+if TYPE_CHECKING:
+    from capi.config.schema import Config
+
+recipes_app = typer.Typer(help="List the recipes or the paper's tables, or show one recipe with every value.")
+app.add_typer(recipes_app, name="recipes")
+
+
+@recipes_app.callback(invoke_without_command=True)
+def recipes(
+    context: typer.Context,
+    table: Annotated[str | None, typer.Option(help="A table of the paper: its rows, recipes and scores.")] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="Name the paper's tables.")] = False,
+) -> None:
+    """List the recipes that come with the package, those of the paper's models included."""
+    if sum((table is not None, tables, context.invoked_subcommand is not None)) > 1:
+        raise CapiError("--table, --tables and `show` are three questions: ask one at a time")
+    if context.invoked_subcommand is not None:
+        return
+    if table is not None:
+        _print_table(paper_table(table))
+    elif tables:
+        _console().print(_tables_table())
+    else:
+        _print_recipes()
+
+
+@recipes_app.command("show")
+def show(
+    name: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
+    overrides: Overrides = None,
+) -> None:
+    """Show a recipe: its opening comment, then the whole config that it resolves to."""
+    config = loading.load_config(name, overrides or [])
+    for line in _opening(name, config):
+        typer.echo(line)
+    typer.echo(loading.dump_config(config), nl=False)
+
+
+def _opening(name: str, config: "Config") -> Iterator[str]:
+    """The opening comment of a recipe; what a model of the paper costs is computed from its config."""
+    for line in loading.recipe_text(name).splitlines():
+        if not line.startswith("#"):
+            return
+        yield line
+        if line.startswith("# Command:") and name in paper_models():
+            yield f"# Cost:     {_cost(config)}"
+
+
+def _cost(config: "Config") -> str:
+    from capi.planning import plan
+
+    cost = plan(config)
+    return (
+        f"{cost.flop_an_image / 1e9:.1f} GFLOP an image for a whole iteration, {cost.images_seen:.3g} images seen: "
+        f"{cost.flop:.2e} FLOP"
+    )
+
+
+def _console() -> Console:
+    """Where tables go; a pipe or a file has no width, so nothing is cut there."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def _print_recipes() -> None:
+    console = _console()
+    packaged = Table("recipe", "what it is", box=None, pad_edge=False)
+    for name in loading.recipe_names():
+        packaged.add_row(name, loading.recipe_title(name))
+    console.print(packaged)
+    console.print("\nThe paper's models (`capi recipes --tables` names the tables that compare them)\n", soft_wrap=True)
+    listed = Table("recipe", "what it is", "data", box=None, pad_edge=False)
+    for name, model in paper_models().items():
+        listed.add_row(name, model.title, model.data)
+    console.print(listed)
+
+
+def _tables_table() -> Table:
+    table = Table("table", "what it compares", "rows", "in the paper", box=None, pad_edge=False)
+    for name, each in paper_tables().items():
+        table.add_row(name, each.title, str(len(each.rows)), each.label)
+    return table
+
+
+def _print_table(table: PaperTable) -> None:
+    console = _console()
+    shown = Table(title=f"{table.title} ({table.label})", title_justify="left", box=None, pad_edge=False)
+    for column in ("row", "recipe"):
+        shown.add_column(column, overflow="fold")
+    for column in table.columns:
+        shown.add_column(column, justify="right", overflow="fold")
+    for row in table.rows:
+        name = row.name + (" (default)" if row.default else "")
+        # A name such as [0.2, 1.0] must not be read as a style.
+        shown.add_row(Text(name), ", ".join(row.models), *_cells(table, row))
+    console.print(shown)
+    for note in _notes(table):
+        console.print(note, soft_wrap=True, markup=False)
+
+
+def _cells(table: PaperTable, row: PaperRow) -> list[str]:
+    if row.scores == FIGURE_ONLY:
+        return [FIGURE_ONLY] * len(table.columns)
+    return [f"{score:.1f}" for score in row.scores]
+
+
+def _notes(table: PaperTable) -> Iterator[str]:
+    """What has to be known to read a table."""
+    for row in table.rows:
+        if len(row.models) > 1:
+            yield f"{row.name}: the mean of {' and '.join(row.models)}, which differ in the seed alone."
+        if row.numbers_in:
+            yield f"{row.name}: a figure; the numbers stand in {' and '.join(row.numbers_in)}."
+    if table.open:
+        yield table.open
