@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,11 @@ from capi.models.predictor import CrossPredictor
 from tests.evals.datasets.layouts import build_folder, build_masks
 
 REFERENCE = Path(__file__).parent / "reference" / "tiny"
+
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, which the processes they start would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -226,7 +226,11 @@ class _Patient:
         fingerprint = data.get("fingerprint") if isinstance(data, Mapping) else None
         reference = reference_for(self.config, fingerprint) if self.config else None
         if reference is None or self.config is None:
-            return [Remark("unknown", "Reference runs", "there are none with this config and these images")]
+            return [
+                Remark(
+                    "unknown", "Reference runs", "there are none with this model, these images and this number of steps"
+                )
+            ]
         return _reference_remarks(reference, self.columns, self.config)
 
 
@@ -255,6 +259,9 @@ def _reference_remarks(reference: Reference, columns: Mapping[str, Column], conf
     ]
     inside = len(found) - len(outside)
     text = f"{inside} of {len(found)} curves lie where those of {runs} do"
+    changes = reference.changes(config)
+    if changes:
+        text += f" (this run has other settings: {'; '.join(changes)})"
     return [*outside, *([Remark("well", "Reference runs", text)] if inside else [])]
 
 

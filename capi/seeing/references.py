@@ -30,8 +30,10 @@ _JUDGED = 3
 _LEAST_WIDENING = 0.02
 # Schedules follow from the config, times from the machine.
 _NOT_COMPARED = (*WALL_CLOCK, "learning_rate", "teacher_momentum", "broken_images")
-# What may differ between runs whose curves are compared.
+# What may differ between runs without their curves being others.
 _FREE_KEYS = ("seed", "evaluations", "checkpoint", "run", "data.workers", "data.cache_mib", "data.broken_limit")
+# What a user may try out on the same model and images, and see in the curves what it does.
+_SETTINGS = ("masking", "clustering", "optimization")
 Curve = list[float | None]
 
 
@@ -64,9 +66,14 @@ class Reference:
     seeds: tuple[int, ...]
     curves: Mapping[str, Sequence[Curve]]
 
-    def matches(self, config: Config) -> bool:
-        """Whether a run with this config, on the same images, should have such curves."""
-        return not differences(self.config, config, _FREE_KEYS)
+    def comparable(self, config: Config) -> bool:
+        """Whether curves of a run with this config mean the same: the same model, crops and number of steps."""
+        same_length = config.optimization.steps == self.config.optimization.steps
+        return same_length and not differences(self.config, config, (*_FREE_KEYS, *_SETTINGS))
+
+    def changes(self, config: Config) -> list[str]:
+        """What a comparable run has set otherwise, which may be why its curves are others."""
+        return differences(self.config, config, _FREE_KEYS)
 
     def compare(self, columns: Mapping[str, Column], config: Config) -> list[Comparison]:
         """Every metric that both have; scores only where they were measured in the same way."""
@@ -111,7 +118,7 @@ def compare(metric: str, curve: Curve, references: Sequence[Curve]) -> Compariso
 def reference_for(config: Config, fingerprint: object) -> Reference | None:
     """The reference that a run can be compared with, if the package has one."""
     for reference in shipped_references():
-        if reference.fingerprint == fingerprint and reference.matches(config):
+        if reference.fingerprint == fingerprint and reference.comparable(config):
             return reference
     return None
 

@@ -1,6 +1,6 @@
+import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -59,15 +59,17 @@ def test__a_folder_that_is_no_run_is_told_in_a_sentence(run_here: RunHere, tmp_p
 
 def test__watch_serves_until_it_is_interrupted(run: Path) -> None:
     command = [sys.executable, "-u", "-m", "capi", "watch", str(run)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
         assert process.stdout is not None
         line = process.stdout.readline()
         address = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
-        with urllib.request.urlopen(address, timeout=20) as answer:  # noqa: S310 - our own server
+        with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310 - our own server
             assert b"<!DOCTYPE html>" in answer.read()
-        time.sleep(0.1)
-        process.send_signal(2)
-        _, errors = process.communicate(timeout=20)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert "Traceback" not in errors
 
 

@@ -135,12 +135,20 @@ def test__runs_inside_and_outside_of_the_band_are_told_apart(reference: Referenc
     assert (half.share, half.outside) == (0.5, True)
 
 
-def test__only_runs_of_the_same_config_are_compared(reference: Reference) -> None:
-    assert reference.matches(load_config("demo", SHORT))
+def test__only_runs_of_the_same_model_images_and_length_are_compared(reference: Reference) -> None:
+    assert reference.comparable(load_config("demo", SHORT))
     for free in ("seed=9", "run.loggers=[tensorboard]", "evaluations=[]", "run.log_steps=5", "data.workers=3"):
-        assert reference.matches(load_config("demo", [*SHORT, free])), free
-    for other in ("optimization.steps=401", "clustering.prototypes=128", "data.flip=false"):
-        assert not reference.matches(load_config("demo", [*SHORT, other])), other
+        config = load_config("demo", [*SHORT, free])
+        assert reference.comparable(config), free
+        assert reference.changes(config) == [], free
+    for other in ("optimization.steps=401", "model.depth=3", "data.flip=false"):
+        assert not reference.comparable(load_config("demo", [*SHORT, other])), other
+
+
+def test__settings_that_are_tried_out_are_named(reference: Reference) -> None:
+    config = load_config("demo", [*SHORT, "clustering.sinkhorn=standard"])
+    assert reference.comparable(config)
+    assert reference.changes(config) == ['clustering.sinkhorn was "positionwise", is "standard"']
 
 
 def test__scores_are_compared_where_they_are_measured_alike(reference: Reference) -> None:
@@ -156,9 +164,18 @@ def test__a_reference_is_found_by_config_and_images(reference: Reference, monkey
 
 
 def test__what_is_shipped_can_be_read_and_is_of_the_recipe_it_is_named_for() -> None:
+    assert [shipped.name for shipped in shipped_references()] == ["demo"]
     for shipped in shipped_references():
-        assert shipped.matches(load_config(shipped.name))
+        assert shipped.comparable(load_config(shipped.name))
+        assert shipped.changes(load_config(shipped.name)) == []
         assert len(shipped.seeds) >= 3
+
+
+def test__the_reference_of_the_demo_is_of_the_photos_that_come_with_it() -> None:
+    from capi.data.demo import demo_photos
+
+    (shipped,) = shipped_references()
+    assert shipped.fingerprint == demo_photos("train").images.fingerprint
 
 
 def test__runs_that_make_no_reference_are_refused(tmp_path: Path, runs: list[Path]) -> None:
