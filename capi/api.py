@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -104,15 +105,17 @@ def pretrain(
     the run that is there, if there is one; `overwrite` replaces it. A logger is called with every record of metrics.
     With a `console` there is a progress bar.
     """
+    chosen = choose_device(None if device is None else str(device))
     return pretraining.pretrain(
         as_config(recipe, overrides),
         data=data,
         out=out,
         resume=resume,
         overwrite=overwrite,
-        device=choose_device(None if device is None else str(device)),
+        device=chosen,
         loggers=loggers,
         evaluations=evaluations,
+        open_encoder=partial(open_encoder, device=chosen),
         console=console,
     )
 
@@ -383,7 +386,9 @@ def check(
         else:
             config, summary, read_rate, loaded = _look_at(config, data)
             batches = [build.device_mover(config, chosen)(part) for part in loaded]
-        cost = measure_step(build_learner(config, chosen), batches, Grid(*config.grid).size, rounds, progress)
+        config, frozen_encoder = build.resolve_target(config, partial(open_encoder, device=chosen))
+        learner = build_learner(config, chosen, frozen_encoder)
+        cost = measure_step(learner, batches, Grid(*config.grid).size, rounds, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapiError(_too_large(config)) from error
     except RuntimeError as error:
