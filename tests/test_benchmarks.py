@@ -49,3 +49,12 @@ def test__evals_agree_with_the_plain_ways_they_are_measured_against() -> None:
     assert len(differences) == 1
     assert max(differences) < 1e-4
     assert "the same neighbours as scikit-learn: yes" in output
+
+
+def test__predictors_prints_speeds_beside_the_paper_s_claims() -> None:
+    small = ["clustering.prototypes=64", "model.depth=2", "model.width=48", "model.heads=3", "masking.predict=7"]
+    output = run("predictors.py", "--recipe=tiny4", "--rounds=1", "--batch-size=2", "--overrides", *small)
+    speeds = dict(re.findall(r"^(\w[\w, ]*?) +([\d.]+) images/s, +[\d.]+ GFLOP", output, re.MULTILINE))
+    assert set(speeds) == {"fused", "self, all masked", "self", "cross"}
+    assert re.search(r"self over fused: [+-]\d+% measured, [+-]\d+% by FLOP, \+32% in the paper", output)
+    assert re.search(r"cross over self: [+-]\d+% measured, [+-]\d+% by FLOP, \+18% in the paper", output)
