@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -117,6 +118,7 @@ def pretrain(
         loggers=loggers,
         evaluations=evaluations,
         pictures=runs.pictures_over_time,
+        open_encoder=partial(open_encoder, device=chosen),
         console=console,
     )
     if not config.run.report:
@@ -429,4 +431,8 @@ def check(
 
     With `data` the images are the user's and are looked at; without, they are noise.
     """
-    return checking.check(config, data=data, device=_device(device), rounds=rounds, progress=progress)
+    chosen = _device(device)
+    opened = partial(open_encoder, device=chosen)
+    return checking.check(
+        config, data=data, device=chosen, rounds=rounds, progress=progress, open_encoder=opened
+    )

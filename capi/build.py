@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from capi.allocator import keep_freed_memory
 from capi.config.schema import Config
@@ -18,18 +18,23 @@ from capi.data.statistics import summarize
 from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
+from capi.method.ema_head import EmaHead, rising_temperature
+from capi.method.feature_targets import FeatureTargets
+from capi.method.frozen_targets import FrozenTargets
 from capi.method.masking import Grid, MaskSampler
+from capi.method.pixel_targets import PixelTargets
 from capi.method.student import Student
+from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.heads import HEADS
+from capi.models.heads import HEADS, LinearMap
 from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
 from capi.train.loop import LoopSettings
-from capi.train.optimizer import clustering_optimizer, student_optimizer
+from capi.train.optimizer import student_optimizer, target_optimizer
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
-from capi.types import MaskedBatch, Statistics
+from capi.types import MaskedBatch, Statistics, VisionEncoder
 
 
 def build_student(config: Config) -> Student:
@@ -48,8 +53,23 @@ def build_student(config: Config) -> Student:
         drop_rate=model.stochastic_depth,
     )
     predictor = _PREDICTORS[model.predictor.kind](config)
-    head = HEADS[model.head](width=model.predictor_width, prototypes=config.clustering.prototypes)
-    return Student(encoder=encoder, predictor=predictor, head=head)
+    return Student(encoder=encoder, predictor=predictor, head=_build_head(config))
+
+
+def _build_head(config: Config) -> nn.Module:
+    """What the student's output is: prototype logits, or the values that the target has for a patch."""
+    model, target = config.model, config.target
+    if target.has_prototypes:
+        return HEADS[model.head](width=model.predictor_width, prototypes=config.clustering.prototypes)
+    widths = {
+        "features": model.width,
+        "pixels": model.channels * model.patch_size**2,
+        "frozen": target.frozen.width,
+    }
+    outputs = widths[target.kind]
+    if outputs is None:
+        raise CapiError("target.frozen.width is not known before a run has opened the encoder: give it in the config")
+    return LinearMap(width=model.predictor_width, outputs=outputs)
 
 
 def _split_shape(config: Config) -> dict[str, Any]:
@@ -73,18 +93,19 @@ _PREDICTORS: dict[str, Callable[[Config], Predictor]] = {
 }
 
 
-def build_learner(config: Config, device: torch.device | str = "cpu") -> Learner:
-    """Everything one iteration needs, freshly initialised from the config's seed."""
+def build_learner(
+    config: Config, device: torch.device | str = "cpu", frozen_encoder: VisionEncoder | None = None
+) -> Learner:
+    """Everything one iteration needs, freshly initialised from the config's seed.
+
+    `frozen_encoder` is what makes the targets of kind `frozen`; `resolve_target` opens it.
+    """
     keep_freed_memory()
     torch.manual_seed(config.seed)
     optimization = config.optimization
     student = build_student(config).to(device)
-    clustering = OnlineClustering(
-        width=config.model.width,
-        prototypes=config.clustering.prototypes,
-        bias=config.clustering.bias,
-        settings=_clustering_settings(config),
-    ).to(device)
+    teacher = Teacher(student)
+    target = _TARGETS[config.target.kind](config, teacher, frozen_encoder).to(device)
     schedule = Schedule(
         total_steps=optimization.steps,
         warmup_steps=optimization.warmup_steps,
@@ -92,24 +113,82 @@ def build_learner(config: Config, device: torch.device | str = "cpu") -> Learner
     )
     return Learner(
         student=student,
-        teacher=Teacher(student),
-        clustering=clustering,
+        teacher=teacher,
+        target=target,
         student_optimizer=student_optimizer(
             student,
             weight_decay=optimization.weight_decay,
             norm_decay_multiplier=optimization.norm_decay_multiplier,
             patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
         ),
-        clustering_optimizer=clustering_optimizer(
-            clustering,
+        target_optimizer=target_optimizer(
+            target,
             weight_decay=config.clustering.weight_decay,
             rate_multiplier=config.clustering.learning_rate_multiplier,
         ),
         learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
         teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
-        student_temperature=optimization.student_temperature,
         precision=choose_precision(config.run.precision, torch.device(device)),
     )
+
+
+def _clustering(config: Config, *_: object) -> Target:
+    return OnlineClustering(
+        width=config.model.width,
+        prototypes=config.clustering.prototypes,
+        bias=config.clustering.bias,
+        settings=_clustering_settings(config),
+        student_temperature=config.optimization.student_temperature,
+    )
+
+
+def _ema_head(config: Config, teacher: Teacher, *_: object) -> Target:
+    settings, steps = config.target.ema_head, config.optimization.warmup_steps
+    return EmaHead(
+        head=teacher.average.head,
+        prototypes=config.clustering.prototypes,
+        teacher_temperature=partial(
+            rising_temperature, start=settings.first_temperature, end=settings.temperature, steps=steps
+        ),
+        student_temperature=settings.student_temperature,
+        balance=settings.balance,
+        centre_momentum=settings.centre_momentum,
+        iterations=settings.iterations,
+    )
+
+
+def _frozen_targets(config: Config, _: Teacher, encoder: VisionEncoder | None) -> Target:
+    if encoder is None:
+        raise CapiError("target.kind=frozen needs its encoder opened: give it to build_learner")
+    return FrozenTargets(encoder=encoder, patch_size=config.model.patch_size, statistics=statistics(config))
+
+
+_TARGETS: dict[str, Callable[[Config, Teacher, VisionEncoder | None], Target]] = {
+    "clustering": _clustering,
+    "ema_head": _ema_head,
+    "features": lambda *_: FeatureTargets(),
+    "pixels": lambda config, *_: PixelTargets(patch_size=config.model.patch_size),
+    "frozen": _frozen_targets,
+}
+
+
+def resolve_target(
+    config: Config, open_encoder: Callable[[str], VisionEncoder] | None
+) -> tuple[Config, VisionEncoder | None]:
+    """The encoder of targets of kind `frozen`, opened, and the config with its width; other targets need none."""
+    frozen_target = config.target.frozen
+    if config.target.kind != "frozen" or frozen_target.encoder is None:
+        return config, None
+    if open_encoder is None:
+        raise CapiError("target.kind=frozen needs something that opens encoders by name: use capi.pretrain")
+    encoder = open_encoder(frozen_target.encoder)
+    if frozen_target.width not in (None, encoder.width):
+        raise CapiError(
+            f"target.frozen.width is {frozen_target.width}, but {frozen_target.encoder} has features of width "
+            f"{encoder.width}: leave it out"
+        )
+    known = frozen_target.model_copy(update={"width": encoder.width})
+    return config.model_copy(update={"target": config.target.model_copy(update={"frozen": known})}), encoder
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

@@ -16,7 +16,7 @@ from capi.data.statistics import DataSummary, summarize
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.train.check import StepCost, measure_step, memory_of, random_batch
-from capi.types import MaskedBatch
+from capi.types import MaskedBatch, VisionEncoder
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,12 @@ def check(
     device: torch.device,
     rounds: int = 3,
     progress: Callable[[], None] = lambda: None,
+    open_encoder: Callable[[str], VisionEncoder] | None = None,
 ) -> RunCheck:
     """Build a config, run real iterations, and say what they cost. Nothing is written.
 
-    With `data` the images are the user's and are looked at; without, they are noise.
+    With `data` the images are the user's and are looked at; without, they are noise. `open_encoder` opens the encoder
+    that makes the targets of kind `frozen`.
     """
     visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
     if least_bytes(config, visible) > memory_of(device):
@@ -50,7 +52,9 @@ def check(
         else:
             config, summary, read_rate, loaded = _look_at(config, data)
             batches = [build.device_mover(config, device)(part) for part in loaded]
-        cost = measure_step(build_learner(config, device), batches, Grid(*config.grid).size, rounds, progress)
+        config, frozen_encoder = build.resolve_target(config, open_encoder)
+        learner = build_learner(config, device, frozen_encoder)
+        cost = measure_step(learner, batches, Grid(*config.grid).size, rounds, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapiError(_too_large(config)) from error
     except RuntimeError as error:

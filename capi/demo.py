@@ -1,8 +1,9 @@
 """The demo: pretrain on the built-in photos, then say what was learnt, in numbers and pictures."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -40,8 +41,8 @@ class DemoSummary:
     split: str
     first_loss: float
     last_loss: float
-    target_entropy: float
-    prototype_use: float
+    target_entropy: float | None
+    prototype_use: float | None
     untrained: float
     trained: float
     pixels: float
@@ -88,14 +89,20 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
         split=split,
         first_loss=losses[0],
         last_loss=losses[-1],
-        target_entropy=series(records, "target_entropy")[1][-1],
-        prototype_use=series(records, "prototype_use")[1][-1],
+        target_entropy=_last(records, "target_entropy"),
+        prototype_use=_last(records, "prototype_use"),
         untrained=protocol.run(untrained).main,
         trained=protocol.run(trained).main,
         pixels=pixels[best],
         pixels_at=best,
         pictures=[sheet, *(one for one in [folder.pictures / "curves.png"] if one.exists())],
     )
+
+
+def _last(records: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The last value of a metric; None where the run has none of it."""
+    values = series(records, key)[1]
+    return values[-1] if values else None
 
 
 def _protocol(config: Config, split: str) -> KnnClassification:

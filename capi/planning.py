@@ -32,13 +32,13 @@ def plan(config: Config) -> PlannedCost:
     visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
     flop = iteration_flop(
         learner.student,
-        learner.clustering,
+        learner.target,
         batch_size=optimization.batch_size // optimization.micro_batches,
         patches=Grid(*config.grid).size,
         visible=visible,
         predicted=predicted,
     )
-    trained = (*learner.student.parameters(), *learner.clustering.parameters())
+    trained = (*learner.student.parameters(), *learner.target.parameters())
     return PlannedCost(
         encoder_parameters=sum(parameter.numel() for parameter in learner.student.encoder.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in trained),

@@ -25,6 +25,7 @@ from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_afte
 from capi.train.progress import RunProgress
 from capi.train.run_folder import CONFIG, RunFolder
 from capi.train.step import Learner
+from capi.types import VisionEncoder
 
 _LOG = logging.getLogger("capi")
 # What may change when a run is resumed, since it does not change what is computed.
@@ -69,16 +70,19 @@ def pretrain(
     loggers: Sequence[Logger] = (),
     evaluations: Sequence[Evaluation] = (),
     pictures: Callable[[Config, ImageSource, RunFolder], Sequence[Evaluation]] = lambda *_: (),
+    open_encoder: Callable[[str], VisionEncoder] | None = None,
     console: Console | None = None,
 ) -> PretrainedRun:
     """Train to the end or to a signal. Bad input is told before anything is written.
 
-    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is.
+    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `open_encoder`
+    opens the encoder that makes the targets of kind `frozen`.
     """
     folder, source = RunFolder(Path(out)), open_images(data)
     going_on = resume and folder.exists
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
+    config, frozen_encoder = build.resolve_target(config, open_encoder)
     facts = {"path": str(data), "images": len(source), "fingerprint": source.fingerprint}
     if going_on:
         _refuse_other_run(folder, config, facts)
@@ -87,7 +91,7 @@ def pretrain(
         folder.record()
     else:
         folder.refuse_unless_free()
-    learner = build.build_learner(config, device)
+    learner = build.build_learner(config, device, frozen_encoder)
     configured = benchmark.build_evaluations(config, device)
     _try_first_batch(config, source)
     require_loggers(config.run.loggers or [])

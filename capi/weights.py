@@ -112,6 +112,7 @@ def _refuse_unreleasable(config: Config) -> None:
         ("model.predictor.kind", model.predictor.kind, ("cross",)),
         ("model.positions", model.positions, ("axial", "released")),
         ("model.head", model.head, ("linear",)),
+        ("target.kind", config.target.kind, ("clustering", "ema_head")),
     ):
         if value not in held:
             raise CapiError(

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from capi.build import build_student
 from capi.config.loading import parse_config
 from capi.config.schema import Config
+from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.predictor import CrossPredictor
@@ -85,3 +87,9 @@ def small_config() -> Config:
             "optimization": {"batch_size": 6, "steps": 20},
         }
     )
+
+
+@pytest.fixture
+def teacher(small_config: Config) -> Teacher:
+    """For targets that ask for one and do not look at it."""
+    return Teacher(build_student(small_config))

@@ -66,3 +66,12 @@ def test__pca_streams_to_the_same_directions() -> None:
     assert found
     assert float(found[1]) > 0.999
     assert len(re.findall(r"[\d.]+ s +\d+ MiB more memory", output)) == 2
+
+
+def test__predictors_prints_speeds_beside_the_paper_s_claims() -> None:
+    small = ["clustering.prototypes=64", "model.depth=2", "model.width=48", "model.heads=3", "masking.predict=7"]
+    output = run("predictors.py", "--recipe=tiny4", "--rounds=1", "--batch-size=2", "--overrides", *small)
+    speeds = dict(re.findall(r"^(\w[\w, ]*?) +([\d.]+) images/s, +[\d.]+ GFLOP", output, re.MULTILINE))
+    assert set(speeds) == {"fused", "self, all masked", "self", "cross"}
+    assert re.search(r"self over fused: [+-]\d+% measured, [+-]\d+% by FLOP, \+32% in the paper", output)
+    assert re.search(r"cross over self: [+-]\d+% measured, [+-]\d+% by FLOP, \+18% in the paper", output)

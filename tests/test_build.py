@@ -85,12 +85,12 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
     assert encoder.positions.kind == predictor.positions.kind == "released"
     assert encoder.blocks[2].drop_rate == predictor.blocks[1].drop_rate == 0.3
     assert learner.student.head.direction.shape == (13, 24)
-    settings = learner.clustering.settings
+    settings = learner.target.settings
     assert (settings.sinkhorn, settings.iterations, settings.chunk_bytes) == ("standard", 4, 3 * 2**20)
     assert (settings.target_temperature, settings.prediction_temperature) == (0.05, 0.2)
-    assert learner.clustering.prototypes.shape == (13, 48)
-    assert learner.clustering.bias is None
-    (group,) = learner.clustering_optimizer.param_groups
+    assert learner.target.prototypes.shape == (13, 48)
+    assert learner.target.bias is None
+    (group,) = learner.target_optimizer.param_groups
     assert (group["rate_multiplier"], group["weight_decay"]) == (0.25, 0.02)
     rules = {(group["rate_multiplier"], group["weight_decay"]) for group in learner.student_optimizer.param_groups}
     assert rules == {(1.0, 0.3), (1.0, 0.15), (0.7, 0.3), (0.7, 0.0)}
@@ -98,7 +98,7 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
     assert learner.learning_rate(39) == pytest.approx(0.01)
     assert learner.learning_rate(120) == pytest.approx(0.01 * 0.5 * (1 + 2**-0.5))
     assert learner.teacher_momentum(40) == pytest.approx(0.9)
-    assert learner.student_temperature == 0.3
+    assert learner.target.student_temperature == 0.3
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ def test__the_plan_is_that_of_the_networks_as_they_are_built() -> None:
     cost, learner = plan(config), build_learner(config)
     visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
     flop = iteration_flop(
-        learner.student, learner.clustering, batch_size=64, patches=36, visible=visible, predicted=predicted
+        learner.student, learner.target, batch_size=64, patches=36, visible=visible, predicted=predicted
     )
     assert cost.flop_an_image == sum(flop)
     assert cost.encoder_parameters == sum(weight.numel() for weight in learner.student.encoder.parameters())
-    trained = (*learner.student.parameters(), *learner.clustering.parameters())
+    trained = (*learner.student.parameters(), *learner.target.parameters())
     assert cost.trained_parameters == sum(weight.numel() for weight in trained)
 
 

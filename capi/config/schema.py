@@ -104,10 +104,10 @@ class ModelConfig(Section):
 
 
 class ClusteringConfig(Section):
-    """The online clustering that makes the targets."""
+    """The online clustering that makes the targets where target.kind is clustering."""
 
     prototypes: Count = 16384
-    """Number of prototypes (k)."""
+    """Number of prototypes (k); with target.kind=ema_head that of the head's outputs."""
     bias: bool = True
     """Whether prototypes have a bias: the released run does, the paper's formula does not."""
     sinkhorn: Literal["positionwise", "standard"] = "positionwise"
@@ -124,6 +124,69 @@ class ClusteringConfig(Section):
     """Weight decay of the prototypes and their bias."""
     chunk_mib: Count | None = None
     """Working memory of the clustering in MiB; null chooses 96 on a CPU and 1024 on an accelerator."""
+
+
+class EmaHeadConfig(Section):
+    """The targets of iBOT: the moving average of the student's head on the teacher's tokens."""
+
+    balance: Literal["centring", "sinkhorn"] = "centring"
+    """Against collapse: take off a moving average of the logits, or balance them by Sinkhorn-Knopp."""
+    student_temperature: Positive = 0.1
+    """Temperature of the student's predictions, in place of optimization.student_temperature."""
+    first_temperature: Positive = 0.04
+    """Temperature of the targets at the start."""
+    temperature: Positive = 0.07
+    """Temperature of the targets from the end of the warm-up on."""
+    centre_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Momentum of the centre."""
+    iterations: Count = 3
+    """Sinkhorn-Knopp iterations."""
+
+
+class FrozenConfig(Section):
+    """Targets from an encoder that never changes."""
+
+    encoder: str | None = None
+    """The encoder: a run folder, a file, pixels:PATCH_SIZE, FILE.py:NAME, or what else `capi evaluate` takes."""
+    width: Count | None = None
+    """Width of its features; null asks the encoder, and the run writes it down."""
+
+
+class TargetConfig(Section):
+    """What the student must predict."""
+
+    kind: Literal["clustering", "ema_head", "features", "pixels", "frozen"] = "clustering"
+    """`clustering`: CAPI's; `ema_head`: iBOT's; `features`: I-JEPA's; `pixels`: MAE's; `frozen`: of a fixed encoder."""
+    ema_head: EmaHeadConfig = EmaHeadConfig()
+    """Of kind `ema_head`."""
+    frozen: FrozenConfig = FrozenConfig()
+    """Of kind `frozen`."""
+
+    @model_validator(mode="after")
+    def _settings_are_of_the_kind(self) -> "TargetConfig":
+        for name, default in (("ema_head", EmaHeadConfig()), ("frozen", FrozenConfig())):
+            if self.kind != name and (changed := _changed(getattr(self, name), default)):
+                raise ValueError(
+                    f"target.{name}.{changed[0]} has no meaning with target.kind={self.kind}: leave it out, or set "
+                    f"target.kind={name}"
+                )
+        if self.kind == "frozen" and self.frozen.encoder is None:
+            raise ValueError("target.kind=frozen needs the encoder that makes the targets: set target.frozen.encoder")
+        return self
+
+    @property
+    def has_prototypes(self) -> bool:
+        """Whether the student predicts a distribution over prototypes."""
+        return self.kind in {"clustering", "ema_head"}
+
+
+def _changed(section: Section, default: Section) -> list[str]:
+    """The keys whose values are not the default ones."""
+    return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
+
+
+# The number of prototypes belongs to a recipe's size, the memory to the machine: any target may have them beside it.
+_OF_ANY_TARGET = ("prototypes", "chunk_mib")
 
 
 class MaskingConfig(Section):
@@ -272,6 +335,7 @@ class Config(Section):
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
     masking: MaskingConfig = MaskingConfig()
+    target: TargetConfig = TargetConfig()
     clustering: ClusteringConfig = ClusteringConfig()
     optimization: OptimizationConfig = OptimizationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -292,6 +356,28 @@ class Config(Section):
                 f"optimization.batch_size = {self.optimization.batch_size} cannot be split into "
                 f"{self.optimization.micro_batches} equal micro-batches"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _settings_fit_the_target(self) -> "Config":
+        kind, model = self.target.kind, self.model
+        changed = _changed(self.clustering, ClusteringConfig())
+        unused = [f"clustering.{name}" for name in changed if name not in _OF_ANY_TARGET]
+        if self.optimization.student_temperature != OptimizationConfig().student_temperature:
+            unused.append("optimization.student_temperature")
+        if kind != "clustering" and unused:
+            raise ValueError(f"{unused[0]} has no meaning with target.kind={kind}: leave it out")
+        if not self.target.has_prototypes and model.head != "linear":
+            raise ValueError(
+                f"model.head={model.head} leads to prototypes, which target.kind={kind} has not: leave model.head out"
+            )
+        if kind == "ema_head" and model.predictor_width != model.width:
+            raise ValueError(
+                f"target.kind=ema_head puts one head on predictions and on the encoder's tokens, but "
+                f"model.predictor.width is {model.predictor_width} and model.width {model.width}: make them equal"
+            )
+        if kind == "pixels" and model.channels * model.patch_size == 1:
+            raise ValueError("target.kind=pixels cannot normalise a patch of one value: raise model.patch_size")
         return self
 
     @model_validator(mode="after")

@@ -128,6 +128,10 @@ def load_prototypes(run: Path) -> Prototypes:
     """The prototypes of a run's newest checkpoint."""
     folder = RunFolder(run)
     config = run_config(folder)
+    if config.target.kind != "clustering":
+        raise CapiError(
+            f"{run} has no prototypes: it was trained with target.kind={config.target.kind}; choose other pictures"
+        )
     steps = Checkpoints(folder.checkpoints).steps()
     if not steps:
         raise CapiError(f"{run} holds no checkpoint yet: wait for the first one, or train with --resume")

@@ -8,27 +8,23 @@ A batch may come in several micro-batches. They are balanced together, as one ba
 when its turn comes, so that their memory is that of one micro-batch.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from capi.method.bounded import ClusteringSettings, Factors, cluster, rebuild
+from capi.method.losses import soft_cross_entropy
 from capi.method.sinkhorn import OneProcess
+from capi.method.targets import Target, Targets, distribution_metrics, distribution_summary
 from capi.types import Float, Int, Reduction
 
 
-class Clustered(NamedTuple):
-    """The clustering loss, and for each micro-batch the assignments of the patches that the student predicts."""
-
-    loss: Float[Tensor, ""]
-    targets: Iterator[Float[Tensor, "_ p k"]]
-
-
-class OnlineClustering(nn.Module):
+class OnlineClustering(Target):
     """The prototypes. Called with teacher tokens it gives targets, and a loss that trains the prototypes alone."""
 
+    name = "clustering"
     recent_use: Tensor
 
     def __init__(
@@ -38,10 +34,12 @@ class OnlineClustering(nn.Module):
         prototypes: int,
         bias: bool = True,
         settings: ClusteringSettings | None = None,
+        student_temperature: float = 0.12,
         reduction: Reduction | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings or ClusteringSettings()
+        self.student_temperature = student_temperature
         self.reduction = reduction or OneProcess()
         self.prototypes = nn.Parameter(torch.randn(prototypes, width))
         self.bias = nn.Parameter(torch.zeros(prototypes)) if bias else None
@@ -49,8 +47,11 @@ class OnlineClustering(nn.Module):
         self.register_buffer("recent_use", torch.zeros(prototypes))
 
     def forward(
-        self, tokens: Sequence[Float[Tensor, "_ n d"]], predict_index: Sequence[Int[Tensor, "_ p"]]
-    ) -> Clustered:
+        self,
+        tokens: Sequence[Float[Tensor, "_ n d"]],
+        predict_index: Sequence[Int[Tensor, "_ p"]],
+        step: int = 0,  # noqa: ARG002 - the contract
+    ) -> Targets:
         # Several micro-batches are one batch to the Sinkhorn; a single one needs no second look at its tokens.
         together, wanted = (tokens[0], predict_index[0]) if len(tokens) == 1 else (torch.cat(list(tokens)), None)
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
@@ -58,9 +59,18 @@ class OnlineClustering(nn.Module):
             totals = cluster(together, wanted, self.prototypes, self.bias, self.settings, self.reduction)
         loss = _Known.apply(self.prototypes, self.bias, totals.loss, totals.prototype_gradient, totals.bias_gradient)
         if totals.targets is not None:
-            return Clustered(loss, iter([totals.targets]))
+            return Targets(loss, iter([totals.targets]))
         assert totals.factors is not None
-        return Clustered(loss, self._rebuilt(tokens, predict_index, totals.factors))
+        return Targets(loss, self._rebuilt(tokens, predict_index, totals.factors))
+
+    def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
+        return soft_cross_entropy(outputs, targets, temperature=self.student_temperature)
+
+    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
+        return distribution_summary(targets)
+
+    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
+        return {"clustering_loss": own_loss, **distribution_metrics(summary)}
 
     def _rebuilt(
         self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors

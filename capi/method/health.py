@@ -6,8 +6,8 @@
 - Prototype use: the perplexity of how often each prototype is a patch's nearest, and how many hardly ever are.
 - Effective rank of the teacher's tokens, gap between student and teacher, norms of the gradients.
 
-All of it is measured on a part of a batch. `HealthMonitor` is an `Observer` that one iteration lets look; what is well
-and what is not says `capi.method.alarms`.
+All of it is measured on a part of a batch, as far as the target has prototypes and is made from the teacher's tokens.
+`HealthMonitor` is an `Observer` that one iteration lets look; what is well and what is not says `capi.method.alarms`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
+from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.types import Float, Int
 
@@ -36,15 +37,14 @@ _DEAD = 0.05
 
 
 @runtime_checkable
-@runtime_checkable
 class Observer(Protocol):
     """What an iteration lets look at it. Nothing that an observer does changes the run."""
 
-    def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], clustering: OnlineClustering) -> None:
-        """The teacher's tokens of each micro-batch, and the prototypes they are clustered with."""
+    def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], target: Target) -> None:
+        """What the targets of each micro-batch are made from, and what makes them."""
         ...
 
-    def gradients(self, student: Student, teacher: Teacher, clustering: OnlineClustering) -> None:
+    def gradients(self, student: Student, teacher: Teacher, target: Target) -> None:
         """The networks with their gradients, before they are updated."""
         ...
 
@@ -52,9 +52,9 @@ class Observer(Protocol):
 class NoObserver:
     """Looks at nothing."""
 
-    def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], clustering: OnlineClustering) -> None: ...
+    def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], target: Target) -> None: ...
 
-    def gradients(self, student: Student, teacher: Teacher, clustering: OnlineClustering) -> None: ...
+    def gradients(self, student: Student, teacher: Teacher, target: Target) -> None: ...
 
 
 class HealthMonitor:
@@ -64,27 +64,34 @@ class HealthMonitor:
         self.found: dict[str, Tensor | None] = {}
 
     @torch.no_grad()
-    def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], clustering: OnlineClustering) -> None:
+    def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], target: Target) -> None:
+        if not target.reads_teacher:
+            # Pixels and features of another encoder say nothing about the run.
+            return
         seen = F.normalize(some_tokens(tokens).float(), dim=-1)
+        self.found |= {"position_share": position_share(seen), "effective_rank": effective_rank(seen.flatten(0, 1))}
+        if isinstance(target, OnlineClustering):
+            self._prototypes(seen, target)
+
+    def _prototypes(self, seen: Float[Tensor, "b n d"], clustering: OnlineClustering) -> None:
         rows = seen.flatten(0, 1)
         nearest, of_few = nearest_prototypes(rows, clustering.prototypes, clustering.bias)
         if torch.isfinite(rows).all():
             clustering.recent_use.copy_(remember(clustering.recent_use, nearest))
         self.found |= {
-            "position_share": position_share(seen),
             "position_information": position_information(of_few.view(seen.shape[:2])),
-            "effective_rank": effective_rank(rows),
             "prototype_perplexity": perplexity(clustering.recent_use),
             "dead_prototypes": dead_share(clustering.recent_use),
         }
 
     @torch.no_grad()
-    def gradients(self, student: Student, teacher: Teacher, clustering: OnlineClustering) -> None:
+    def gradients(self, student: Student, teacher: Teacher, target: Target) -> None:
         self.found |= {
             "teacher_gap": relative_distance(student.parameters(), teacher.parameters()),
             "student_gradient": gradient_norm(student.parameters()),
-            "clustering_gradient": gradient_norm(clustering.parameters()),
         }
+        if own := list(target.parameters()):
+            self.found[f"{target.name}_gradient"] = gradient_norm(own)
 
     def values(self) -> dict[str, float | None]:
         """What was measured last; None where there is not enough to go by."""

@@ -1,4 +1,4 @@
-"""Cross-entropy with soft targets, and the entropy of those targets (paper: loss formulation)."""
+"""Losses to soft assignments and to plain values, and the entropy of assignments (paper: loss formulation)."""
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +13,16 @@ def soft_cross_entropy(
     """Mean over tokens of the cross-entropy of softmax(logits / temperature) to `targets`, in float32 or better."""
     log_probabilities = F.log_softmax(_at_least_float32(logits) / temperature, dim=-1)
     return -(targets * log_probabilities).sum(-1).mean()
+
+
+def huber(outputs: Float[Tensor, "*batch e"], targets: Float[Tensor, "*batch e"]) -> Float[Tensor, ""]:
+    """Mean of error^2 / 2 where the error is below 1, of |error| - 1/2 elsewhere, in float32 or better."""
+    return F.huber_loss(_at_least_float32(outputs), targets, delta=1.0)
+
+
+def squared_error(outputs: Float[Tensor, "*batch e"], targets: Float[Tensor, "*batch e"]) -> Float[Tensor, ""]:
+    """Mean of error^2, in float32 or better."""
+    return F.mse_loss(_at_least_float32(outputs), targets)
 
 
 def target_entropy(targets: Float[Tensor, "*batch k"]) -> Float[Tensor, ""]:

@@ -24,6 +24,10 @@ class PixelEncoder(nn.Module):
         size, (height, width) = self.patch_size, images.shape[2:]
         if height % size or width % size:
             raise CapiError(f"patches of {size} pixels do not fill images of {height} x {width} pixels: resize them")
-        blocks = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))
-        feature_map = blocks.permute(0, 2, 4, 1, 3, 5).flatten(3)
-        return Features(None, torch.empty(len(images), 0, self.width, device=images.device), feature_map)
+        return Features(None, torch.empty(len(images), 0, self.width, device=images.device), patch_pixels(images, size))
+
+
+def patch_pixels(images: Float[Tensor, "b c height width"], size: int) -> Float[Tensor, "b rows columns pixels"]:
+    """The pixels of each patch: channel by channel, in each row by row."""
+    blocks = images.unflatten(3, (-1, size)).unflatten(2, (-1, size))
+    return blocks.permute(0, 2, 4, 1, 3, 5).flatten(3)

@@ -59,7 +59,7 @@ def measure_step(
     first = batches[0]
     flop = iteration_flop(
         learner.student,
-        learner.clustering,
+        learner.target,
         batch_size=len(first.images),
         patches=patches,
         visible=first.visible_index.shape[1],
@@ -73,7 +73,7 @@ def measure_step(
         if step:
             best = min(best, time.perf_counter() - start)
         progress()
-    trained = (*learner.student.parameters(), *learner.clustering.parameters())
+    trained = (*learner.student.parameters(), *learner.target.parameters())
     return StepCost(
         batch_size=sum(len(batch.images) for batch in batches),
         encoder_parameters=sum(parameter.numel() for parameter in learner.student.encoder.parameters()),

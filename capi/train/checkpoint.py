@@ -125,7 +125,7 @@ class Checkpoints:
         position = self.position(chosen)
         wanted = tensors(learner)
         if self._version(chosen) < 2:
-            wanted.pop(_SINCE_2)
+            wanted.pop(_SINCE_2, None)
         read_tensors(self.path(chosen), wanted)
         return position
 
@@ -162,10 +162,13 @@ class Checkpoints:
 
 def tensors(learner: Learner) -> dict[str, Tensor]:
     """Every tensor that training changes, by name."""
-    modules = {"student": learner.student, "teacher": learner.teacher, "clustering": learner.clustering}
+    target = learner.target
+    modules = {"student": learner.student, "teacher": learner.teacher, target.name: target}
     state = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     state |= _moments("student_optimizer", learner.student, learner.student_optimizer)
-    return state | _moments("clustering_optimizer", learner.clustering, learner.clustering_optimizer)
+    if learner.target_optimizer is not None:
+        state |= _moments(f"{target.name}_optimizer", target, learner.target_optimizer)
+    return state
 
 
 def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,9 @@ from typing import NamedTuple
 from torch import nn
 
 from capi.method.clustering import OnlineClustering
+from capi.method.ema_head import EmaHead
 from capi.method.student import Student
+from capi.method.targets import Target
 from capi.models.encoder import Encoder
 from capi.models.layers import Block
 from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
@@ -22,25 +24,27 @@ class IterationFlop(NamedTuple):
     """FLOP for one image, part by part."""
 
     teacher: float
-    clustering: float
+    target: float
     student_encoder: float
     predictor: float
     head: float
 
 
 def iteration_flop(
-    student: Student, clustering: OnlineClustering, *, batch_size: int, patches: int, visible: int, predicted: int
+    student: Student, target: Target, *, batch_size: int, patches: int, visible: int, predicted: int
 ) -> IterationFlop:
-    """FLOP of one image of a batch, of whose `patches` so many are visible and so many predicted."""
+    """FLOP of one image of a batch, of whose `patches` so many are visible and so many predicted.
+
+    A frozen encoder's are not counted: what it computes is not known.
+    """
     encoder = student.encoder
     counts = Counts(encoder.num_registers, patches, visible, predicted)
     embedding = _embedding_flop(encoder, visible)
     kept = _kept_share(encoder.blocks, batch_size)
     tokens, predictor = _predictor_flop(student.predictor, counts, kept)
-    prototypes = clustering.prototypes.numel()
     return IterationFlop(
-        teacher=encoder_flop(encoder, patches),
-        clustering=2 * 2 * patches * prototypes,
+        teacher=encoder_flop(encoder, patches) if target.reads_teacher else 0,
+        target=_target_flop(target, student.head, counts),
         # Images need no gradient, so the patch embedding has one product less.
         student_encoder=TRAINING * kept * _stack_flop(encoder.blocks, tokens, tokens) + 2 * embedding,
         predictor=TRAINING * predictor,
@@ -72,7 +76,14 @@ def _predictor_flop(predictor: Predictor, counts: Counts, kept: float) -> tuple[
         projected = 2 * context * sum(weight.numel() for weight in predictor.projection.parameters())
         return context, kept * _stack_flop(predictor.blocks, tokens, tokens) + projected
     assert isinstance(predictor, FusedPredictor), f"the FLOP of {type(predictor).__name__} are not known"
-    return counts.registers + counts.patches, 0
+    return counts.registers + counts.patches, 0.0
+
+
+def _target_flop(target: Target, head: nn.Module, counts: Counts) -> int:
+    """Prototypes have logits and a gradient; an averaged head has logits; other targets have no products."""
+    if isinstance(target, OnlineClustering):
+        return 2 * 2 * counts.patches * target.prototypes.numel()
+    return head_flop(head, counts.predicted) if isinstance(target, EmaHead) else 0
 
 
 def head_flop(head: nn.Module, tokens: int) -> int:

@@ -109,7 +109,7 @@ class Loop:
             torch.manual_seed(step_seed(self.settings.seed, position.step + position.data_offset))
             monitor = HealthMonitor() if self._logs_after(position.step + 1) else None
             metrics = train_step(self.learner, batches, position.step, monitor)
-            if not math.isfinite(metrics.student_loss + metrics.clustering_loss):
+            if not math.isfinite(metrics.student_loss + metrics.target_loss):
                 if self._handle_non_finite(batches):
                     return
             else:
@@ -133,8 +133,7 @@ class Loop:
         step, settings = self.position.step, self.settings
         last = step == settings.total_steps
         if monitor:
-            values = {name: float(value) for name, value in metrics._asdict().items()}
-            values |= self._speed()
+            values = metrics.values() | self._speed()
             self._log(values | self._rates() | monitor.values())
             if self.progress:
                 self.progress.update(step, values)

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 from torch.optim import AdamW
 
-from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
+from capi.method.targets import Target
 from capi.models.encoder import PatchEmbedding
 from capi.models.layers import RMSNorm
 
@@ -42,10 +42,11 @@ def student_optimizer(
     )
 
 
-def clustering_optimizer(clustering: OnlineClustering, *, weight_decay: float, rate_multiplier: float = 0.5) -> AdamW:
-    """The optimiser of the prototypes and their bias."""
-    parameters = list(clustering.parameters())
-    return _adamw([{"params": parameters, "rate_multiplier": rate_multiplier, "weight_decay": weight_decay}])
+def target_optimizer(target: Target, *, weight_decay: float, rate_multiplier: float = 0.5) -> AdamW | None:
+    """The optimiser of a target's own parameters: the prototypes and their bias. Without parameters there is none."""
+    parameters = list(target.parameters())
+    group = {"params": parameters, "rate_multiplier": rate_multiplier, "weight_decay": weight_decay}
+    return _adamw([group]) if parameters else None
 
 
 def set_learning_rate(optimizer: AdamW, rate: float) -> None:

@@ -8,6 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 _SECONDS_BETWEEN_LINES = 15
+# What targets say of themselves: its name here, its key, and digits.
+_OF_TARGET = (("clustering", "clustering_loss", 3), ("entropy", "target_entropy", 2), ("spread", "target_deviation", 2))
 
 
 class RunProgress:
@@ -36,10 +38,8 @@ class RunProgress:
 
     def update(self, step: int, values: dict[str, float]) -> None:
         """Show the numbers of a step."""
-        text = (
-            f"{values['images_per_second']:.0f} images/s  loss {values['student_loss']:.3f}  "
-            f"clustering {values['clustering_loss']:.3f}  entropy {values['target_entropy']:.2f}"
-        )
+        text = f"{values['images_per_second']:.0f} images/s  loss {values['student_loss']:.3f}"
+        text += "".join(f"  {name} {values[key]:.{digits}f}" for name, key, digits in _OF_TARGET if key in values)
         if self.bar:
             self.bar.update(self.task, completed=step, values=text)
         elif time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES or step == self.total:

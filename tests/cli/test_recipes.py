@@ -42,6 +42,12 @@ def test__show_opens_a_models_recipe_with_command_cost_and_result(run_here: RunH
     assert shown == load_config("A0dd4", ["optimization.steps=1000"])
 
 
+def test__show_does_not_open_a_frozen_encoder(run_here: RunHere) -> None:
+    result = run_here("recipes", "show", "Adcab", "target={kind: frozen, frozen: {encoder: nowhere}}")
+    assert result.code == 0, result.stderr
+    assert "# Cost:     not known before the frozen encoder is opened\n" in result.stdout
+
+
 def test__tables_are_named(run_here: RunHere) -> None:
     result = run_here("recipes", "--tables")
     assert result.code == 0

@@ -9,16 +9,12 @@ import yaml
 from capi.build import build_student, mask_sampler
 from capi.config.loading import load_config, recipe_names, recipe_text
 from capi.config.paper import FIGURE_ONLY, describe_results, paper_models, paper_table, paper_tables, results_of
-from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.masking import Grid
 
 MODELS = paper_models()
 TABLES = paper_tables()
 DEFAULT = ["Adcab", "Ae3f9"]
-# TODO(variants): remove once the schema has predictors, heads, positions and targets to choose from.
-SWITCHES = {"Aa5a3", "A7d26", "A3bb3", "A2fcb", "Aeb48", "A1177"}
-BUILDABLE = [name for name in MODELS if "target" in Config.model_fields or name not in SWITCHES]
 
 # tab:gen_table_our_models: uid, data, iterations, patch, depth, predictor depth, width, predictor width, learning rate,
 # momentum, rate of the prototypes, masks, ratio, roll, teacher head, student head, loss, positions,
@@ -114,9 +110,7 @@ def test__all_models_of_the_paper_are_there_once() -> None:
 @pytest.mark.parametrize("line", [line for line in LIST_OF_MODELS.split("\n") if line])
 def test__a_recipe_is_its_row_in_the_list_of_models(line: str) -> None:
     uid, data, steps, *shape, rate, momentum, prototypes_rate, kind, ratio, roll = line.split()[:14]
-    *_, sinkhorn, registers, crop = line.split()
-    if uid not in BUILDABLE:
-        pytest.skip("its switch is not in the schema yet")
+    *_, registers, crop = line.split()
     config = load_config(uid)
     model, optimization, masking = config.model, config.optimization, config.masking
     assert MODELS[uid].data == DATA.get(data, data)
@@ -128,22 +122,36 @@ def test__a_recipe_is_its_row_in_the_list_of_models(line: str) -> None:
     assert (masking.kind, masking.ratio, masking.roll) == (KINDS.get(kind, kind), int(ratio) / 100, roll == "True")
     assert model.registers == int(registers)
     assert config.data.crop_scale == tuple(int(bound) / 100 for bound in crop.split("-"))
-    # Without a clustering, the paper's entry for A3bb3 means nothing.
-    if uid != "A3bb3":
-        assert config.clustering.sinkhorn == {"modified": "positionwise"}.get(sinkhorn, sinkhorn)
 
 
-@pytest.mark.parametrize("name", BUILDABLE)
+@pytest.mark.parametrize("line", [line for line in LIST_OF_MODELS.split("\n") if line])
+def test__target_head_and_positions_are_those_of_the_list_of_models(line: str) -> None:
+    uid, (teacher_head, student_head, loss, positions, sinkhorn) = line.split(maxsplit=1)[0], line.split()[14:19]
+    config = load_config(uid)
+    kinds = {("clustering", "CE"): "clustering", ("EMA", "CE"): "ema_head", ("identity", "Huber"): "features"}
+    assert config.target.kind == kinds[teacher_head, loss]
+    # Without a head, the config's choice means nothing and keeps its default.
+    assert config.model.head == {"Linear": "linear", "MLP": "mlp", "identity": "linear"}[student_head]
+    assert config.model.positions == {"rope": "released", "learn.": "learned"}[positions]
+    if config.target.kind == "clustering":
+        assert config.clustering.sinkhorn == {"modified": "positionwise", "standard": "standard"}[sinkhorn]
+    elif config.target.kind == "ema_head":
+        target = config.target.ema_head
+        assert (target.balance, target.iterations) == ("sinkhorn", 3)
+        temperatures = target.student_temperature, target.first_temperature, target.temperature
+        assert temperatures == (0.12, 0.06, 0.06)
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test__a_recipe_has_what_all_models_of_the_paper_share(name: str) -> None:
     config = load_config(name)
     assert config.data.image_size == 224
     assert config.optimization.batch_size == 16384
     assert (config.masking.predict, config.clustering.bias) == (7, True)
-    assert (
-        config.model.width // config.model.heads == config.model.predictor_width // config.model.predictor_heads == 64
-    )
-    if name not in SWITCHES:
-        assert getattr(config.model, "positions", None) or config.model.rope == "released"
+    model = config.model
+    assert (model.width / model.heads, model.predictor_width / model.predictor_heads) == (64, 64)
+    assert model.positions == ("learned" if name == "A1177" else "released")
+    assert model.predictor.kind == {"Aa5a3": "fused", "A7d26": "self"}.get(name, "cross")
 
 
 @pytest.mark.parametrize("count", [1024, 2048, 4096, 8192, 16384, 32768])
@@ -177,35 +185,65 @@ def _encoder_parameters(width: int, depth: int, patch: int, registers: int = 16)
     ],
 )
 def test__the_sizes_are_those_of_the_paper(name: str, width: int, depth: int, patch: int, millions: int) -> None:
-    config = load_config(name)
-    with torch.device("meta"):
-        student = build_student(config.model, config.clustering.prototypes)
-    encoder = sum(parameter.numel() for parameter in student.encoder.parameters())
+    encoder = _parameters(name)["encoder"]
     assert encoder == _encoder_parameters(width, depth, patch)
     assert int(encoder / 1e6) == millions
 
 
 @pytest.mark.parametrize(("name", "depth", "width"), [("Af989", 5, 1536), ("Adcab", 12, 1024), ("A2da0", 21, 768)])
 def test__predictors_of_all_shapes_are_about_equally_large(name: str, depth: int, width: int) -> None:
-    config = load_config(name)
-    with torch.device("meta"):
-        predictor = build_student(config.model, 16).predictor
-    parameters = sum(parameter.numel() for parameter in predictor.parameters())
+    parameters = _parameters(name)["predictor"]
     # Keys and values come from the encoder's width; a mask token; two norms a block.
     assert parameters == depth * (10 * width**2 + 2 * width * 1024 + 2 * width) + width
     assert parameters == pytest.approx(12 * 12 * 1024**2, rel=0.12)
 
 
-@pytest.mark.parametrize("name", BUILDABLE)
+def _parameters(name: str) -> dict[str, int]:
+    """How many parameters each part of a model's student has."""
+    with torch.device("meta"):
+        student = build_student(load_config(name))
+    parts = {"encoder": student.encoder, "predictor": student.predictor, "head": student.head}
+    return {part: sum(weight.numel() for weight in module.parameters()) for part, module in parts.items()}
+
+
+BLOCK = 12 * 1024**2 + 2 * 1024
+MLP = (1024 + 1) * 2048 + (2048 + 1) * 2048 + (2048 + 1) * 256
+
+
+@pytest.mark.parametrize(
+    ("name", "extra_of_encoder", "predictor", "head"),
+    [
+        # Of each head the last layer has a learned length for every prototype.
+        ("Adcab", 0, 12 * BLOCK + 1024, 16384 * (1024 + 1)),
+        ("A7d26", 0, 12 * BLOCK + 1024, 16384 * (1024 + 1)),
+        # Without a predictor there is the mask token alone.
+        ("Aa5a3", 0, 1024, 16384 * (1024 + 1)),
+        ("Aeb48", 0, 12 * BLOCK + 1024, MLP + 16384 * (256 + 1)),
+        # A table of 14 x 14 positions for the patches and one for the mask tokens.
+        ("A1177", 196 * 1024, 12 * BLOCK + 1024 + 196 * 1024, 16384 * (1024 + 1)),
+        ("A9ce8", -16 * 1024, 12 * BLOCK + 1024, 16384 * (1024 + 1)),
+        # Features are reached by a linear map.
+        ("A3bb3", 0, 12 * BLOCK + 1024, 1024**2),
+        ("A2fcb", 0, 12 * BLOCK + 1024, MLP + 16384 * (256 + 1)),
+        ("prototypes32768", 0, 12 * BLOCK + 1024, 32768 * (1024 + 1)),
+    ],
+)
+def test__variants_have_the_parameters_of_their_design(
+    name: str, extra_of_encoder: int, predictor: int, head: int
+) -> None:
+    encoder = _encoder_parameters(1024, 24, 16) + extra_of_encoder
+    assert _parameters(name) == {"encoder": encoder, "predictor": predictor, "head": head}
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test__a_recipe_validates_and_builds(name: str) -> None:
     config = load_config(name)
     visible, masked, predicted = mask_sampler(config).counts(Grid(*config.grid))
     assert (predicted, visible + masked) == (7, config.grid[0] * config.grid[1])
-    with torch.device("meta"):
-        student = build_student(config.model, config.clustering.prototypes)
-    encoder = sum(parameter.numel() for parameter in student.encoder.parameters())
     model = config.model
-    assert encoder >= _encoder_parameters(model.width, model.depth, model.patch_size, model.registers)
+    assert _parameters(name)["encoder"] >= _encoder_parameters(
+        model.width, model.depth, model.patch_size, model.registers
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -3,8 +3,9 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from capi.config.loading import parse_config
-from capi.config.schema import Config, EvaluationConfig, MaskingConfig, ModelConfig, PredictorConfig
+from capi.build import _TARGETS
+from capi.config.loading import load_config, parse_config
+from capi.config.schema import Config, EvaluationConfig, MaskingConfig, ModelConfig, PredictorConfig, TargetConfig
 from capi.errors import CapiError
 from capi.method.masking import MASKS
 from capi.models.heads import HEADS
@@ -52,6 +53,7 @@ def test__every_mask_can_be_chosen() -> None:
         (PredictorConfig, "kind", PREDICTORS),
         (ModelConfig, "positions", POSITIONS),
         (ModelConfig, "head", HEADS),
+        (TargetConfig, "kind", _TARGETS),
     ],
 )
 def test__every_variant_can_be_chosen(section: type[BaseModel], key: str, known: dict[str, object]) -> None:
@@ -74,6 +76,12 @@ def test__settings_without_a_meaning_are_refused_with_the_field_to_change(overri
     with pytest.raises(CapiError) as caught:
         parse_config({}, overrides)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("recipe", ["demo", "vitl14"])
+@pytest.mark.parametrize("kind", ["ema_head", "features", "pixels"])
+def test__another_target_is_one_line_whatever_the_recipe(recipe: str, kind: str) -> None:
+    assert load_config(recipe, [f"target.kind={kind}"]).target.kind == kind
 
 
 def test__the_predictor_keeps_the_head_width_when_only_its_width_is_set() -> None:

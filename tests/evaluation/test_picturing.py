@@ -210,7 +210,7 @@ def test__the_prototypes_of_a_run_are_those_of_its_clustering(small_config: Conf
     clustering = small_config.clustering.model_copy(update={"bias": bias})
     config = small_config.model_copy(update={"clustering": clustering})
     found, learner = load_prototypes(make_run(config, tmp_path / "run")), build_learner(config)
-    assert torch.equal(found.weight, learner.clustering.prototypes)
+    assert torch.equal(found.weight, learner.target.prototypes)
     assert (found.bias is None) == (not bias)
 
 

@@ -249,12 +249,12 @@ def test__measuring_changes_neither_weights_nor_random_numbers(small_config: Con
         torch.manual_seed(3)
         for step in range(4, 7):
             metrics = train_step(learner, [batch], step, observer)
-        modules = (learner.student, learner.teacher, learner.clustering)
+        modules = (learner.student, learner.teacher, learner.target)
         weights = [one.detach().clone() for module in modules for one in module.parameters()]
-        results.append([*metrics, *weights, torch.get_rng_state()])
+        results.append([*metrics[:2], *metrics.described.values(), *weights, torch.get_rng_state()])
     assert all(torch.equal(without, measured) for without, measured in zip(*results, strict=True))
     assert len(observer.values()) == 8
-    assert learner.clustering.recent_use.sum() > 0
+    assert learner.target.recent_use.sum() > 0
 
 
 def test__micro_batches_are_seen_as_one_batch(small_config: Config) -> None:
@@ -265,7 +265,7 @@ def test__micro_batches_are_seen_as_one_batch(small_config: Config) -> None:
     for parts in ([batch], [MaskedBatch(*(value[start : start + 2] for value in batch)) for start in (0, 2, 4)]):
         learner, monitor = build_learner(config), HealthMonitor()
         train_step(learner, parts, 5, monitor)
-        found.append((monitor.values(), learner.clustering.recent_use))
+        found.append((monitor.values(), learner.target.recent_use))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
     assert torch.equal(found[0][1], found[1][1])
 

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from capi.method.losses import prototype_use, soft_cross_entropy, target_entropy
+from capi.method.losses import huber, prototype_use, soft_cross_entropy, squared_error, target_entropy
 
 
 def test__equals_torch_cross_entropy_with_soft_targets() -> None:
@@ -31,3 +31,13 @@ def test__prototype_use_counts_equally_used_prototypes() -> None:
     uneven = torch.tensor([0.7, 0.2, 0.1, 0.0])
     expected = math.exp(-sum(share * math.log(share) for share in (0.7, 0.2, 0.1))) / 4
     torch.testing.assert_close(prototype_use(uneven), torch.tensor(expected))
+
+
+def test__losses_to_values_by_hand_and_in_float32() -> None:
+    outputs, targets = 2 * torch.randn(3, 4, 5), torch.randn(3, 4, 5)
+    errors = [float(error) for error in (outputs - targets).flatten()]
+    by_hand = sum(error**2 / 2 if abs(error) < 1 else abs(error) - 0.5 for error in errors) / len(errors)
+    torch.testing.assert_close(huber(outputs, targets), torch.tensor(by_hand))
+    torch.testing.assert_close(squared_error(outputs, targets), torch.tensor(sum(e**2 for e in errors) / len(errors)))
+    for loss in (huber, squared_error):
+        assert loss(outputs.bfloat16(), targets).dtype == torch.float32

@@ -42,7 +42,7 @@ def test__everything_that_training_changes_comes_back(learner: Learner, checkpoi
 
 def test__every_parameter_of_both_optimisers_is_held(learner: Learner) -> None:
     names = tensors(learner).keys()
-    for prefix, module in (("student", learner.student), ("clustering", learner.clustering)):
+    for prefix, module in (("student", learner.student), ("clustering", learner.target)):
         for name, _ in module.named_parameters():
             assert {f"{prefix}_optimizer.{name}.{part}" for part in ("step", "exp_avg", "exp_avg_sq")} <= names
             assert f"{prefix}.{name}" in names
@@ -102,7 +102,7 @@ def test__a_newer_format_and_missing_checkpoints_are_refused(learner: Learner, c
 
 def save_without_recent_use(learner: Learner, checkpoints: Checkpoints, version: int) -> None:
     """As format 1 did."""
-    del learner.clustering.recent_use
+    del learner.target.recent_use
     checkpoints.save(learner, Position(step=3, skipped=1))
     state = checkpoints.path(3) / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"format": version}))
@@ -112,12 +112,12 @@ def test__a_checkpoint_of_format_1_is_read_and_its_prototypes_use_is_unknown(
     learner: Learner, checkpoints: Checkpoints, small_config: Config
 ) -> None:
     with torch.no_grad():
-        learner.clustering.prototypes.fill_(2.5)
+        learner.target.prototypes.fill_(2.5)
     save_without_recent_use(learner, checkpoints, version=1)
     other = build_learner(small_config)
     assert checkpoints.load(other) == Position(step=3, skipped=1)
-    assert (other.clustering.prototypes == 2.5).all()
-    assert (other.clustering.recent_use == 0).all()
+    assert (other.target.prototypes == 2.5).all()
+    assert (other.target.recent_use == 0).all()
 
 
 def test__a_checkpoint_of_format_2_must_hold_the_use_of_prototypes(

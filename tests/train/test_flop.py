@@ -5,9 +5,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capi.build import build_learner, build_student
 from capi.config.loading import load_config, parse_config
+from capi.config.schema import Config
 from capi.train.flop import encoder_flop, iteration_flop
 from capi.train.step import train_step
 from tests.train.test_step import batch_of
+from tests.variants import PREDICTORS, TARGETS, learner_of, varied
 
 
 def test__equals_what_torch_counts_in_one_iteration() -> None:
@@ -26,7 +28,7 @@ def test__equals_what_torch_counts_in_one_iteration() -> None:
         train_step(learner, [batch], 0)
     ours = iteration_flop(
         learner.student,
-        learner.clustering,
+        learner.target,
         batch_size=10,
         patches=48,
         visible=batch.visible_index.shape[1],
@@ -34,6 +36,29 @@ def test__equals_what_torch_counts_in_one_iteration() -> None:
     )
     prototype_gradient = 2 * (10 * 48) * 32 * 40
     assert 10 * sum(ours) == pytest.approx(counter.get_total_flops() + prototype_gradient, rel=1e-9)
+
+
+COUNTED = PREDICTORS | {"mlp": ["model.head=mlp"], "learned": ["model.positions=learned"]}
+COUNTED |= {name: TARGETS[name] for name in ("ema_head", "features", "pixels", "frozen")}
+COUNTED |= {"wide self": ["model.predictor.kind=self", "model.predictor.width=48", "model.predictor.heads=3"]}
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test__variants_need_what_torch_counts(small_config: Config, name: str) -> None:
+    config = varied(small_config, *COUNTED[name], "optimization.batch_size=10")
+    learner, batch = learner_of(config), batch_of(config)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        train_step(learner, [batch], 0)
+    ours = iteration_flop(
+        learner.student,
+        learner.target,
+        batch_size=10,
+        patches=48,
+        visible=batch.visible_index.shape[1],
+        predicted=batch.predict_index.shape[1],
+    )
+    uncounted = 2 * (10 * 48) * 32 * 24 if config.target.kind == "clustering" else 0
+    assert 10 * sum(ours) == pytest.approx(counter.get_total_flops() + uncounted, rel=1e-9)
 
 
 def test__vit_l_14_needs_the_flop_of_the_paper() -> None:

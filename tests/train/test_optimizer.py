@@ -4,7 +4,7 @@ import torch
 from capi.build import build_student
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
-from capi.train.optimizer import clustering_optimizer, set_learning_rate, student_optimizer
+from capi.train.optimizer import set_learning_rate, student_optimizer, target_optimizer
 
 
 def expected_rule(name: str) -> tuple[float, float]:
@@ -34,7 +34,7 @@ def test__every_parameter_is_in_exactly_one_group_with_its_rule(small_config: Co
 
 def test__prototypes_and_their_bias_decay_alike() -> None:
     clustering = OnlineClustering(width=8, prototypes=5)
-    (group,) = clustering_optimizer(clustering, weight_decay=0.01).param_groups
+    (group,) = target_optimizer(clustering, weight_decay=0.01).param_groups
     assert len(group["params"]) == 2
     assert (group["rate_multiplier"], group["weight_decay"]) == (0.5, 0.01)
 

@@ -1,6 +1,7 @@
 import ast
 import gc
 import inspect
+import math
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ def batch_of(config: Config, step: int = 0) -> MaskedBatch:
 
 
 def states(learner: Learner) -> list[torch.Tensor]:
-    modules = (learner.student, learner.teacher, learner.clustering)
+    modules = (learner.student, learner.teacher, learner.target)
     return [value.clone() for module in modules for value in module.state_dict().values()]
 
 
@@ -58,7 +59,7 @@ def test__same_seed_same_run(small_config: Config) -> None:
 def test__no_gradient_is_left_over(small_config: Config) -> None:
     learner = build_learner(small_config)
     train_step(learner, [batch_of(small_config)], 5)
-    modules = (learner.student, learner.clustering, learner.teacher)
+    modules = (learner.student, learner.target, learner.teacher)
     assert all(parameter.grad is None for module in modules for parameter in module.parameters())
 
 
@@ -66,8 +67,8 @@ def test__a_step_runs_under_autocast(small_config: Config) -> None:
     learner = build_learner(small_config)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         metrics = train_step(learner, [batch_of(small_config)], 5)
-    assert all(torch.isfinite(metric) for metric in metrics)
-    assert metrics.student_loss.dtype == metrics.clustering_loss.dtype == torch.float32
+    assert all(math.isfinite(value) for value in metrics.values().values())
+    assert metrics.student_loss.dtype == metrics.target_loss.dtype == torch.float32
 
 
 def test__learning_on_one_batch_lowers_both_losses(small_config: Config) -> None:
@@ -77,8 +78,8 @@ def test__learning_on_one_batch_lowers_both_losses(small_config: Config) -> None
     batch = batch_of(small_config)
     metrics = [train_step(learner, [batch], step) for step in range(60)]
     assert metrics[-1].student_loss < metrics[0].student_loss - 0.5
-    assert metrics[-1].clustering_loss < metrics[0].clustering_loss - 0.1
-    assert 0 <= metrics[-1].target_entropy <= torch.tensor(24.0).log()
+    assert metrics[-1].target_loss < metrics[0].target_loss - 0.1
+    assert 0 <= metrics[-1].described["target_entropy"] <= torch.tensor(24.0).log()
 
 
 def test__the_step_reads_as_the_algorithm() -> None:
@@ -86,7 +87,7 @@ def test__the_step_reads_as_the_algorithm() -> None:
     source = inspect.getsource(train_step)
     assert len(source.splitlines()) <= 42
     branches = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.If | ast.IfExp)]
-    assert [ast.unparse(branch.test) for branch in branches] == ["torch.isfinite(student_loss + clustering_loss)"]
+    assert [ast.unparse(branch.test) for branch in branches] == ["torch.isfinite(student_loss + target_loss)"]
 
 
 @pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])

@@ -1,0 +1,116 @@
+"""Targets from a moving average of the student's own head: iBOT (ICLR 2022), after DINO (ICCV 2021).
+
+The teacher's patch tokens go through the teacher's head, which is the average of the student's. Against collapse the
+logits are either centred, by a moving average of their mean, or balanced by Sinkhorn-Knopp (as in DINOv2, TMLR 2024),
+and sharpened by a temperature that rises while the learning rate does. The student learns by cross-entropy. There are
+no prototypes beside the head's, and no loss of their own.
+
+Logits are computed, centred and balanced at the predicted patches alone (ours; DINOv2 balances the masked ones): every
+patch is predicted equally often, and b x n x k values never exist. The paper saw this loss fail with a split predictor.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from capi.method.losses import soft_cross_entropy
+from capi.method.sinkhorn import OneProcess, balance
+from capi.method.targets import (
+    Target,
+    Targets,
+    at_predicted,
+    distribution_metrics,
+    distribution_summary,
+    no_own_loss,
+)
+from capi.types import Float, Int, Reduction
+
+Balance = Literal["centring", "sinkhorn"]
+
+
+def rising_temperature(step: int, *, start: float, end: float, steps: int) -> float:
+    """Linear over so many steps, both ends included, then constant."""
+    return start + (end - start) * min(step / max(steps - 1, 1), 1.0)
+
+
+class EmaHead(Target):
+    """The teacher's head on the teacher's tokens. It is *given* that head, as a function, and owns no weights."""
+
+    name = "ema_head"
+    centre: Tensor
+
+    def __init__(
+        self,
+        *,
+        head: Callable[[Tensor], Tensor],
+        prototypes: int,
+        teacher_temperature: Callable[[int], float],
+        student_temperature: float = 0.1,
+        balance: Balance = "centring",
+        centre_momentum: float = 0.9,
+        iterations: int = 3,
+        reduction: Reduction | None = None,
+    ) -> None:
+        super().__init__()
+        # Wrapped, so that a module given as head is not taken for a part of this one.
+        self._head = (head,)
+        self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
+        self.balance, self.centre_momentum, self.iterations = balance, centre_momentum, iterations
+        self.reduction = reduction or OneProcess()
+        self.register_buffer("centre", torch.zeros(prototypes))
+        self._seen: list[Tensor] = []
+
+    def forward(
+        self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0
+    ) -> Targets:
+        self._seen = []
+        make = {"centring": self._centred, "sinkhorn": self._balanced}[self.balance]
+        return Targets(no_own_loss(), make(self._logits(tokens, predict_index), self.teacher_temperature(step)))
+
+    def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
+        return soft_cross_entropy(outputs, targets, temperature=self.student_temperature)
+
+    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
+        return distribution_summary(targets)
+
+    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:  # noqa: ARG002 - the contract
+        return distribution_metrics(summary)
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """The centre follows the mean logits of the batch."""
+        if self._seen:
+            mean = self.reduction.sum(torch.stack(self._seen).mean(0)) / self.reduction.sum(self.centre.new_ones(()))
+            self.centre.lerp_(mean, 1 - self.centre_momentum)
+            self._seen = []
+
+    def _logits(self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor]) -> Iterator[Float[Tensor, "_ p k"]]:
+        for part, index in zip(tokens, predict_index, strict=True):
+            # A temperature of 0.04 amplifies rounding: always in float32, also under autocast.
+            with torch.no_grad(), torch.autocast(part.device.type, enabled=False):
+                logits = self._head[0](at_predicted(part, index))
+            yield logits
+
+    def _centred(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
+        """With the centre as earlier batches left it, one micro-batch at a time."""
+        for logits in parts:
+            self._seen.append(logits.mean((0, 1)))
+            yield torch.softmax((logits - self.centre) / temperature, dim=-1)
+
+    def _balanced(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
+        """All predicted patches of the batch together."""
+        every = list(parts)
+        yield from balanced(torch.cat(every), temperature, self.iterations, self.reduction).split([*map(len, every)])
+
+
+def balanced(
+    logits: Float[Tensor, "b p k"], temperature: float, iterations: int, reduction: Reduction
+) -> Float[Tensor, "b p k"]:
+    """Standard Sinkhorn-Knopp: all patches of all images are one group of samples."""
+    samples = logits.flatten(0, 1)
+    shift = reduction.max(samples.amax(0))
+    kernel = ((samples - shift) / temperature).exp()[None]
+    u, v = balance(kernel, iterations, reduction)
+    return (u[:, None] * kernel * v[..., None])[0].view_as(logits)

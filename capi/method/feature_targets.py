@@ -1,0 +1,46 @@
+"""The teacher's own patch tokens as targets: I-JEPA (CVPR 2023).
+
+A target is the teacher's token of the patch, normalised over channels without a learned scale; the prediction goes
+through a linear map to the encoder's width; the loss is Huber's with beta 1. There is no head and nothing is clustered,
+so that only the moving average stands against collapse.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capi.method.losses import huber
+from capi.method.targets import Target, Targets, at_predicted, no_own_loss, value_metrics, value_summary
+from capi.types import Float, Int
+
+
+class FeatureTargets(Target):
+    """Normalised tokens, and Huber's loss to them."""
+
+    name = "features"
+
+    def forward(
+        self,
+        tokens: Sequence[Float[Tensor, "_ n e"]],
+        predict_index: Sequence[Int[Tensor, "_ p"]],
+        step: int = 0,  # noqa: ARG002 - the contract
+    ) -> Targets:
+        pairs = zip(tokens, predict_index, strict=True)
+        return Targets(no_own_loss(), (normalized(at_predicted(part, index)) for part, index in pairs))
+
+    def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
+        return huber(outputs, targets)
+
+    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
+        return value_summary(targets)
+
+    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:  # noqa: ARG002 - the contract
+        return value_metrics(summary)
+
+
+@torch.no_grad()
+def normalized(tokens: Float[Tensor, "b p e"]) -> Float[Tensor, "b p e"]:
+    """Each token less its mean over channels, over their deviation."""
+    return F.layer_norm(tokens, tokens.shape[-1:])

@@ -1,0 +1,59 @@
+"""The pixels of a patch as its target: MAE (CVPR 2022).
+
+Each patch is normalised by its own mean and deviation, as in MAE's better variant; the prediction goes through a linear
+map to the pixels of a patch; the loss is the squared error. The teacher makes no targets here: it is only the average
+that is evaluated.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from capi.method.losses import squared_error
+from capi.method.targets import Target, Targets, at_predicted, no_own_loss, value_metrics, value_summary
+from capi.method.teacher import Teacher
+from capi.models.pixels import patch_pixels
+from capi.types import Float, Int
+
+# What MAE adds to the variance of a patch.
+EPS = 1e-6
+
+
+class PixelTargets(Target):
+    """Normalised patches, and the squared error to them."""
+
+    name = "pixels"
+    reads_teacher = False
+
+    def __init__(self, *, patch_size: int) -> None:
+        super().__init__()
+        self.patch_size = patch_size
+
+    def tokens(self, teacher: Teacher, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n e"]:  # noqa: ARG002 - the contract
+        return patch_pixels(images, self.patch_size).flatten(1, 2)
+
+    def forward(
+        self,
+        tokens: Sequence[Float[Tensor, "_ n e"]],
+        predict_index: Sequence[Int[Tensor, "_ p"]],
+        step: int = 0,  # noqa: ARG002 - the contract
+    ) -> Targets:
+        pairs = zip(tokens, predict_index, strict=True)
+        return Targets(no_own_loss(), (normalized(at_predicted(part, index)) for part, index in pairs))
+
+    def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
+        return squared_error(outputs, targets)
+
+    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
+        return value_summary(targets)
+
+    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:  # noqa: ARG002 - the contract
+        return value_metrics(summary)
+
+
+@torch.no_grad()
+def normalized(patches: Float[Tensor, "b p e"]) -> Float[Tensor, "b p e"]:
+    """Each patch less its mean, over its deviation; a patch of one colour becomes zeros."""
+    variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
+    return (patches - mean) / (variance + EPS).sqrt()

@@ -1,0 +1,97 @@
+"""The contract of a target: what the student must predict, and how its prediction is judged (paper: loss formulation).
+
+Five keep it: `clustering` (CAPI), `ema_head` (iBOT), `features` (I-JEPA), `pixels` (MAE), `frozen` (BEiT, EVA), each in
+a module of its own. One iteration goes through a target in this order, for all its micro-batches together:
+
+    tokens          what the targets are made from, of whole images: the teacher's tokens, or something else
+    forward         a loss that trains the target's own parameters, and the targets of the predicted patches
+    student_loss    the student's outputs against them, one micro-batch after the other
+    summary         what is to be known of the targets; averaged over micro-batches it goes to `metrics`
+    follow          the batch was good: keep what was seen of it
+
+Targets never carry a gradient to the teacher, and a target's own loss reaches nothing but its own parameters.
+"""
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from capi.method.losses import prototype_use, target_entropy
+from capi.method.teacher import Teacher
+from capi.types import Float, Int
+
+
+class Targets(NamedTuple):
+    """The target's own loss, and for each micro-batch the targets of the patches that the student predicts."""
+
+    loss: Float[Tensor, ""]
+    targets: Iterator[Float[Tensor, "_ p k"]]
+
+
+class Target(nn.Module):
+    """What must be predicted. Parameters are those of its own loss; buffers, what it keeps of earlier batches."""
+
+    # Under this name its tensors lie in checkpoints.
+    name: ClassVar[str]
+    # Whether `tokens` are the teacher's, so that their health is that of the run.
+    reads_teacher: ClassVar[bool] = True
+
+    def tokens(self, teacher: Teacher, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n e"]:
+        """What targets are made from, one row for each patch of the whole images."""
+        tokens: Tensor = teacher(images)
+        return tokens
+
+    @abstractmethod
+    def forward(
+        self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0
+    ) -> Targets:
+        """Its own loss over all micro-batches, and their targets, made when their turn comes."""
+
+    @abstractmethod
+    def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
+        """How far the student's outputs are from the targets, in float32."""
+
+    @abstractmethod
+    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
+        """Means over the targets of a micro-batch."""
+
+    @abstractmethod
+    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
+        """What is logged of a batch, by name: its own loss if it has one, and what `summary` says."""
+
+    def follow(self) -> None:
+        """Keep what was seen of the last batch. Called once for a batch whose losses are finite."""
+
+
+def at_predicted(tokens: Float[Tensor, "b n e"], predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
+    """The rows of the predicted patches, in float32."""
+    return tokens.gather(1, predict_index[..., None].expand(-1, -1, tokens.shape[2])).float()
+
+
+def no_own_loss() -> Float[Tensor, ""]:
+    """The loss of a target without parameters: zero, and its gradient leads nowhere."""
+    return torch.zeros((), requires_grad=True)
+
+
+def distribution_summary(targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
+    """Of targets that are distributions over prototypes."""
+    return {"target_entropy": target_entropy(targets), "mean_target": targets.mean((0, 1))}
+
+
+def distribution_metrics(summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
+    """How undecided the targets are, in nat, and which share of the prototypes they make use of."""
+    return {"target_entropy": summary["target_entropy"], "prototype_use": prototype_use(summary["mean_target"])}
+
+
+def value_summary(targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
+    """Of targets that are plain values."""
+    return {"mean": targets.mean((0, 1)), "square": targets.square().mean((0, 1))}
+
+
+def value_metrics(summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
+    """How much targets differ from patch to patch: the deviation of a channel, on average. Constant targets have 0."""
+    variance = (summary["square"] - summary["mean"].square()).clamp_min(0)
+    return {"target_deviation": variance.sqrt().mean()}
