@@ -46,6 +46,7 @@ __all__ = [
     "choose_device",
     "compare",
     "doctor",
+    "draw",
     "evaluate",
     "explore",
     "export",
@@ -56,7 +57,6 @@ __all__ = [
     "predict",
     "pretrain",
     "report",
-    "visualize",
     "watch",
 ]
 
@@ -306,7 +306,7 @@ def _picture(path: Path, overwrite: bool) -> Path:
     return path
 
 
-def visualize(
+def draw(
     models: Sequence[str | Path],
     images: Sequence[str | Path] = (),
     *,
