@@ -56,8 +56,6 @@ class Rule:
 
 
 RULES = (
-    Rule("student_loss", "Loss of the student", "Cross-entropy between predictions and targets, in nat."),
-    Rule("clustering_loss", "Loss of the clustering", "Cross-entropy to the balanced assignments, in nat."),
     Rule(
         "target_entropy",
         "Entropy of the targets",

@@ -326,3 +326,14 @@ def test__narrow_and_dark_screens_fit(browser: Browser, run: Path, scheme: str, 
     brightness = [sum(map(int, re.findall(r"\d+", one)[:3])) for one in (background, color)]
     assert (brightness[0] < brightness[1]) is (scheme == "dark")
     context.close()
+
+
+def test__losses_that_are_no_numbers_ring(run: Path) -> None:
+    assert "Alarm: Loss of the student" not in write_report(run).read_text(encoding="utf-8")
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    broken = {"step": last["step"] + 1, "student_loss": None, "clustering_loss": 3.0}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(broken) + "\n")
+    report = gather(run)
+    assert {"student_loss"} == {finding.rule.key for finding in report.alarms} & {"student_loss", "clustering_loss"}
+    assert "Alarm: Loss of the student</b> is no number" in write_report(run).read_text(encoding="utf-8")
