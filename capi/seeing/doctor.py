@@ -64,7 +64,7 @@ class Diagnosis:
 
 
 def diagnose(run: Path) -> Diagnosis:
-    """Look at a run, finished or not; a folder that is none, or of a newer capi, is refused."""
+    """Look at a run, finished or not; a folder that is none is refused."""
     if not run.is_dir():
         raise CapiError(f"there is no folder {run}: expected the folder of a run")
     patient = _Patient.of(run)
@@ -111,7 +111,7 @@ class _Patient:
     @classmethod
     def of(cls, run: Path) -> "_Patient":
         folder = RunFolder(run)
-        record, config, unreadable = folder.record(), None, ""
+        record, config, unreadable = folder.record(also_newer=True), None, ""
         folder.config_text()
         try:
             config = run_config(folder)

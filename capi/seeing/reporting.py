@@ -62,7 +62,7 @@ class FollowedRun:
         self.watts, self.carbon = watts, carbon
         with self._told():
             self.folder.config_text()
-            self.folder.record()
+            self.folder.record(also_newer=True)
             self._begin()
 
     def stamp(self) -> tuple[Any, ...]:
@@ -91,7 +91,7 @@ class FollowedRun:
             ) from error
 
     def _read(self) -> RunReport:
-        record = self.folder.record()
+        record = self.folder.record(also_newer=True)
         if self._config_stamp != _file_stamp(self.folder.path / CONFIG):
             # Another run took this one's place.
             self._begin()

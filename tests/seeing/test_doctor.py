@@ -207,7 +207,7 @@ def test__a_config_of_a_newer_version_leaves_what_can_be_said(config: Config, tm
     assert not titles(found, "well") & {rule.title for rule in RULES}
 
 
-def test__what_is_no_run_or_newer_is_refused(config: Config, tmp_path: Path) -> None:
+def test__what_is_no_run_is_refused_and_of_a_newer_one_is_said_what_can_be(config: Config, tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="there is no folder"):
         diagnose(tmp_path / "nowhere")
     with pytest.raises(CapiError, match="is no run"):
@@ -215,8 +215,9 @@ def test__what_is_no_run_or_newer_is_refused(config: Config, tmp_path: Path) -> 
     run = write_run(tmp_path / "run", config)
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"format": 99}))
-    with pytest.raises(CapiError, match="newer capi"):
-        diagnose(run)
+    found = diagnose(run)
+    assert "newer capi" in remark(found, "Config").text
+    assert "Loss of the student" in titles(found, "well")
     (run / "run.json").write_text(json.dumps(record))
     (run / "config.yaml").unlink()
     with pytest.raises(CapiError, match=r"it has no config\.yaml"):
