@@ -61,13 +61,13 @@ def print_share(title: str, config: Config, rounds: int) -> None:
 def monitoring(learner: Learner, batch: MaskedBatch) -> Work:
     """What a monitor does in an iteration, with gradients as they are before the update."""
     tokens = [learner.teacher(batch.images)]
-    for parameter in (*learner.student.parameters(), *learner.clustering.parameters()):
+    for parameter in (*learner.student.parameters(), *learner.target.parameters()):
         parameter.grad = torch.randn_like(parameter)
 
     def work() -> object:
         monitor = HealthMonitor()
-        monitor.tokens(tokens, learner.clustering)
-        monitor.gradients(learner.student, learner.teacher, learner.clustering)
+        monitor.tokens(tokens, learner.target)
+        monitor.gradients(learner.student, learner.teacher, learner.target)
         return monitor.values()
 
     return work

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capi.api import check as check
     from capi.api import compare as compare
     from capi.api import doctor as doctor
+    from capi.api import draw as draw
     from capi.api import evaluate as evaluate
     from capi.api import explore as explore
     from capi.api import export as export
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from capi.api import predict as predict
     from capi.api import pretrain as pretrain
     from capi.api import report as report
-    from capi.api import visualize as visualize
     from capi.api import watch as watch
     from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
@@ -39,6 +39,7 @@ _HOME = {
     "check": "capi.api",
     "compare": "capi.api",
     "doctor": "capi.api",
+    "draw": "capi.api",
     "evaluate": "capi.api",
     "explore": "capi.api",
     "export": "capi.api",
@@ -48,7 +49,6 @@ _HOME = {
     "predict": "capi.api",
     "pretrain": "capi.api",
     "report": "capi.api",
-    "visualize": "capi.api",
     "watch": "capi.api",
     "load_config": "capi.config.loading",
     "CapiError": "capi.errors",

@@ -47,6 +47,7 @@ __all__ = [
     "choose_device",
     "compare",
     "doctor",
+    "draw",
     "evaluate",
     "explore",
     "export",
@@ -57,7 +58,6 @@ __all__ = [
     "predict",
     "pretrain",
     "report",
-    "visualize",
     "watch",
 ]
 
@@ -308,7 +308,7 @@ def _picture(path: Path, overwrite: bool) -> Path:
     return path
 
 
-def visualize(
+def draw(
     models: Sequence[str | Path],
     images: Sequence[str | Path] = (),
     *,
@@ -433,6 +433,4 @@ def check(
     """
     chosen = _device(device)
     opened = partial(open_encoder, device=chosen)
-    return checking.check(
-        config, data=data, device=chosen, rounds=rounds, progress=progress, open_encoder=opened
-    )
+    return checking.check(config, data=data, device=chosen, rounds=rounds, progress=progress, open_encoder=opened)

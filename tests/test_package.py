@@ -118,3 +118,10 @@ def test__commands_in_the_readme_run_as_written(tmp_path: Path) -> None:
         command = [sys.executable, "-m", *line.split()]
         result = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
+
+
+def test__no_public_name_is_hidden_by_a_module_of_the_package() -> None:
+    modules = {
+        path.stem for path in (ROOT / "capi").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert not modules & set(capi.__all__)

@@ -279,7 +279,7 @@ def visualize(
     models = [word for word in words if not _is_image(word)]
     if not models:
         raise CapiError("visualize needs at least one model before the images")
-    done = api.visualize(
+    done = api.draw(
         models,
         [word for word in words if _is_image(word)],
         out=out,

@@ -98,7 +98,7 @@ def _demo_table(summary: "DemoSummary") -> Table:
         "loss": f"{summary.first_loss:.3f} at the first logged step, {summary.last_loss:.3f} at the last",
         "targets": "no prototypes"
         if summary.target_entropy is None or summary.prototype_use is None
-        else f"entropy {summary.target_entropy:.2f} nat, prototype use {summary.prototype_use:.0%}",
+        else f"entropy {summary.target_entropy:.2f} nat, balance of the assignments {summary.prototype_use:.0%}",
         f"k-NN, {summary.split} photos": f"{summary.trained:.1%} by the trained encoder",
         "": f"{summary.untrained:.1%} by the same encoder untrained",
         " ": f"{summary.pixels:.1%} by raw pixels (best of several: {summary.pixels_at})",

@@ -51,7 +51,7 @@ class Rule:
         """What to do about a value; None where it is well."""
         low, high = self.limits(facts)
         if not math.isfinite(value):
-            return "the value is no number: the weights or the data are broken; go back to an earlier checkpoint"
+            return "The value is no number: the weights or the data are broken; go back to an earlier checkpoint"
         return self.below if value < low else self.above if value > high else None
 
 
@@ -72,7 +72,7 @@ RULES = (
     Rule(
         "prototype_perplexity",
         "Prototypes in use",
-        "Share of the prototypes that patches are nearest to; 100 % means that all are used alike.",
+        "Share of the prototypes that patches are nearest to; 1 means that all are used alike.",
         low=0.25,
         below="Most patches crowd around few prototypes. Train longer, use fewer with clustering.prototypes, or raise "
         "clustering.learning_rate_multiplier.",
@@ -165,6 +165,8 @@ class Finding:
 def spoken(limits: tuple[float, float]) -> str:
     """A range in words."""
     low, high = limits
+    if math.isinf(low) and math.isinf(high):
+        return "any finite number"
     if math.isinf(low):
         return f"up to {high:.3g}"
     return f"{low:.3g} or more" if math.isinf(high) else f"{low:.3g} to {high:.3g}"

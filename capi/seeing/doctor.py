@@ -4,6 +4,7 @@ Three sources: the healthy ranges of `capi.method.alarms`, general rules that ho
 come with reference runs the band in which their curves lie.
 """
 
+import itertools
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -63,7 +64,7 @@ class Diagnosis:
 
 
 def diagnose(run: Path) -> Diagnosis:
-    """Look at a run, finished or not; a folder that is none, or of a newer capi, is refused."""
+    """Look at a run, finished or not; a folder that is none is refused."""
     if not run.is_dir():
         raise CapiError(f"there is no folder {run}: expected the folder of a run")
     patient = _Patient.of(run)
@@ -110,7 +111,7 @@ class _Patient:
     @classmethod
     def of(cls, run: Path) -> "_Patient":
         folder = RunFolder(run)
-        record, config, unreadable = folder.record(), None, ""
+        record, config, unreadable = folder.record(also_newer=True), None, ""
         folder.config_text()
         try:
             config = run_config(folder)
@@ -181,13 +182,25 @@ class _Patient:
         starts = self.record.get("starts")
         start = starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], Mapping) else {}
         words = start.get("command")
-        if isinstance(words, list) and len(words) > 1 and words[1] in _COMMANDS:
+        if (
+            isinstance(words, list)
+            and len(words) > 1
+            and words[1] in _COMMANDS
+            and self._is_where_it_began(start, words)
+        ):
             kept = [str(word) for word in words[1:] if word not in {"--resume", "--overwrite"}]
             return f"cd {shlex.quote(str(start.get('folder', '.')))} && capi {shlex.join(kept)} --resume"
         data = self.record.get("data")
         path = str(data.get("path")) if isinstance(data, Mapping) else "IMAGES"
         out = self.folder.path
         return shlex.join(["capi", "pretrain", str(out / CONFIG), "--data", path, "--out", str(out), "--resume"])
+
+    def _is_where_it_began(self, start: Mapping[str, Any], words: Sequence[str]) -> bool:
+        """A folder that was moved or copied is not the one that its command would go on with."""
+        named = [after for word, after in itertools.pairwise(words) if word == "--out"]
+        named += [word.removeprefix("--out=") for word in words if str(word).startswith("--out=")]
+        place = Path(str(start.get("folder", "."))) / (named[-1] if named else "demo_run")
+        return place.resolve() == self.folder.path.resolve()
 
     def on_checkpoints(self) -> list[Remark]:
         """Whether there is one to go on from or to load, and whether this capi reads it."""

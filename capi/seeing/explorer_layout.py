@@ -90,7 +90,7 @@ class ExplorerLayout:
                 return
             last = len(index.prototypes) - 1
             self.prototype = gradio.Number(
-                0, minimum=0, maximum=last, precision=0, label=f"Prototype (0 to {last}), or click a patch of the image"
+                0, precision=0, label=f"Prototype (0 to {last}), or click a patch of the image"
             )
             self.members = gradio.HTML(elem_id="members")
             self.prototype_map = gradio.HTML(elem_id="prototype-map")
@@ -254,7 +254,14 @@ class ExplorerLayout:
         return {self.prototype: prototype, self.members: self.content.prototype(prototype)}
 
     def _show_prototype(self, prototype: int | None) -> Values:
-        return {} if prototype is None else {self.members: self.content.prototype(int(prototype))}
+        index = self.explorer.index
+        if prototype is None or index is None:
+            return {}
+        # Said here: gradio's own limits would print a traceback into the terminal.
+        last = len(index.prototypes) - 1
+        if not 0 <= prototype <= last:
+            raise CapiError(f"there is no prototype {prototype}: give a number from 0 to {last}")
+        return {self.members: self.content.prototype(int(prototype))}
 
     def _corner(self, view: View | None, corner: Patch | None, pixel: Sequence[int | float]) -> Values:
         """The first click marks a corner, the second one hides the rectangle between both."""

@@ -142,12 +142,23 @@ def _launched(page: Any, host: str, port: int, open_browser: bool) -> str:
         max_file_size=MAX_UPLOAD,
         state_session_capacity=MAX_SESSIONS,
         # No pages that describe the interface.
-        app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None},
+        app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None, "middleware": _guards(host)},
         theme=_theme(),
         css=STYLE,
     )
     address: str = page.local_url
     return address
+
+
+def _guards(host: str) -> list[Any]:
+    """On this machine alone, requests under a foreign name are refused: a page from elsewhere may have made them."""
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    # The library cuts names at the first colon, which an address of IPv6 does not survive.
+    if not _is_loopback(host) or ":" in host:
+        return []
+    return [Middleware(TrustedHostMiddleware, allowed_hosts=[*{HOST, "localhost", host}], www_redirect=False)]
 
 
 @contextmanager

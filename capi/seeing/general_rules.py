@@ -113,7 +113,7 @@ def on_losses(seen: Seen) -> Iterable[Remark]:
 
 def _standstill(title: str, text: str, seen: Seen) -> Remark:
     """Targets get harder while the teacher learns, so that a loss may stand still while the features get better."""
-    risen = [key for key, column in seen.scores.items() if column.values[-1] > _score_half_way(column)]
+    risen = [key for key, column in seen.scores.items() if _still_rises(column)]
     if risen:
         return Remark("well", title, f"{text}, while {risen[0]} still rises: the targets get harder")
     return Remark("look", title, text, "The targets get harder as the teacher learns, so judge by scores if you can.")
@@ -122,7 +122,7 @@ def _standstill(title: str, text: str, seen: Seen) -> Remark:
 def on_scores(seen: Seen) -> Iterable[Remark]:
     """Where evaluations stand against the untrained encoder and against their best."""
     if not seen.scores:
-        yield Remark("unknown", "Scores", "no evaluation was made", "`evaluations` in the config asks for some.")
+        yield Remark("unknown", "Scores", "no evaluation was made", "The key evaluations of the config asks for some.")
     for key, column in seen.scores.items():
         values, steps = column.values, column.steps
         text = f"{values[0]:.1%} at step {steps[0]}"
@@ -145,9 +145,9 @@ def on_speed(seen: Seen) -> Iterable[Remark]:
     speeds = _steps_per_second(seen.columns.get("seconds"))
     if len(speeds) < _ENOUGH:
         return
-    batch = seen.config.optimization.batch_size if seen.config else 1
+    batch, unit = (seen.config.optimization.batch_size, "images/s") if seen.config else (1, "steps/s")
     usual, now = (f"{median * batch:.3g}" for median in (np.median(speeds), _last(speeds)))
-    text = f"{now} images/s now, {usual} as a rule"
+    text = f"{now} {unit} now, {usual} as a rule"
     if _last(speeds) < np.median(speeds) / 2:
         advice = "Look for other work on the machine, a slow disk, or too few data.workers."
         yield Remark("look", "Speed", f"{text}: it fell by more than half", advice)
@@ -222,8 +222,10 @@ def _last(values: npt.NDArray[np.float64]) -> float:
     return float(np.median(values[-_FEW:]))
 
 
-def _score_half_way(column: Column) -> float:
-    return float(column.values[(len(column.values) - 1) // 2])
+def _still_rises(column: Column) -> bool:
+    """Whether the last score is the best one, and above those of the first half."""
+    values = column.values
+    return bool(values[-1] >= values.max() and values[-1] > values[(len(values) - 1) // 2])
 
 
 def _steps_per_second(seconds: Column | None) -> npt.NDArray[np.float64]:

@@ -23,7 +23,7 @@ def read_emergence(folder: Path) -> tuple[list[Emergence], str]:
     found = _snapshots(folder)
     if not found:
         return [], (
-            "This run has kept no pictures of fixed images. They are drawn while a run trains; `capi visualize RUN` "
+            'This run has kept no pictures of fixed images. They are drawn while a run trains; "capi visualize RUN" '
             "draws what the encoder sees now."
         )
     steps = sorted({step for pictures in found.values() for step in pictures})
@@ -45,7 +45,7 @@ def read_prototypes(folder: Path) -> tuple[list[PrototypeStrip], str]:
     index = _index(folder / "index.json")
     if index is None:
         return [], (
-            "There are no pictures of prototypes in this run. They are drawn when a run ends; `capi explore RUN` shows "
+            'There are no pictures of prototypes in this run. They are drawn when a run ends; "capi explore RUN" shows '
             "them for any folder of images."
         )
     listed = [one for one in index.get("prototypes", []) if isinstance(one, dict)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from capi.errors import CapiError
-from capi.method.alarms import Finding, RunFacts, Watchman
+from capi.method.alarms import Finding, Rule, RunFacts, Watchman
 from capi.pretraining import run_config, run_facts
 from capi.seeing.costs import Cost, cost_of, require_costs, seconds_of_starts
 from capi.seeing.liveness import is_being_trained
@@ -25,6 +25,12 @@ REPORT = "report.html"
 _STARTS_SHOWN = 20
 # Without a config nobody knows the ranges; the watchman then only looks on.
 _NO_FACTS = RunFacts(prototypes=1, width=1, total_steps=0)
+# Losses have no healthy range, but must be numbers.
+_LOSSES = (
+    Rule("student_loss", "Loss of the student", "Cross-entropy between predictions and targets, in nat."),
+    Rule("clustering_loss", "Loss of the clustering", "Cross-entropy to the balanced assignments, in nat."),
+)
+_LOST = "The run is lost from here on: go back to an earlier checkpoint, with a lower optimization.learning_rate."
 
 
 def write_report(
@@ -56,7 +62,7 @@ class FollowedRun:
         self.watts, self.carbon = watts, carbon
         with self._told():
             self.folder.config_text()
-            self.folder.record()
+            self.folder.record(also_newer=True)
             self._begin()
 
     def stamp(self) -> tuple[Any, ...]:
@@ -85,7 +91,7 @@ class FollowedRun:
             ) from error
 
     def _read(self) -> RunReport:
-        record = self.folder.record()
+        record = self.folder.record(also_newer=True)
         if self._config_stamp != _file_stamp(self.folder.path / CONFIG):
             # Another run took this one's place.
             self._begin()
@@ -99,7 +105,7 @@ class FollowedRun:
             name=self.name,
             state=self._state(trained_now),
             columns=columns,
-            findings=self._findings(),
+            findings=self._findings(columns),
             rung=tuple(self._rung),
             notes=self._notes(columns),
             emergence=emergence,
@@ -131,8 +137,13 @@ class FollowedRun:
     def _forget(self) -> None:
         self._watchman, self._rung = Watchman(self._facts or _NO_FACTS), list[tuple[int, Finding]]()
 
-    def _findings(self) -> Sequence[Finding]:
-        return self._watchman.findings() if self._facts else ()
+    def _findings(self, columns: Mapping[str, Column]) -> Sequence[Finding]:
+        """What the watchman says; and a loss that ends in no number is an alarm, whatever else is well."""
+        if not self._facts:
+            return ()
+        lost = [rule for rule in _LOSSES if rule.key in columns and _ends_in_no_number(columns[rule.key])]
+        broken = [Finding(rule, "alarm", math.nan, rule.limits(self._facts), _LOST) for rule in lost]
+        return [*broken, *self._watchman.findings()]
 
     def _state(self, trained_now: bool | None) -> RunState:
         step, total = self.metrics.step, self._facts.total_steps if self._facts else None

@@ -44,9 +44,8 @@ def conclude(run: Path, *, finished: bool, device: torch.device) -> Path | None:
 
 def draw_gallery(run: Path, *, device: torch.device, progress: Progress = silent) -> None:
     """Draw the prototypes by the images that the run was trained on, where those are still there."""
-    folder = RunFolder(run)
-    place = folder.record()["data"]["path"]
     try:
+        place = RunFolder(run).record()["data"]["path"]
         write_gallery(run, open_images(place), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
         _LOG.warning("the prototypes could not be drawn: %s", error)
@@ -63,7 +62,7 @@ def report(
 ) -> Path:
     """Write the report of a run anew; the gallery is drawn if there is none yet and a checkpoint to draw it from."""
     folder = RunFolder(run)
-    folder.record()
+    folder.record(also_newer=True)
     drawn = (folder.pictures / FOLDER / INDEX).exists()
     if not drawn and Checkpoints(folder.checkpoints).steps():
         draw_gallery(run, device=device, progress=progress)

@@ -62,8 +62,8 @@ class RunFolder:
             raise CapiError(f"{self.path} is no run: it has no {CONFIG}")
         return (self.path / CONFIG).read_text(encoding="utf-8")
 
-    def record(self) -> dict[str, Any]:
-        """What run.json holds; a run of a newer version is refused."""
+    def record(self, *, also_newer: bool = False) -> dict[str, Any]:
+        """What run.json holds; a run of a newer version is refused, except where one only wants to look."""
         try:
             record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
@@ -72,7 +72,7 @@ class RunFolder:
             raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error
         if not isinstance(record, dict):
             raise CapiError(f"{self.path / RECORD} is not what a run writes: restore it from a copy")
-        if record.get("format", 0) > FORMAT_VERSION:
+        if record.get("format", 0) > FORMAT_VERSION and not also_newer:
             raise CapiError(
                 f"{self.path} was written by a newer capi (run format {record['format']}, this one knows up to "
                 f"{FORMAT_VERSION}): install that version"

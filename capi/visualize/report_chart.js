@@ -152,7 +152,7 @@ class View {
     const values = chart.lines.flatMap((line) => line.values).filter((value) => value !== null);
     // A logarithm wants numbers above zero, and says little where all are alike.
     this.log.hidden = !(values.length > 1 && values.every((value) => value > 0) && !chart.percent);
-    const notes = chart.healthy ? [`Healthy: ${chart.healthy} (shaded).`] : [];
+    const notes = chart.healthy ? [`Healthy: ${chart.healthy} (shaded where it is in view).`] : [];
     const records = Math.max(...chart.lines.map((line) => line.records));
     if (chart.lines.some((line) => line.steps.length < line.records))
       notes.push(`Drawn are the lowest and highest values of stretches of ${spokenStep(records)} records.`);

@@ -9,7 +9,7 @@ from capi.evaluation.picturing import Prototypes
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
-from capi.models.predictor import Predictor
+from capi.models.predictor import CrossPredictor
 from tests.data.pictures import photo
 
 PROTOTYPES = 9
@@ -20,7 +20,7 @@ def untrained_model() -> CapiEncoder:
     torch.manual_seed(0)
     return CapiEncoder(
         encoder=Encoder(width=32, depth=1, heads=2, patch_size=8, registers=4, mlp_width=64),
-        predictor=Predictor(width=32, depth=1, heads=2, context_width=32, mlp_width=64),
+        predictor=CrossPredictor(width=32, depth=1, heads=2, context_width=32, mlp_width=64),
         head=LinearHead(width=32, prototypes=PROTOTYPES),
     ).eval()
 

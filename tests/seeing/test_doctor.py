@@ -113,16 +113,25 @@ def test__numbers_that_are_lost_ring(config: Config, tmp_path: Path) -> None:
 
 def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, tmp_path: Path) -> None:
     words = ["/somewhere/capi", "pretrain", "demo", "model.depth=2", "--overwrite", "--data", "my photos", "--out", "r"]
-    start = {"command": words, "folder": "/home/of [red]", "step": 0}
-    found = diagnose(write_run(tmp_path / "run", config, steps=200, starts=[start]))
+    home = tmp_path / "home of [red]"
+    start = {"command": words, "folder": str(home), "step": 0}
+    home.mkdir()
+    found = diagnose(write_run(home / "r", config, steps=200, starts=[start]))
     assert (found.state.kind, found.ringing) == ("stopped", False)
     told = remark(found, "State")
     assert told.text == "stopped at step 200 of 400"
-    command = "cd '/home/of [red]' && capi pretrain demo model.depth=2 --data 'my photos' --out r --resume"
+    command = f"cd '{home}' && capi pretrain demo model.depth=2 --data 'my photos' --out r --resume"
     assert told.advice == f"To go on: {command}"
     # As it stands: no part of it is taken for a style.
     assert command in printed(found)
     assert remark(found, "Checkpoint").text == "the newest is of step 200"
+
+
+def test__a_run_that_was_moved_is_gone_on_with_where_it_is(config: Config, tmp_path: Path) -> None:
+    words = ["/somewhere/capi", "pretrain", "demo", "--data", "photos", "--out", "r"]
+    start = {"command": words, "folder": "/home/of/another", "step": 0}
+    found = diagnose(write_run(tmp_path / "moved", config, steps=200, starts=[start]))
+    assert f"--out {tmp_path / 'moved'} --resume" in remark(found, "State").advice
 
 
 def test__a_run_that_python_started_names_a_command_that_does_the_same(config: Config, tmp_path: Path) -> None:
@@ -198,7 +207,7 @@ def test__a_config_of_a_newer_version_leaves_what_can_be_said(config: Config, tm
     assert not titles(found, "well") & {rule.title for rule in RULES}
 
 
-def test__what_is_no_run_or_newer_is_refused(config: Config, tmp_path: Path) -> None:
+def test__what_is_no_run_is_refused_and_of_a_newer_one_is_said_what_can_be(config: Config, tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="there is no folder"):
         diagnose(tmp_path / "nowhere")
     with pytest.raises(CapiError, match="is no run"):
@@ -206,8 +215,9 @@ def test__what_is_no_run_or_newer_is_refused(config: Config, tmp_path: Path) -> 
     run = write_run(tmp_path / "run", config)
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"format": 99}))
-    with pytest.raises(CapiError, match="newer capi"):
-        diagnose(run)
+    found = diagnose(run)
+    assert "newer capi" in remark(found, "Config").text
+    assert "Loss of the student" in titles(found, "well")
     (run / "run.json").write_text(json.dumps(record))
     (run / "config.yaml").unlink()
     with pytest.raises(CapiError, match=r"it has no config\.yaml"):

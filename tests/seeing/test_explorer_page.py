@@ -126,9 +126,10 @@ def test__a_model_without_prototypes_says_what_is_missing_and_shows_the_rest(
         assert page.evaluate("document.documentElement.scrollWidth") <= 380
 
 
-def status(address: str) -> int:
+def status(address: str, **headers: str) -> int:
+    asked = urllib.request.Request(address, headers=headers)  # noqa: S310 - our own page
     try:
-        with urllib.request.urlopen(address, timeout=20) as answer:  # noqa: S310 - our own page
+        with urllib.request.urlopen(asked, timeout=20) as answer:  # noqa: S310
             return int(answer.status)
     except urllib.error.HTTPError as error:
         error.close()
@@ -143,6 +144,11 @@ def test__no_file_of_the_machine_and_no_description_of_the_interface_is_served(a
         assert status(f"{address}{place}") in {403, 404, 405}
     with urllib.request.urlopen(f"{address}gradio_api/info", timeout=20) as answer:  # noqa: S310 - our own page
         assert b'"named_endpoints":{}' in answer.read().replace(b" ", b"")
+
+
+def test__a_foreign_host_name_is_refused(address: str) -> None:
+    assert status(address, Host="127.0.0.1:80") == 200
+    assert status(address, Host="evil.example") == 400
 
 
 def test__what_the_page_wrote_is_removed_and_settings_are_as_before(

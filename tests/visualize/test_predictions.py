@@ -10,7 +10,7 @@ from capi.errors import CapiError
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
-from capi.models.predictor import Predictor
+from capi.models.predictor import CrossPredictor
 from capi.visualize.gallery import PrototypeIndex
 from capi.visualize.predictions import (
     Answer,
@@ -34,7 +34,7 @@ def predictor() -> CapiEncoder:
     encoder = Encoder(width=32, depth=2, heads=2, patch_size=4, registers=4, mlp_width=64)
     return CapiEncoder(
         encoder=encoder,
-        predictor=Predictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64),
+        predictor=CrossPredictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64),
         head=LinearHead(width=48, prototypes=PROTOTYPES),
     ).eval()
 

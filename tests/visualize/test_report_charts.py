@@ -95,8 +95,8 @@ def test__gaps_before_the_first_number_are_no_missing_values() -> None:
 
 def test__healthy_ranges_stand_where_runs_agree() -> None:
     charts = {chart["key"]: chart for chart in charts_data([run_report()])["charts"]}
-    assert charts["position_share"]["limits"] == [None, 0.25]
-    assert charts["position_share"]["healthy"] == "up to 0.25"
+    assert charts["position_share"]["limits"] == [None, 0.08]
+    assert charts["position_share"]["healthy"] == "up to 0.08"
     assert charts["student_loss"]["limits"] is None
 
 

@@ -17,7 +17,7 @@ def test__every_measure_is_shown_with_range_and_state() -> None:
     for rule in RULES:
         assert rule.title in shown
     assert shown.count("✓</span> well") == len(RULES)
-    assert "up to 0.25" in shown
+    assert "up to 0.08" in shown
     assert "No alarm rings." in shown
     assert shown.count('class="spark"') == len(RULES)
 
@@ -80,8 +80,8 @@ def test__the_crossed_limit_is_in_sight() -> None:
         spark(column(0.8, 0.9), finding("position_share", 0.9, "alarm")),
     )
     assert band
-    # Healthy is below 0.25, the lowest value in sight: a thin band at the bottom.
+    # Healthy is below the limit, the lowest value in sight: a thin band at the bottom.
     assert float(band[1]) > 40
-    whole = re.search(r'y="([\d.]+)" height="([\d.]+)"', spark(column(0.1, 0.2), finding("position_share", 0.2)))
+    whole = re.search(r'y="([\d.]+)" height="([\d.]+)"', spark(column(0.01, 0.02), finding("position_share", 0.02)))
     assert whole
     assert (float(whole[1]), float(whole[2])) == (0.0, 48.0)
