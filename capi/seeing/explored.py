@@ -42,5 +42,7 @@ def known_of(model: Path) -> dict[str, Any]:
     if not RunFolder(model).exists:
         return {"prototypes": None}
     config = run_config(RunFolder(model))
+    # Only the clustering has prototypes that patches belong to.
+    prototypes = load_prototypes(model) if config.target.kind == "clustering" else None
     temperature = config.optimization.student_temperature
-    return {"prototypes": load_prototypes(model), "temperature": temperature, "masks": mask_sampler(config)}
+    return {"prototypes": prototypes, "temperature": temperature, "masks": mask_sampler(config)}

@@ -13,7 +13,7 @@ from PIL import Image
 from rich.console import Console
 
 from capi.config.loading import dump_config, parse_config
-from capi.config.schema import Config
+from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError
 from capi.method.alarms import RULES
 from capi.pretraining import pretrain, run_facts
@@ -199,7 +199,7 @@ def test__a_run_that_was_not_measured_says_so_once(config: Config, tmp_path: Pat
 
 def test__a_config_of_a_newer_version_leaves_what_can_be_said(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
-    text = (run / "config.yaml").read_text().replace("version: 2", "version: 99")
+    text = (run / "config.yaml").read_text().replace(f"version: {CONFIG_VERSION}", "version: 99")
     (run / "config.yaml").write_text(text)
     found = diagnose(run)
     assert "install a newer capi; health is not judged" in remark(found, "Config").text
