@@ -164,6 +164,7 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
     """Every tensor that training changes, by name."""
     modules = {"student": learner.student, "teacher": learner.teacher, "clustering": learner.clustering}
     state = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    state[_SINCE_2] = learner.clustering.recent_use
     state |= _moments("student_optimizer", learner.student, learner.student_optimizer)
     return state | _moments("clustering_optimizer", learner.clustering, learner.clustering_optimizer)
 
