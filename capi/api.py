@@ -329,8 +329,8 @@ def draw(
     chosen = _device(device)
     models, images = ([each] if isinstance(each, str | Path) else each for each in (models, images))
     named = {str(model): open_encoder(model, weights=weights, device=chosen) for model in models}
-    runs = {str(model): Path(model) for model in models if Path(model).is_dir()}
-    prototypes = {name: load_prototypes(run) for name, run in runs.items()} if "prototypes" in kinds else None
+    folders = {str(model): Path(model) for model in models if Path(model).is_dir()}
+    prototypes = {name: load_prototypes(run) for name, run in folders.items()} if "prototypes" in kinds else None
     with _progress(console) as progress:
         return picture(
             named,

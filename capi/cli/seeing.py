@@ -11,7 +11,9 @@ from capi.cli.evaluating import Model, Weights
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; by default one that is free.", min=1, max=65535)]
+Port = Annotated[
+    int | None, typer.Option(help="Port to listen on; by default the usual one, or one that is free.", min=1, max=65535)
+]
 
 
 @app.command()

@@ -51,7 +51,7 @@ class Rule:
         """What to do about a value; None where it is well."""
         low, high = self.limits(facts)
         if not math.isfinite(value):
-            return "The value is no number: the weights or the data are broken; go back to an earlier checkpoint"
+            return "The value is no number: the weights or the data are broken; go back to an earlier checkpoint."
         return self.below if value < low else self.above if value > high else None
 
 

@@ -43,8 +43,9 @@ class OnlineClustering(Target):
         self.reduction = reduction or OneProcess()
         self.prototypes = nn.Parameter(torch.randn(prototypes, width))
         self.bias = nn.Parameter(torch.zeros(prototypes)) if bias else None
-        # How many of the last patches each prototype was nearest to, kept by `capi.method.health`.
-        self.register_buffer("recent_use", torch.zeros(prototypes))
+        # How many of the last patches each prototype was nearest to, kept by `capi.method.health`. No part of what is
+        # learnt, so that a state dict holds the prototypes alone; checkpoints keep it by name.
+        self.register_buffer("recent_use", torch.zeros(prototypes), persistent=False)
 
     def forward(
         self,

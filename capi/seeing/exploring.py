@@ -28,6 +28,7 @@ from capi.evaluation.prediction import find_images
 from capi.method.masking import Grid, MaskSampler
 from capi.models.features import CapiEncoder
 from capi.randomness import sample_keys
+from capi.seeing.snapshots import spaced
 from capi.types import Bool, Float, Int, VisionEncoder, statistics_of
 from capi.visualize.feature_maps import PictureFrame, SizedImages
 from capi.visualize.gallery import PatchPlace, PrototypeIndex, patch_crop
@@ -162,7 +163,7 @@ class Explorer:
     @property
     def searched(self) -> list[int]:
         """The numbers of the images that other patches are looked for in."""
-        return spread(len(self.source), SEARCHED)
+        return spaced(len(self.source), SEARCHED)
 
     def facts(self) -> list[str]:
         """What is explored, in words."""
@@ -174,7 +175,7 @@ class Explorer:
     def thumbnails(self) -> list[tuple[int, str, Image.Image]]:
         """Number, name and a small photo of the images one can pick; none at all is an error."""
         found = []
-        for number in spread(len(self.source), PICKED):
+        for number in spaced(len(self.source), PICKED):
             try:
                 found.append((number, self.name(number), self._thumbnail(number)))
             except CapiError as error:
@@ -311,13 +312,6 @@ class Explorer:
             if self.index is not None:
                 self.index.add(number, view.feature_map)
         return True
-
-
-def spread(total: int, count: int) -> list[int]:
-    """At most `count` numbers below `total`, from the first to the last, evenly."""
-    if total <= count:
-        return list(range(total))
-    return [round(place * (total - 1) / max(count - 1, 1)) for place in range(count)]
 
 
 def _shown_side(frame: PictureFrame) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from PIL import Image
 
+from capi.seeing.snapshots import spaced
 from capi.visualize.report_data import Emergence, Picture, PrototypeStrip
 
 # So many steps of an image are shown, and so many images and prototypes: a page should open at once.
@@ -27,7 +28,7 @@ def read_emergence(folder: Path) -> tuple[list[Emergence], str]:
             "draws what the encoder sees now."
         )
     steps = sorted({step for pictures in found.values() for step in pictures})
-    chosen = _spread(steps, STEPS_SHOWN)
+    chosen = [steps[place] for place in spaced(len(steps), STEPS_SHOWN)]
     shown = [_emergence(folder, number, found[number], chosen) for number in sorted(found)[:IMAGES_SHOWN]]
     readable = [one for one in shown if one.pictures]
     if not readable:
@@ -92,13 +93,6 @@ def _emergence(folder: Path, number: int, paths: dict[int, Path], steps: Sequenc
         read_picture(folder / f"photo_{number}.jpg"),
         [(step, picture) for step, picture in pictures if picture is not None],
     )
-
-
-def _spread(steps: Sequence[int], count: int) -> list[int]:
-    """At most so many, evenly, with the first and the last."""
-    if len(steps) <= count:
-        return list(steps)
-    return [steps[round(index * (len(steps) - 1) / (count - 1))] for index in range(count)]
 
 
 def _index(path: Path) -> dict[str, Any] | None:

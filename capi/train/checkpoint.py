@@ -165,6 +165,8 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
     target = learner.target
     modules = {"student": learner.student, "teacher": learner.teacher, target.name: target}
     state = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
+    # What a target keeps of earlier batches, whether or not it counts it as learnt.
+    state |= {f"{target.name}.{key}": value for key, value in target.named_buffers()}
     state |= _moments("student_optimizer", learner.student, learner.student_optimizer)
     if learner.target_optimizer is not None:
         state |= _moments(f"{target.name}_optimizer", target, learner.target_optimizer)

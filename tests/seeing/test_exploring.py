@@ -14,7 +14,7 @@ from capi.method.masking import MaskSampler
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
 from capi.seeing import exploring
-from capi.seeing.exploring import Explorer, Kept, View, spread
+from capi.seeing.exploring import Explorer, Kept, View
 from capi.types import Features, Statistics
 from capi.visualize.feature_maps import FeatureMaps
 from capi.visualize.gallery import PrototypeIndex
@@ -162,13 +162,6 @@ def test__the_library_stops_where_its_room_ends(folder: Path, monkeypatch: pytes
     explorer = Explorer(untrained_model(), [folder], size=32)
     explorer.collect()
     assert sorted(explorer.library.maps) == [0, 1]
-
-
-def test__of_many_images_some_are_taken_evenly() -> None:
-    assert spread(3, 5) == [0, 1, 2]
-    assert spread(101, 5) == [0, 25, 50, 75, 100]
-    assert spread(10, 1) == [0]
-    assert len(set(spread(1000, 256))) == 256
 
 
 def test__an_encoder_without_predictor_or_prototypes_says_what_is_missing(

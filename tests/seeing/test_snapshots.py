@@ -340,6 +340,7 @@ def test__spaced_numbers_hold_both_ends() -> None:
     assert spaced(3, 8) == [0, 1, 2]
     assert spaced(9, 3) == [0, 4, 8]
     assert spaced(5, 1) == [0]
+    assert len(set(spaced(1000, 256))) == 256
     assert len(set(spaced(100, 8))) == 8
 
 

@@ -12,6 +12,7 @@ import torch
 from capi.build import build_learner
 from capi.config.schema import Config
 from capi.errors import CapiError
+from capi.train import checkpoint
 from capi.train.checkpoint import Checkpoints, Position, SafeReader, read_tensors, tensors
 from capi.train.step import Learner
 
@@ -102,8 +103,13 @@ def test__a_newer_format_and_missing_checkpoints_are_refused(learner: Learner, c
 
 def save_without_recent_use(learner: Learner, checkpoints: Checkpoints, version: int) -> None:
     """As format 1 did."""
-    del learner.target.recent_use
-    checkpoints.save(learner, Position(step=3, skipped=1))
+
+    def without(learner: Learner) -> dict[str, torch.Tensor]:
+        return {name: value for name, value in tensors(learner).items() if name != "clustering.recent_use"}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "tensors", without)
+        checkpoints.save(learner, Position(step=3, skipped=1))
     state = checkpoints.path(3) / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"format": version}))
 
