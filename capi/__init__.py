@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from capi.api import nearest as nearest
     from capi.api import predict as predict
     from capi.api import pretrain as pretrain
+    from capi.api import push as push
     from capi.api import report as report
+    from capi.api import transform as transform
     from capi.api import watch as watch
     from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
@@ -48,7 +50,9 @@ _HOME = {
     "nearest": "capi.api",
     "predict": "capi.api",
     "pretrain": "capi.api",
+    "push": "capi.api",
     "report": "capi.api",
+    "transform": "capi.api",
     "watch": "capi.api",
     "load_config": "capi.config.loading",
     "CapiError": "capi.errors",

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from capi import checking, pretraining
+from capi import checking, exporting, pretraining
 from capi.benchmark import choose_workers
 from capi.build import build_learner, mask_sampler
 from capi.checking import RunCheck
@@ -31,15 +31,20 @@ from capi.evaluation.prediction import Predicted
 from capi.evaluation.progress import EvaluationProgress
 from capi.evaluation.results import make_folder
 from capi.evaluation.similar import Match
+from capi.exporting import ExportFormat, ExportOptions
 from capi.models.features import CapiEncoder
+from capi.onnx_export.tracing import Precision
 from capi.pretraining import PretrainedRun
 from capi.seeing import explored, runs
 from capi.seeing.doctor import Diagnosis, diagnose
 from capi.seeing.watching import serve
+from capi.sharing import pushing
+from capi.sharing.pushing import Pushed
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
+from capi.transforming import transform
 from capi.types import VisionEncoder
-from capi.weights import ExportFormat, Weights, export_run
+from capi.weights import Weights
 
 __all__ = [
     "build_learner",
@@ -57,7 +62,9 @@ __all__ = [
     "nearest",
     "predict",
     "pretrain",
+    "push",
     "report",
+    "transform",
     "watch",
 ]
 
@@ -66,14 +73,15 @@ Names = str | Path | Sequence[str | Path]
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def load(path: str | Path, *, weights: Weights = "teacher") -> CapiEncoder:
-    """The frozen encoder of a run folder, of a file of `capi export`, or of a checkpoint in the released layout.
+def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder:
+    """The frozen encoder of a run folder, of anything that `capi export` writes but ONNX, of a checkpoint in the released
+    layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`).
 
     Of a run `weights` chooses the teacher (the moving average) or the student; files hold one of them. Calling the
     encoder on normalised images gives `Features(pooled, registers, feature_map)`; with `pooled=False` the pooled
     vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it.
     """
-    return load_weights(Path(path), weights)
+    return load_weights(model, weights)
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -127,10 +135,62 @@ def pretrain(
 
 
 def export(
-    run: str | Path, out: str | Path, *, format: ExportFormat = "safetensors", weights: Weights = "teacher"
+    model: str | Path,
+    out: str | Path,
+    *,
+    format: ExportFormat = "safetensors",
+    weights: Weights = "teacher",
+    image_size: int | None = None,
+    precision: Precision = "float32",
+    opset: int | None = None,
+    pooled: bool = True,
+    overwrite: bool = False,
 ) -> Path:
-    """Write the encoder of a run as one file: safetensors with its config inside, or the released layout."""
-    return export_run(Path(run), Path(out), format, weights)
+    """Write the encoder of anything that `load` takes: as safetensors, in the released layout, for the transformers
+    library (with `image_size`), or as ONNX (with `precision`, `opset` and `pooled`). Says where it is.
+    """
+    options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)
+    done = exporting.export(model, Path(out), format=format, weights=weights, options=options, overwrite=overwrite)
+    return done.path
+
+
+def push(
+    run: str | Path,
+    name: str,
+    *,
+    licence: str | None = None,
+    data_description: str = "",
+    results: Sequence[str | Path] = (),
+    photos: bool = False,
+    private: bool = False,
+    token: str | None = None,
+    dry_run: bool = False,
+    out: str | Path | None = None,
+    weights: Weights = "teacher",
+    watts: float | None = None,
+    carbon: float | None = None,
+    overwrite: bool = False,
+) -> Pushed:
+    """Share a run on the Hugging Face Hub as `owner/name`: weights, config and a model card.
+
+    `dry_run` writes the folder and sends nothing. `results` are folders of `evaluate`, beside those within the run.
+    """
+    return pushing.push(
+        Path(run),
+        name,
+        licence=licence,
+        private=private,
+        token=token,
+        dry_run=dry_run,
+        out=None if out is None else Path(out),
+        weights=weights,
+        data_description=data_description,
+        results=[Path(folder) for folder in results],
+        photos=photos,
+        watts=watts,
+        carbon=carbon,
+        overwrite=overwrite,
+    )
 
 
 def evaluate(

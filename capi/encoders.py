@@ -1,4 +1,8 @@
-"""Encoders by the name that a user gives: a file, a run, raw patches, an untrained recipe, or Python of one's own."""
+"""Encoders by the name that a user gives: a file, a run, a published model, raw patches, an untrained recipe, or Python
+of one's own.
+
+What exists under a name on the disk comes first; only a name that does not is looked for elsewhere.
+"""
 
 import importlib
 import importlib.util
@@ -17,21 +21,67 @@ from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
 from capi.models.pretrained import load_released
 from capi.pretraining import run_config
+from capi.released import hub
+from capi.released.cache import cached_file
+from capi.released.registry import RELEASED, similar_names
 from capi.train.run_folder import RunFolder
+from capi.transformers_files import read_transformers
 from capi.types import Statistics, VisionEncoder
 from capi.weights import Weights, load_exported, load_run
 
+TRAINED = (
+    "a run folder, a file of `capi export`, a checkpoint in the released layout, a folder in the transformers format, "
+    f"a published model ({', '.join(RELEASED)}), or an id of the Hub (owner/name)"
+)
 KINDS = (
-    "a run folder, a file of `capi export`, a released checkpoint, pixels:PATCH_SIZE (raw patches), untrained:RECIPE "
-    "(or a run), or FILE.py:NAME or MODULE:NAME (an encoder of your own)"
+    f"{TRAINED}; or pixels:PATCH_SIZE (raw patches), untrained:RECIPE (or a run), or FILE.py:NAME or MODULE:NAME (an "
+    "encoder of your own)"
 )
 
 
-def load_weights(path: Path, weights: Weights = "teacher") -> CapiEncoder:
-    """The frozen encoder of a run folder, of a file of `capi export`, or of a checkpoint in the released layout."""
+def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder:
+    """The frozen encoder of a path or of a name; `TRAINED` says which there are. Published models are downloaded."""
+    path = Path(model)
     if path.is_dir():
-        return load_run(path, weights)
-    return load_exported(path) or load_released(path)
+        return _load_folder(path, weights)
+    if path.exists():
+        return _load_file(path)
+    return _load_named(str(model), TRAINED)
+
+
+def _load_folder(path: Path, weights: Weights) -> CapiEncoder:
+    """A run, or else what the transformers library wrote."""
+    if not RunFolder(path).exists and (path / hub.CONFIG).is_file():
+        return read_transformers(path)
+    return load_run(path, weights)
+
+
+def _load_file(path: Path) -> CapiEncoder:
+    exported = load_exported(path)
+    if exported is not None:
+        return exported
+    if path.name == hub.WEIGHTS and (path.parent / hub.CONFIG).is_file():
+        return read_transformers(path.parent)
+    return load_released(path)
+
+
+def _load_named(name: str, kinds: str) -> CapiEncoder:
+    """A published model or one of the Hub; what has another name is told, with those that are spelt like it."""
+    if name in RELEASED:
+        return load_released(cached_file(RELEASED[name]))
+    if hub.is_hub_id(name):
+        return read_transformers(hub.hub_folder(name))
+    raise CapiError(f"there is no encoder {name}{_similar(name)}: expected {kinds}")
+
+
+def _similar(name: str) -> str:
+    """Names like this one, also of what lies in its folder."""
+    folder = Path(name).parent
+    try:
+        beside = [str(folder / each.name) for each in folder.iterdir()]
+    except OSError:
+        beside = []
+    return similar_names(name, beside)
 
 
 def open_encoder(
@@ -66,7 +116,7 @@ def _open(name: str, weights: Weights) -> VisionEncoder:
         return load_weights(Path(name), weights)
     kind, colon, rest = name.rpartition(":")
     if not colon:
-        raise CapiError(f"there is no encoder {name}: expected {KINDS}")
+        return _load_named(name, KINDS)
     if kind == "pixels":
         return _pixels(rest)
     if kind == "untrained":

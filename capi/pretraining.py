@@ -18,6 +18,7 @@ from capi.data.broken import BrokenImages
 from capi.data.demo import demo_photos
 from capi.data.sources import ImageSource, image_folder
 from capi.errors import CapiError
+from capi.initialising import Initialised, initialise
 from capi.method.alarms import RunFacts, Watchman
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.loop import Evaluation, Loop
@@ -76,7 +77,7 @@ def pretrain(
     """Train to the end or to a signal. Bad input is told before anything is written.
 
     `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `open_encoder`
-    opens the encoder that makes the targets of kind `frozen`.
+    opens the encoder that makes the targets of kind `frozen`, and the one that `init` starts from.
     """
     folder, source = RunFolder(Path(out)), open_images(data)
     going_on = resume and folder.exists
@@ -92,6 +93,11 @@ def pretrain(
     else:
         folder.refuse_unless_free()
     learner = build.build_learner(config, device, frozen_encoder)
+    # A run that was stopped before its first checkpoint starts over, and so from the same weights.
+    begun = going_on and Checkpoints(folder.checkpoints).steps()
+    initialised = None if begun else initialise(learner, config, open_encoder)
+    if initialised and going_on:
+        _refuse_other_weights(folder, initialised)
     configured = benchmark.build_evaluations(config, device)
     _try_first_batch(config, source)
     require_loggers(config.run.loggers or [])
@@ -99,7 +105,9 @@ def pretrain(
         if folder.exists:
             with folder.locked():
                 folder.clear()
-        folder.create(dump_config(config), {"seed": config.seed, "data": facts})
+        origin = {"init": initialised.record} if initialised else {}
+        folder.create(dump_config(config), {"seed": config.seed, "data": facts, **origin})
+    _tell(initialised, console)
     with folder.locked():
         everything = [*configured, *evaluations, *pictures(config, source, folder)]
         return _Run(config, folder, source, learner, device).train(loggers, everything, console)
@@ -233,3 +241,22 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) 
             f"gives {facts['images']} images or other names: a run goes on with the same images, so restore them, or "
             "start another run"
         )
+
+
+def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
+    """What `init` names may have changed since a run was started."""
+    before = folder.record().get("init", {}).get("sha256")
+    if before != initialised.sha256:
+        raise CapiError(
+            f"{folder.path} was started from other weights than {initialised.source} holds now, and has no checkpoint "
+            "yet: restore them, or start anew with --overwrite"
+        )
+
+
+def _tell(initialised: Initialised | None, console: Console | None) -> None:
+    """What a run starts from, before its progress: on the console, or in the log where there is none."""
+    for line in initialised.lines if initialised else ():
+        if console is None:
+            _LOG.info(line)
+        else:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)

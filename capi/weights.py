@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -11,14 +11,18 @@ from capi.build import build_student, frozen, statistics
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
+from capi.models.architecture import Architecture, architecture_of, build_encoder
 from capi.models.features import CapiEncoder
+from capi.models.files import read_contents
 from capi.models.pretrained import to_released
 from capi.pretraining import run_config
 from capi.train.checkpoint import Checkpoints, read_tensors
 from capi.train.run_folder import RunFolder
+from capi.types import Statistics
 
 Weights = Literal["teacher", "student"]
-ExportFormat = Literal["safetensors", "released"]
+FileFormat = Literal["safetensors", "released"]
+Facts = dict[str, Any]
 _PREFIX: dict[str, str] = {"teacher": "teacher.average.", "student": "student."}
 _MARK = "capi"
 
@@ -32,25 +36,31 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     checkpoints = Checkpoints(folder.checkpoints)
     if not checkpoints.steps():
         raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
-    model = _empty(config)
+    model = _empty(config).to_empty(device="cpu")
     own = {_PREFIX[weights] + name: value for name, value in model.state_dict().items()}
     read_tensors(checkpoints.path(checkpoints.steps()[-1]), own)
     return model.eval().requires_grad_(False)
 
 
-def export_run(path: Path, out: Path, format: ExportFormat, weights: Weights) -> Path:
-    """Write one file; it appears complete or not at all."""
-    model, config = load_run(path, weights), run_config(RunFolder(path))
+def export_run(path: Path, out: Path, format: FileFormat, weights: Weights) -> Path:
+    """Write the encoder of a run as one file, with the run's config where the format has a place for it."""
+    config = run_config(RunFolder(path))
+    facts = {"config": config.model_dump(mode="json"), "weights": weights}
+    return export_encoder(load_run(path, weights), out, format, facts)
+
+
+def export_encoder(encoder: CapiEncoder, out: Path, format: FileFormat, facts: Facts | None = None) -> Path:
+    """Write one file, which appears complete or not at all; without `facts` it says what the model itself tells."""
     if out.is_dir():
         raise CapiError(f"{out} is a folder: --out takes the name of a file")
     partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if format == "released":
-            _refuse_unreleasable(config)
-            torch.save(to_released(model), partial)
+            _refuse_unreleasable(architecture_of(encoder))
+            torch.save(to_released(encoder), partial)
         else:
-            _save_safetensors(model, config, weights, partial)
+            _save_safetensors(encoder, facts or _described(encoder), partial)
         partial.replace(out)
     except CapiError:
         raise
@@ -67,29 +77,48 @@ def load_exported(path: Path) -> CapiEncoder | None:
     known = _metadata(path)
     if _MARK not in known:
         return None
-    from safetensors.torch import load_file
-
-    facts = json.loads(known[_MARK])
-    model = _empty(parse_config(facts["config"], source=str(path)))
-    _fill(model, load_file(path), path)
+    model = _of_facts(json.loads(known[_MARK]), str(path))
+    _fill(model, read_contents(path), path)
     return model.eval().requires_grad_(False)
 
 
+def _described(encoder: CapiEncoder) -> Facts:
+    mean, std = encoder.statistics
+    return {
+        "architecture": architecture_of(encoder).as_plain(),
+        "statistics": {"mean": list(mean), "std": list(std)},
+    }
+
+
+def _of_facts(facts: Facts, source: str) -> CapiEncoder:
+    """The model without memory for its weights, by the config of its run or by its own description."""
+    if "architecture" not in facts:
+        return _empty(parse_config(facts["config"], source=source))
+    known = facts["statistics"]
+    with torch.device("meta"):
+        return build_encoder(
+            Architecture.from_plain(facts["architecture"], source),
+            Statistics(mean=tuple(known["mean"]), std=tuple(known["std"])),
+        )
+
+
 def _empty(config: Config) -> CapiEncoder:
-    return frozen(build_student(config), statistics(config))
+    """The model without memory for its weights, which come from a file as they are."""
+    with torch.device("meta"):
+        return frozen(build_student(config), statistics(config))
 
 
 def _fill(model: CapiEncoder, state: dict[str, Tensor], path: Path) -> None:
+    weights = {name: value.float() for name, value in state.items()}
     try:
-        model.load_state_dict(state, strict=True)
+        model.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:
         raise CapiError(f"{path} does not fit the config inside it: {' '.join(str(error).split())}") from error
 
 
-def _save_safetensors(model: CapiEncoder, config: Config, weights: str, path: Path) -> None:
+def _save_safetensors(model: CapiEncoder, facts: Facts, path: Path) -> None:
     from safetensors.torch import save_file
 
-    facts = {"config": config.model_dump(mode="json"), "weights": weights}
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
     save_file(state, path, metadata={_MARK: json.dumps(facts)})
 
@@ -105,23 +134,24 @@ def _metadata(path: Path) -> dict[str, str]:
         return {}
 
 
-def _refuse_unreleasable(config: Config) -> None:
+def _refuse_unreleasable(architecture: Architecture) -> None:
     """The layout knows the paper's default architecture, and one place for each of its tensors."""
-    model = config.model
     for key, value, held in (
-        ("model.predictor.kind", model.predictor.kind, ("cross",)),
-        ("model.positions", model.positions, ("axial", "released")),
-        ("model.head", model.head, ("linear",)),
-        ("target.kind", config.target.kind, ("clustering", "ema_head")),
+        ("model.predictor.kind", architecture.predictor_kind, ("cross",)),
+        ("model.positions", architecture.positions, ("axial", "released")),
+        ("model.head", architecture.head, ("linear", None)),
     ):
         if value not in held:
+            # The plain map of a target without prototypes is no choice of a config.
+            shown = "a target without prototypes" if value == "map" else f"{key}={value}"
+            fitting = " and ".join(str(each) for each in held if each)
             raise CapiError(
-                f"the released layout has no place for {key}={value}, only for {' and '.join(held)}: export with "
-                "--format safetensors"
+                f"the released layout has no place for {shown}, only for {key}={fitting}: export with --format "
+                "safetensors"
             )
     # Others place a quarter of the registers on each side.
-    if config.model.registers % 4:
+    if architecture.registers % 4:
         raise CapiError(
-            f"the released layout cannot hold {config.model.registers} registers: its readers spread them over four "
+            f"the released layout cannot hold {architecture.registers} registers: its readers spread them over four "
             "sides, a multiple of 4; export with --format safetensors"
         )

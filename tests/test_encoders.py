@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from capi.encoders import load_weights, open_encoder, untrained
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
+from capi.released.registry import RELEASED
+from capi.transformers_files import write_transformers
 from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
+from tests.released.serving import serving
 from tests.test_weights import make_run
 
 OWN = '''
@@ -166,6 +170,10 @@ def test__what_is_opened_is_frozen_and_evaluates(run: Path, name: str, monkeypat
     [
         ("nowhere", "there is no encoder nowhere: expected a run folder, a file of `capi export`"),
         ("nowhere.pth", "there is no encoder nowhere.pth: expected a run folder"),
+        ("folder/nowhere.pth", "there is no encoder folder/nowhere.pth: expected a run folder"),
+        ("own_encodr.py", 'there is no encoder own_encodr.py (did you mean "own_encoder.py"?): expected'),
+        ("capi_vitl14_ldv", 'there is no encoder capi_vitl14_ldv (did you mean "capi_vitl14_lvd"'),
+        ("capi_vitl14", "capi_vitl14_in22k"),
         ("", "is no run"),
         ("pixels:", "needs the side of a patch in pixels, such as pixels:16"),
         ("pixels:0", "such as pixels:16"),
@@ -229,3 +237,67 @@ def test__auto_statistics_need_a_run(small_config: Config, tmp_path: Path) -> No
     (tmp_path / "auto.yaml").write_text(dump_config(parse_config(tree)))
     with pytest.raises(CapiError, match="only a run with images"):
         untrained(str(tmp_path / "auto.yaml"))
+
+
+def test__a_published_name_is_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_checkpoint: Path
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    folder = tmp_path / "hub" / "checkpoints"
+    folder.mkdir(parents=True)
+    reference_checkpoint.rename(folder / "capi_vitl14_i22k.pth")
+    loaded = load_weights("capi_vitl14_in22k")
+    assert same(loaded, load_weights(folder / "capi_vitl14_i22k.pth"))
+    assert same(loaded, open_encoder("capi_vitl14_in22k"))
+    assert same(loaded, capi.load("capi_vitl14_in22k"))
+
+
+def test__a_published_name_is_downloaded_when_it_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_checkpoint: Path
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with serving(reference_checkpoint.read_bytes()) as server:
+        model = replace(RELEASED["capi_vitl14_lvd"], address=server.address)
+        monkeypatch.setitem(RELEASED, "capi_vitl14_lvd", model)
+        assert same(open_encoder("capi_vitl14_lvd"), load_weights(reference_checkpoint))
+    assert len(server.requests) == 1
+
+
+def test__what_lies_here_under_a_published_name_comes_first(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run.rename("capi_vitl14_lvd")
+    assert same(open_encoder("capi_vitl14_lvd"), capi.load(tmp_path / "capi_vitl14_lvd"))
+
+
+@pytest.fixture
+def transformers_folder(model: CapiEncoder, tmp_path: Path) -> Path:
+    return write_transformers(model, tmp_path / "written", image_size=32)
+
+
+def test__a_folder_of_the_transformers_library_and_its_file_are_read(
+    model: CapiEncoder, transformers_folder: Path
+) -> None:
+    assert same(open_encoder(transformers_folder), model)
+    assert same(load_weights(transformers_folder / "model.safetensors"), model)
+
+
+def test__an_id_of_the_hub_is_read_from_where_it_was_fetched_to(
+    model: CapiEncoder, transformers_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fetched(name: str) -> Path:
+        asked.append(name)
+        return transformers_folder
+
+    monkeypatch.setattr("capi.released.hub.hub_folder", fetched)
+    assert same(open_encoder("someone/capi-small@v1"), model)
+    assert same(capi.load("someone/capi-small"), model)
+    assert asked == ["someone/capi-small@v1", "someone/capi-small"]
+
+
+def test__weights_alone_are_not_looked_for_among_other_encoders() -> None:
+    with pytest.raises(CapiError, match=r"there is no encoder pixels:4: expected .* id of the Hub \(owner/name\)$"):
+        load_weights("pixels:4")

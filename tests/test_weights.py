@@ -57,7 +57,7 @@ def test__what_is_exported_computes_the_same(
     run = make_run(small_config.model_copy(update={"model": model}), tmp_path / "run")
     file = capi.export(run, tmp_path / "new" / "file", format=format, weights=weights)
     for ours, theirs in zip(capi.load(file)(images), capi.load(run, weights=weights)(images), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+        assert torch.equal(ours, theirs)
     assert [path.name for path in file.parent.iterdir()] == ["file"]
 
 
@@ -161,3 +161,27 @@ def test__folders_that_are_not_there_are_refused(small_config: Config, run: Path
     RunFolder(tmp_path / "young").create(dump_config(small_config), {})
     with pytest.raises(CapiError, match="holds no checkpoint yet"):
         capi.load(tmp_path / "young")
+
+
+def test__exported_weights_are_mapped_and_not_copied(run: Path, tmp_path: Path) -> None:
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    model = capi.load(file)
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(file) in line]
+    spans = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps]
+    for name, parameter in model.named_parameters():
+        assert any(start <= parameter.data_ptr() < end for start, end in spans), name
+
+
+def test__an_exported_file_of_another_precision_loads_as_float32(run: Path, tmp_path: Path) -> None:
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        metadata = opened.metadata()
+    save_file({name: value.bfloat16() for name, value in load_file(file).items()}, file, metadata=metadata)
+    assert {parameter.dtype for parameter in capi.load(file).parameters()} == {torch.float32}
+
+
+def test__an_exported_file_that_is_cut_off_is_told(run: Path, tmp_path: Path) -> None:
+    file = capi.export(run, tmp_path / "encoder.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(CapiError, match="is cut off"):
+        capi.load(file)

@@ -3,9 +3,10 @@
 from capi.cli import evaluating as _evaluating
 from capi.cli import recipes as _recipes
 from capi.cli import seeing as _seeing
+from capi.cli import sharing as _sharing
 from capi.cli import training as _training
 from capi.cli.app import main
 
 __all__ = ["main"]
 # Commands come to be when their module is imported.
-del _evaluating, _recipes, _seeing, _training
+del _evaluating, _recipes, _seeing, _sharing, _training

@@ -1,4 +1,4 @@
-"""Commands that train: pretrain, export, demo."""
+"""Commands that train: pretrain, demo."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,22 +52,6 @@ def pretrain(
     typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
     if done.report is not None:
         typer.echo(f"{done.report} tells how it went: open it in a browser.")
-
-
-@app.command()
-def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    out: Annotated[Path | None, typer.Option(help="File to write; by default encoder.* in the run.")] = None,
-    format: Annotated[str, typer.Option(help="safetensors, or released (as the authors did).")] = "safetensors",
-    weights: Annotated[str, typer.Option(help="teacher or student.")] = "teacher",
-) -> None:
-    """Write the encoder of a run as one file."""
-    from capi import api
-
-    one_of("--format", format, ("safetensors", "released"))
-    one_of("--weights", weights, ("teacher", "student"))
-    file = out or run / ("encoder.safetensors" if format == "safetensors" else "encoder.pth")
-    typer.echo(f"wrote {api.export(run, file, format=format, weights=weights)}")  # type: ignore[arg-type]
 
 
 @app.command()

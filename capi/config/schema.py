@@ -278,6 +278,21 @@ class DataConfig(Section):
         return self
 
 
+class InitConfig(Section):
+    """Weights that a new run starts from, in place of fresh ones: continued pretraining."""
+
+    encoder: str | None = None
+    """Where they come from: a run folder, a file, a folder of `transformers`, a name or whatever `capi.load` takes."""
+    strict: bool = True
+    """Whether the encoder and the predictor must fit in all their tensors; if not, what fits is taken."""
+
+    @model_validator(mode="after")
+    def _strictness_has_a_meaning(self) -> "InitConfig":
+        if self.encoder is None and not self.strict:
+            raise ValueError("init.strict=false has no meaning without weights to start from: set init.encoder")
+        return self
+
+
 class CheckpointConfig(Section):
     """When the state of a run is saved, and what is kept."""
 
@@ -338,6 +353,7 @@ class Config(Section):
     target: TargetConfig = TargetConfig()
     clustering: ClusteringConfig = ClusteringConfig()
     optimization: OptimizationConfig = OptimizationConfig()
+    init: InitConfig = InitConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig = RunConfig()
     evaluations: list[EvaluationConfig] = []

@@ -125,7 +125,7 @@ class Encoder(nn.Module):
         patches = self.positions.place(patches, places)
         coordinates = torch.cat([register_coordinates(places, self.num_registers), places], dim=1)
         rotary = self.positions.rotary(coordinates)
-        x = torch.cat([self.registers.expand(len(images), -1, -1), patches], dim=1)
+        x = torch.cat([self.registers.expand(images.shape[0], -1, -1), patches], dim=1)
         for block in self.blocks:
             x = block(x, rotary)
         return Encoded(final_norm(x), coordinates)

@@ -69,9 +69,10 @@ class LearnedPositions(nn.Module):
     def place(self, tokens: Float[Tensor, "b t d"], coordinates: Float[Tensor, "s t 2"]) -> Float[Tensor, "b t d"]:
         # Sampling wants coordinates from -1 to 1, the column first, and channels before rows.
         at = 2 * coordinates.flip(-1)[None] - 1
-        table = self.table.permute(2, 0, 1)[None]
+        # Coordinates are float32 also where the weights are not, and sampling wants both alike.
+        table = self.table.float().permute(2, 0, 1)[None]
         sampled = F.grid_sample(table, at, mode="bicubic", padding_mode="border", align_corners=True)
-        return tokens + sampled[0].permute(1, 2, 0)
+        return tokens + sampled[0].permute(1, 2, 0).to(self.table.dtype)
 
     def rotary(self, coordinates: Float[Tensor, "s t 2"]) -> RotaryTable | None:  # noqa: ARG002 - the contract
         return None

@@ -111,7 +111,7 @@ class SplitPredictor(nn.Module):
         return predictions.mean(1)
 
     def _mask_tokens(self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"]) -> Float[Tensor, "b p d"]:
-        tokens = self.mask_token.expand(len(encoded.tokens), coordinates.shape[1], -1)
+        tokens = self.mask_token.expand(encoded.tokens.shape[0], coordinates.shape[1], -1)
         return self.positions.place(tokens, coordinates)
 
 

@@ -16,12 +16,12 @@ from torch import Tensor
 from capi.errors import CapiError
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
+from capi.models.files import read_contents
 from capi.models.heads import LinearHead
 from capi.models.positions import RotaryPositions
 from capi.models.predictor import CrossPredictor
+from capi.models.recognising import State, find_released
 from capi.models.rope import RopeVariant, frequencies
-
-State = dict[str, Tensor]
 
 _PLAIN_KEYS = {
     "encoder.patch_embedding.weight": "backbone.patch_embed.weight",
@@ -52,36 +52,11 @@ def load_released(path: Path) -> CapiEncoder:
 
 
 def read_state(path: Path) -> State:
-    """The tensors of a `.pth` or `.safetensors` file. Pickles are opened without running anything they contain."""
-    if not path.is_file():
-        raise CapiError(f"{path} is not a file: give the path of a checkpoint")
-    try:
-        if _is_pickle(path):
-            state = torch.load(path, map_location="cpu", weights_only=True)
-        else:
-            from safetensors.torch import load_file
+    """The tensors of a `.pth` or `.safetensors` file in the released layout, also where a training checkpoint holds it.
 
-            state = load_file(path)
-    except Exception as error:
-        raise CapiError(
-            f"{path} could not be opened as a checkpoint of tensors ({type(error).__name__}): expected a state dict "
-            "written by torch.save or a safetensors file, and nothing else is unpickled"
-        ) from error
-    flat = isinstance(state, dict) and all(
-        isinstance(key, str) and isinstance(value, Tensor) and value.layout is torch.strided
-        for key, value in state.items()
-    )
-    if not flat:
-        raise CapiError(
-            f"{path} holds something other than a flat dict of tensors: save the student's state dict alone"
-        )
-    return state
-
-
-def _is_pickle(path: Path) -> bool:
-    """Whether torch.save wrote a file: its first bytes are those of a zip archive, or of a bare pickle long ago."""
-    with path.open("rb") as file:
-        return file.read(2).startswith((b"PK", b"\x80"))
+    Nothing that a file contains is run. The tensors are mapped from the file: they take memory once they are used.
+    """
+    return find_released(read_contents(path), str(path))
 
 
 def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:

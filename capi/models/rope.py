@@ -66,7 +66,11 @@ def rotate(x: Float[Tensor, "b t h w"], table: RotaryTable | None) -> Float[Tens
     """Apply the table to queries or keys; without one they stay as they are."""
     if table is None:
         return x
-    rotated: Tensor = _Rotate.apply(x, table.cosine.to(x.dtype), table.sine.to(x.dtype), table.parts)
+    cosine, sine = table.cosine.to(x.dtype), table.sine.to(x.dtype)
+    if torch.compiler.is_exporting():
+        # A graph for other runtimes has no writing in place, and they fuse what is written plainly.
+        return x * cosine + _swapped(x, table.parts) * sine
+    rotated: Tensor = _Rotate.apply(x, cosine, sine, table.parts)
     return rotated
 
 
@@ -110,9 +114,16 @@ def _add_swapped_product(total: Tensor, x: Tensor, factor: Tensor, parts: int) -
 
 def patch_coordinates(rows: int, columns: int, device: torch.device | str | None = None) -> Float[Tensor, "n 2"]:
     """Row-major coordinates of a patch grid, its corners at 0 and 1."""
-    down = torch.linspace(0, 1, rows, device=device, dtype=torch.float32)
-    across = torch.linspace(0, 1, columns, device=device, dtype=torch.float32)
+    down, across = _from_zero_to_one(rows, device), _from_zero_to_one(columns, device)
     return torch.cartesian_prod(down, across).view(rows * columns, 2)
+
+
+def _from_zero_to_one(count: int, device: torch.device | str | None) -> Float[Tensor, " n"]:
+    if torch.compiler.is_exporting():
+        # The count is a symbol then, and a translated linspace divides by zero where it turns out to be 1.
+        index = torch.arange(count, device=device)
+        return index / index[-1].clamp(min=1)
+    return torch.linspace(0, 1, count, device=device, dtype=torch.float32)
 
 
 def register_coordinates(visible: Float[Tensor, "s v 2"], count: int) -> Float[Tensor, "s {count} 2"]:

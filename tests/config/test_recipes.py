@@ -2,18 +2,36 @@
 
 import pytest
 import torch
+from torch import Tensor
 
-from capi.build import build_student, mask_sampler
+from capi.build import build_learner, build_student, mask_sampler, resolve_target
 from capi.config.benchmark_loading import load_benchmark
 from capi.config.loading import load_config, recipe_names, recipe_text, recipe_title
 from capi.config.schema import CONFIG_VERSION
+from capi.errors import CapiError
 from capi.method.masking import Grid
+from capi.planning import plan
+from capi.train.step import train_step
+from capi.types import Features, MaskedBatch
 
 NAMES = recipe_names()
 
 
+class StandIn:
+    """A teacher with patches of 14 px that costs nothing."""
+
+    patch_size = 14
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
+        batch, rows, columns = len(images), images.shape[2] // 14, images.shape[3] // 14
+        return Features(None, torch.zeros(batch, 0, self.width), torch.randn(batch, rows, columns, self.width))
+
+
 def test__there_are_recipes() -> None:
-    assert {"vitl14", "vitb14", "vits14", "vitl16", "vits16", "tiny4"} <= set(NAMES)
+    assert {"vitl14", "vitb14", "vits14", "vitl16", "vits16", "tiny4", "distill"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -45,7 +63,10 @@ def test__validates_and_builds(name: str) -> None:
     assert 0 < predicted <= masked
     with torch.device("meta"):
         student = build_student(config)
-    assert student.head.direction.shape == (config.clustering.prototypes, config.model.predictor_width)
+    if config.target.has_prototypes:
+        assert student.head.direction.shape == (config.clustering.prototypes, config.model.predictor_width)
+    else:
+        assert student.head.weight.shape == (config.target.frozen.width, config.model.predictor_width)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +88,32 @@ def test__paper_recipes_are_the_rows_of_its_model_table(
     assert (optimization.learning_rate, optimization.teacher_momentum, optimization.steps) == (rate, momentum, steps)
     assert (optimization.batch_size, config.clustering.prototypes, config.masking.predict) == (16384, 16384, 7)
     assert (model.positions, config.clustering.bias, config.clustering.sinkhorn) == ("released", True, "positionwise")
+
+
+def test__the_student_of_a_distillation_is_smaller_than_its_teacher_on_the_same_grid() -> None:
+    """The teacher is the released ViT-L/14, which nothing here needs: its width stands in the recipe."""
+    config, teacher = load_config("distill"), load_config("vitl14")
+    assert config.target.frozen.encoder == "capi_vitl14_lvd"
+    assert config.target.frozen.width == teacher.model.width
+    assert (config.grid, config.model.patch_size) == (teacher.grid, teacher.model.patch_size)
+    with torch.device("meta"):
+        sizes = [sum(one.numel() for one in build_student(each).encoder.parameters()) for each in (config, teacher)]
+    assert sizes[0] < sizes[1] / 10
+
+
+def test__a_distillation_trains_with_a_teacher_of_the_width_that_it_names() -> None:
+    small = ["model.depth=1", "optimization.batch_size=2", "data.image_size=56", "masking.predict=2"]
+    config = load_config("distill", small)
+    resolved, teacher = resolve_target(config, lambda _: StandIn(1024))
+    assert resolved == config
+    learner = build_learner(config, frozen_encoder=teacher)
+    masks = mask_sampler(config)(Grid(*config.grid), torch.arange(2))
+    report = train_step(learner, [MaskedBatch(torch.randn(2, 3, 56, 56), *masks)], step=0)
+    assert report.student_loss.isfinite()
+    with pytest.raises(CapiError, match=r"frozen\.width is 1024, but capi_vitl14_lvd has features of width 768"):
+        resolve_target(config, lambda _: StandIn(768))
+
+
+def test__what_a_distillation_costs_is_not_known_before_its_teacher_is_opened() -> None:
+    with pytest.raises(CapiError, match=r"target\.kind=frozen needs its encoder opened"):
+        plan(load_config("distill"))

@@ -87,3 +87,14 @@ def test__another_target_is_one_line_whatever_the_recipe(recipe: str, kind: str)
 def test__the_predictor_keeps_the_head_width_when_only_its_width_is_set() -> None:
     model = Config.model_validate({"model": {"width": 1024, "heads": 16, "predictor": {"width": 1536}}}).model
     assert model.predictor_heads == 24
+
+
+def test__weights_to_start_from_are_optional_and_taken_strictly() -> None:
+    assert (Config().init.encoder, Config().init.strict) == (None, True)
+    assert parse_config({"version": 3, "seed": 1}).init == Config().init
+    config = load_config("demo", ["init.encoder=some/run", "init.strict=false"])
+    assert (config.init.encoder, config.init.strict) == ("some/run", False)
+    with pytest.raises(CapiError, match=r"init\.strict=false has no meaning without weights .*: set init\.encoder"):
+        load_config("demo", ["init.strict=false"])
+    with pytest.raises(CapiError, match=r'there is no key "init\.model"'):
+        load_config("demo", ["init.model=run"])

@@ -225,15 +225,38 @@ class RunsCode:
         return os.mkdir, (self.witness,)
 
 
-def test__a_pickle_that_runs_code_is_refused_and_does_not_run(tmp_path: Path) -> None:
+def test__a_pickle_that_runs_code_does_not_and_its_weights_load(tmp_path: Path) -> None:
     witness, path = tmp_path / "witness", tmp_path / "evil.pth"
+    model = random_model()
+    torch.save({"student": to_released(model), "args": RunsCode(str(witness))}, path)
+    images = torch.randn(1, 2, 14, 14)
+    assert torch.equal(load_released(path)(images).pooled, model(images).pooled)
     torch.save({"backbone.registers": RunsCode(str(witness))}, path)
-    with pytest.raises(CapiError, match="could not be opened"):
+    with pytest.raises(CapiError, match="holds no flat dict of tensors"):
         load_released(path)
     path.write_bytes(pickle.dumps(RunsCode(str(witness))))
     with pytest.raises(CapiError, match="could not be opened"):
         load_released(path)
     assert not witness.exists()
+
+
+def test__weights_of_a_file_are_not_copied(tmp_path: Path) -> None:
+    torch.save(to_released(random_model()), tmp_path / "file.pth")
+    model = load_released(tmp_path / "file.pth")
+    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "file.pth" in line]
+    spans = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps]
+    for name, parameter in model.named_parameters():
+        assert any(start <= parameter.data_ptr() < end for start, end in spans), name
+
+
+def test__mapped_weights_can_be_trained_and_leave_the_file_as_it_is(tmp_path: Path) -> None:
+    torch.save(to_released(random_model()), tmp_path / "file.pth")
+    before = (tmp_path / "file.pth").read_bytes()
+    model = load_released(tmp_path / "file.pth").requires_grad_(True)
+    model(torch.randn(1, 2, 14, 14)).pooled.sum().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert (tmp_path / "file.pth").read_bytes() == before
+    assert not torch.equal(model.encoder.registers, load_released(tmp_path / "file.pth").encoder.registers)
 
 
 @pytest.mark.parametrize("name", ["broken.pth", "broken.safetensors"])
@@ -251,7 +274,7 @@ def test__a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
 
 def test__other_contents_are_refused(tmp_path: Path) -> None:
     torch.save({"model": {"weight": torch.zeros(2)}}, tmp_path / "nested.pth")
-    with pytest.raises(CapiError, match="flat dict of tensors"):
+    with pytest.raises(CapiError, match="lacks the names of the released layout"):
         load_released(tmp_path / "nested.pth")
     torch.save({3: torch.zeros(2)}, tmp_path / "numbers.pth")
     with pytest.raises(CapiError, match="flat dict of tensors"):
@@ -259,3 +282,10 @@ def test__other_contents_are_refused(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(2)}, tmp_path / "other.pth")
     with pytest.raises(CapiError, match="lacks"):
         load_released(tmp_path / "other.pth")
+
+
+def test__a_training_checkpoint_gives_the_model_in_it(tmp_path: Path) -> None:
+    model, images = random_model(), torch.randn(1, 2, 14, 14)
+    wrapped = {f"module.{name}": value for name, value in to_released(model).items()}
+    torch.save({"student": wrapped, "epoch": 3, "optimizer": {"state": {}}}, tmp_path / "checkpoint.pth")
+    assert torch.equal(load_released(tmp_path / "checkpoint.pth")(images).pooled, model(images).pooled)

@@ -1,0 +1,145 @@
+"""Commands that carry models in and out: models, export, push."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from capi.cli.app import app, messages, one_of
+
+if TYPE_CHECKING:
+    from capi.onnx_export.writing import OnnxExported
+
+FORMATS = ("safetensors", "released", "transformers", "onnx")
+PRECISIONS = ("float32", "float16", "int8")
+# What a file or folder is called in a run where no name is given.
+_USUAL = {
+    "safetensors": "encoder.safetensors",
+    "released": "encoder.pth",
+    "transformers": "transformers",
+    "onnx": "encoder.onnx",
+}
+Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
+
+
+@app.command()
+def models() -> None:
+    """List the published models that can be loaded by name."""
+    from capi.released.registry import list_models
+
+    table = Table("name", "model", "trained on", "licence", "verified", box=None, pad_edge=False)
+    for model in list_models():
+        size = f"{model.architecture}/{model.patch_size}, {model.parameters / 1e6:.0f} M"
+        table.add_row(model.name, size, model.data, model.licence, model.verified)
+    console = Console(highlight=False)
+    console.print(table)
+    for source in dict.fromkeys(model.source for model in list_models()):
+        console.print(f"\nFrom {source}; `capi.load(NAME)` downloads a file once.", soft_wrap=True)
+
+
+@app.command()
+def export(
+    model: Annotated[str, typer.Argument(help="A run folder, a checkpoint, a folder of transformers, or a name.")],
+    out: Annotated[Path | None, typer.Option(help="File or folder to write; by default in the run.")] = None,
+    format: Annotated[str, typer.Option(help="safetensors, released, transformers or onnx.")] = "safetensors",
+    weights: Weights = "teacher",
+    image_size: Annotated[
+        int | None, typer.Option(help="transformers: side that images are resized to; the run's, or 224.", min=1)
+    ] = None,
+    precision: Annotated[str, typer.Option(help="onnx: float32, float16 or int8.")] = "float32",
+    opset: Annotated[int | None, typer.Option(help="onnx: version of the operators.")] = None,
+    pooled: Annotated[bool, typer.Option(help="onnx: whether the file gives pooled features.")] = True,
+    overwrite: Overwrite = False,
+) -> None:
+    """Write an encoder in a format that others read."""
+    from capi.errors import CapiError
+    from capi.exporting import ExportOptions
+    from capi.exporting import export as write
+
+    one_of("--format", format, FORMATS)
+    one_of("--weights", weights, ("teacher", "student"))
+    one_of("--precision", precision, PRECISIONS)
+    if out is None and not Path(model).is_dir():
+        raise CapiError(f"{model} is no run folder to write into: name a file or folder with --out")
+    messages()
+    options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)  # type: ignore[arg-type]
+    done = write(
+        model,
+        out or Path(model) / _USUAL[format],
+        format=format,  # type: ignore[arg-type]
+        weights=weights,  # type: ignore[arg-type]
+        options=options,
+        overwrite=overwrite,
+    )
+    typer.echo(f"wrote {done.path}")
+    if done.onnx is not None:
+        Console(highlight=False).print(_measured(done.onnx))
+
+
+def _measured(done: "OnnxExported") -> Table:
+    """What was found when the file was checked."""
+    table = Table(title="Against PyTorch in float32", box=None, show_header=False, title_justify="left", pad_edge=False)
+    if done.differences is None:
+        table.add_row("not checked", "onnxruntime is not installed: pip install 'capi[onnx]'")
+    for name, found in (done.differences or {}).items():
+        table.add_row(name, f"largest difference {found.relative:.1e} of the largest value, cosine {found.cosine:.6f}")
+    for name, seconds in (done.seconds or {}).items():
+        table.add_row(f"time of {name}", f"{1000 * seconds:.1f} ms for one image")
+    table.add_row("size", f"{done.size / 2**20:.1f} MiB")
+    return table
+
+
+@app.command()
+def push(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    name: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face Hub.")],
+    licence: Annotated[str | None, typer.Option(help="Licence of the weights, such as apache-2.0.")] = None,
+    data_description: Annotated[
+        Path | None, typer.Option(help="Text file that says what the model was trained on.")
+    ] = None,
+    results: Annotated[list[Path] | None, typer.Option(help="Folder of `capi evaluate`; may be repeated.")] = None,
+    photos: Annotated[bool, typer.Option("--photos", help="Show training photos beside their features.")] = False,
+    private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder, and send nothing.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Folder to write; by default RUN/hub.")] = None,
+    weights: Weights = "teacher",
+    watts: Annotated[float | None, typer.Option(help="Power of the device, instead of an assumed one.")] = None,
+    carbon: Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh, instead of 0.35.")] = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Share a run on the Hugging Face Hub: weights, config and a model card."""
+    from capi import api
+
+    one_of("--weights", weights, ("teacher", "student"))
+    messages()
+    done = api.push(
+        run,
+        name,
+        licence=licence,
+        data_description=_text_of(data_description),
+        results=results or [],
+        photos=photos,
+        private=private,
+        dry_run=dry_run,
+        out=out,
+        weights=weights,  # type: ignore[arg-type]
+        watts=watts,
+        carbon=carbon,
+        overwrite=overwrite,
+    )
+    for line in done.lines:
+        typer.echo(line)
+
+
+def _text_of(path: Path | None) -> str:
+    from capi.errors import CapiError
+
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CapiError(f"{path} cannot be read as a text in UTF-8 ({error})") from error

@@ -1,0 +1,252 @@
+"""What a `CapiEncoder` is, without its weights: plain values from which an equal one is built.
+
+Files that carry weights elsewhere carry these values along. They say nothing of training, so that a built encoder has
+no stochastic depth.
+"""
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from torch import nn
+
+from capi.errors import CapiError, nearest
+from capi.models.encoder import Encoder
+from capi.models.features import CapiEncoder
+from capi.models.heads import HeadKind, LinearHead, LinearMap, MlpHead
+from capi.models.layers import Block
+from capi.models.positions import Grid, LearnedPositions, PositionKind
+from capi.models.predictor import (
+    CrossPredictor,
+    FusedPredictor,
+    MaskedPlaces,
+    Predictor,
+    PredictorKind,
+    SelfPredictor,
+    SplitPredictor,
+)
+from capi.types import IMAGENET, Statistics
+
+OutputKind = Literal[HeadKind, "map"]
+_SPLIT = {"cross": CrossPredictor, "self": SelfPredictor}
+
+_NAMES: dict[str, tuple[str | None, ...]] = {
+    "positions": get_args(PositionKind),
+    "predictor_kind": get_args(PredictorKind),
+    "predictor_mask_tokens": (*get_args(MaskedPlaces), None),
+    "head": (*get_args(OutputKind), None),
+}
+# Files come from others: what is described must be possible to build in moments, without its weights.
+_MOST, _MOST_OF = 2**20, {"depth": 2**12, "predictor_depth": 2**12, "patch_size": 2**12, "channels": 2**12}
+_MOST_ROWS = 2**12
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """Sizes and kinds; None where a part does not exist. `grid` is the native one in patches, of learned positions."""
+
+    width: int
+    depth: int
+    heads: int
+    mlp_width: int
+    patch_size: int
+    registers: int
+    channels: int
+    positions: PositionKind
+    grid: Grid | None
+    predictor_kind: PredictorKind
+    predictor_mask_tokens: MaskedPlaces | None
+    """Only of `self`: where its mask tokens stand when it predicts."""
+    predictor_width: int | None
+    """A fused model has no predictor; this and the sizes below are None there."""
+    predictor_depth: int | None
+    predictor_heads: int | None
+    predictor_mlp_width: int | None
+    head: OutputKind | None
+    """`map` is the plain linear map of targets without prototypes; None where the model came without a head."""
+    outputs: int | None
+    """Prototypes, or values of a target."""
+    head_hidden: int | None
+    head_bottleneck: int | None
+    """Both only of an `mlp` head."""
+
+    def __post_init__(self) -> None:
+        split, mlp = self.predictor_kind != "fused", self.head == "mlp"
+        self._only_where("grid", self.positions == "learned", "positions are learned")
+        self._only_where("predictor_mask_tokens", self.predictor_kind == "self", "the predictor is of kind self")
+        for name in ("predictor_width", "predictor_depth", "predictor_heads", "predictor_mlp_width"):
+            self._only_where(name, split, "the predictor is not fused")
+        self._only_where("outputs", self.head is not None, "there is a head")
+        self._only_where("head_hidden", mlp, "the head is an mlp")
+        self._only_where("head_bottleneck", mlp, "the head is an mlp")
+
+    def _only_where(self, name: str, there: bool, condition: str) -> None:
+        if there != (getattr(self, name) is not None):
+            raise CapiError(
+                f"the architecture has {name}={getattr(self, name)}, but it has a value if, and only if, {condition}"
+            )
+
+    def as_plain(self) -> dict[str, Any]:
+        """As JSON holds it."""
+        return asdict(self) | {"grid": None if self.grid is None else list(self.grid)}
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any], source: str = "the architecture") -> "Architecture":
+        """From what `as_plain` gave, read back from a file that `source` names; nothing may lack or be unknown."""
+        names = [field.name for field in fields(cls)]
+        for name in values:
+            if name not in names:
+                raise CapiError(f'{source} has "{name}", which no architecture has{nearest(name, names)}')
+        for name in names:
+            if name not in values:
+                raise CapiError(f'{source} lacks "{name}" of the architecture: it must have {", ".join(names)}')
+        return cls(**{name: _checked(name, values[name], source) for name in names})
+
+
+def _checked(name: str, value: Any, source: str) -> Any:
+    """One value, if it is of its kind and within reason."""
+    if name in _NAMES:
+        if value not in _NAMES[name]:
+            known = ", ".join("null" if kind is None else kind for kind in _NAMES[name])
+            raise CapiError(f'{source} has "{name}": {value!r}, expected one of {known}')
+        return value
+    if name == "grid":
+        return _checked_grid(value, source)
+    if value is None and name.startswith(("predictor_", "outputs", "head_")):
+        return None
+    least, most = int(name != "registers"), _MOST_OF.get(name, _MOST)
+    if not _is_count(value, least, most):
+        raise CapiError(f'{source} has "{name}": {value!r}, expected a whole number from {least} to {most}')
+    return value
+
+
+def _checked_grid(value: Any, source: str) -> Grid | None:
+    if value is None:
+        return None
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(_is_count(v, 1, _MOST_ROWS) for v in value):
+        raise CapiError(f'{source} has "grid": {value!r}, expected two whole numbers, the rows and columns of patches')
+    return value[0], value[1]
+
+
+def _is_count(value: Any, least: int, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def architecture_of(encoder: CapiEncoder) -> Architecture:
+    """The description of a model as it stands there."""
+    trunk = encoder.encoder
+    return Architecture(
+        **_stack_of(trunk),
+        patch_size=encoder.patch_size,
+        registers=trunk.num_registers,
+        channels=trunk.patch_embedding.weight.shape[1],
+        positions=trunk.positions.kind,
+        grid=_grid_of(trunk),
+        **_predictor_of(encoder.predictor, trunk),
+        **_head_of(encoder.head),
+    )
+
+
+def _stack_of(stack: Encoder | SplitPredictor) -> dict[str, Any]:
+    if not len(stack.blocks):
+        raise CapiError("a model without blocks has no architecture to describe: it needs one block at least")
+    first = stack.blocks[0]
+    assert isinstance(first, Block)
+    return {
+        "width": stack.width,
+        "depth": len(stack.blocks),
+        "heads": first.attention.heads,
+        "mlp_width": first.mlp.expand.out_features,
+    }
+
+
+def _grid_of(stack: Encoder | SplitPredictor) -> Grid | None:
+    if not isinstance(stack.positions, LearnedPositions):
+        return None
+    rows, columns, _ = stack.positions.table.shape
+    return rows, columns
+
+
+def _predictor_of(predictor: Predictor, trunk: Encoder) -> dict[str, Any]:
+    kinds = {FusedPredictor: "fused"} | {made: kind for kind, made in _SPLIT.items()}
+    kind = kinds.get(type(predictor))
+    if kind is None:
+        raise CapiError(f"a predictor of class {type(predictor).__name__} is none of {', '.join(kinds.values())}")
+    sizes: dict[str, int | None] = dict.fromkeys(("width", "depth", "heads", "mlp_width"))
+    if isinstance(predictor, SplitPredictor):
+        sizes |= _stack_of(predictor)
+        ours, theirs = (predictor.positions.kind, _grid_of(predictor)), (trunk.positions.kind, _grid_of(trunk))
+        if ours != theirs:
+            raise CapiError(f"the predictor has positions {ours} and the encoder {theirs}: they must be the same")
+    places = predictor.mask_tokens if isinstance(predictor, SelfPredictor) else None
+    return {f"predictor_{name}": value for name, value in sizes.items()} | {
+        "predictor_kind": kind,
+        "predictor_mask_tokens": places,
+    }
+
+
+def _head_of(head: nn.Module | None) -> dict[str, Any]:
+    facts: dict[str, Any] = {"head": None, "outputs": None, "head_hidden": None, "head_bottleneck": None}
+    if isinstance(head, LinearHead):
+        facts |= {"head": "linear", "outputs": len(head.direction)}
+    elif isinstance(head, MlpHead):
+        hidden, bottleneck = head.layers[0].out_features, head.layers[-1].out_features
+        facts |= {"head": "mlp", "outputs": len(head.last.direction)}
+        facts |= {"head_hidden": hidden, "head_bottleneck": bottleneck}
+    elif isinstance(head, LinearMap):
+        facts |= {"head": "map", "outputs": len(head.weight)}
+    elif head is not None:
+        raise CapiError(f"a head of class {type(head).__name__} is none of {', '.join(get_args(OutputKind))}")
+    return facts
+
+
+def build_encoder(architecture: Architecture, statistics: Statistics = IMAGENET) -> CapiEncoder:
+    """A model of this description with fresh weights; under `torch.device("meta")` with none, which takes no memory."""
+    encoder = Encoder(
+        width=architecture.width,
+        depth=architecture.depth,
+        heads=architecture.heads,
+        mlp_width=architecture.mlp_width,
+        patch_size=architecture.patch_size,
+        registers=architecture.registers,
+        channels=architecture.channels,
+        positions=architecture.positions,
+        grid=architecture.grid,
+    )
+    predictor = _build_predictor(architecture)
+    head = _build_head(architecture, predictor.width)
+    return CapiEncoder(encoder=encoder, predictor=predictor, head=head, statistics=statistics)
+
+
+def _build_predictor(architecture: Architecture) -> Predictor:
+    if architecture.predictor_kind == "fused":
+        return FusedPredictor(width=architecture.width)
+    sizes: dict[str, Any] = {
+        "width": architecture.predictor_width,
+        "depth": architecture.predictor_depth,
+        "heads": architecture.predictor_heads,
+        "mlp_width": architecture.predictor_mlp_width,
+        "context_width": architecture.width,
+        "positions": architecture.positions,
+        "grid": architecture.grid,
+    }
+    if architecture.predictor_kind == "self":
+        sizes["mask_tokens"] = architecture.predictor_mask_tokens
+    return _SPLIT[architecture.predictor_kind](**sizes)
+
+
+def _build_head(architecture: Architecture, width: int) -> nn.Module | None:
+    if architecture.head is None:
+        return None
+    assert architecture.outputs is not None
+    if architecture.head == "map":
+        return LinearMap(width=width, outputs=architecture.outputs)
+    if architecture.head == "linear":
+        return LinearHead(width=width, prototypes=architecture.outputs)
+    assert architecture.head_hidden is not None
+    assert architecture.head_bottleneck is not None
+    return MlpHead(
+        width=width,
+        prototypes=architecture.outputs,
+        hidden=architecture.head_hidden,
+        bottleneck=architecture.head_bottleneck,
+    )

@@ -1,0 +1,79 @@
+"""From image files to what an encoder takes: the preprocessing of the evaluations, as a function to call.
+
+    images = capi.transform(encoder)("photo.jpg")
+    features = encoder(images)
+
+The middle of an image is kept as classification does: the short side is resized to 256 for a crop of 224 pixels, and so
+on in proportion; bicubic. Then comes the encoder's own mean and deviation, and the batch lies where its weights do.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from capi.data.crops import normalize
+from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, Pixels
+from capi.errors import CapiError
+from capi.evals.images import Frame
+from capi.types import Float, VisionEncoder, statistics_of
+
+ImageLike = str | Path | Image.Image
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Called on an image or several, as files or as Pillow has them, it gives the batch that the encoder takes."""
+
+    encoder: VisionEncoder
+    size: tuple[int, int]
+
+    def __call__(self, images: ImageLike | Iterable[Any]) -> Float[Tensor, "b c height width"]:
+        listed = [images] if isinstance(images, str | Path | Image.Image) else list(images)
+        if not listed:
+            raise CapiError("there is no image to transform: give a file, a Pillow image, or several")
+        mean, std = statistics_of(self.encoder)
+        frame = Frame(self.size, channels=len(mean))
+        pixels = torch.from_numpy(np.stack([_framed(image, frame) for image in listed]))
+        device, dtype = _home(self.encoder)
+        return normalize(pixels, mean, std, device).to(dtype)
+
+
+def transform(encoder: VisionEncoder, size: int | tuple[int, ...] = 224) -> Transform:
+    """What makes batches for this encoder, of images of `size` pixels: a side, or height and width."""
+    sides = (size, size) if isinstance(size, int) else tuple(size)
+    patch = encoder.patch_size
+    if len(sides) != 2 or any(side < 1 or side % patch for side in sides):
+        fitting = " x ".join(str(max(round(side / patch), 1) * patch) for side in (*sides, *sides)[:2]) or str(patch)
+        raise CapiError(
+            f"size={size} does not fit the encoder: its sides must be multiples of the patch size {patch}, such as "
+            f"{fitting}"
+        )
+    return Transform(encoder, (sides[0], sides[1]))
+
+
+def _framed(image: Any, frame: Frame) -> Pixels:
+    """The pixels of the frame, (channels, height, width), from 0 to 255."""
+    decoder = Decoder(channels=frame.channels)
+    if not isinstance(image, str | Path | Image.Image):
+        raise CapiError(f"an image must be a file or a Pillow image, not a {type(image).__name__}")
+    name = "the image" if isinstance(image, Image.Image) else str(image)
+    if not isinstance(image, Image.Image) and not Path(image).is_file():
+        raise CapiError(f"there is no file {image}: give an image file, a Pillow image, or several")
+    try:
+        picture = PillowPicture(decoder, image) if isinstance(image, Image.Image) else decoder.open(Path(image))
+        box = frame.box((picture.shape.height, picture.shape.width))
+        return picture.crop(box, frame.size)
+    except BrokenImageError as error:
+        raise CapiError(f"{name} cannot be read ({error})") from error
+
+
+def _home(encoder: VisionEncoder) -> tuple[torch.device, torch.dtype]:
+    """Where an encoder's weights lie, and how precise they are."""
+    first = next(encoder.parameters(), None) if isinstance(encoder, nn.Module) else None
+    return (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)

@@ -1,0 +1,127 @@
+"""Images as the library prepares them, against our own evaluation."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoImageProcessor
+
+from capi.data.crops import normalize
+from capi.data.sources import Files
+from capi.errors import CapiError
+from capi.evals.images import Frame, StillBatches, read_in_order
+from capi.huggingface import CapiImageProcessor
+from capi.types import IMAGENET
+
+
+def pixels_of(height: int, width: int, channels: int = 3) -> np.ndarray:
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, channels), dtype=np.uint8)
+
+
+def as_evaluated(root: Path, frame: Frame) -> Tensor:
+    """All images of a folder, as the protocols read them."""
+    source = Files(root, sorted(path.name for path in root.iterdir()))
+    batches = StillBatches(source, frame, torch.arange(len(source)), batch_size=1)
+    read = read_in_order(batches, range(len(source)))
+    return torch.cat([normalize(batch.images, *IMAGENET) for batch in read])
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """What photos come as: of several shapes, turned, grey, with a palette, transparent, of 16 bits."""
+    root = tmp_path / "photos"
+    root.mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels_of(50, 70)).save(root / "a.png")
+    Image.fromarray(pixels_of(301, 99)).save(root / "b.jpg", exif=exif)
+    Image.fromarray(pixels_of(5, 9)).save(root / "c.png")
+    Image.fromarray(pixels_of(64, 48)[..., 0]).save(root / "d.png")
+    Image.fromarray(pixels_of(64, 48)).quantize(7).save(root / "e.png")
+    Image.fromarray(pixels_of(40, 40, 4)).save(root / "f.png")
+    Image.fromarray(pixels_of(60, 40)[..., 0].astype(np.uint16) * 257).save(root / "g.png")
+    return root
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test__pixels_are_those_of_our_evaluation_bit_by_bit(photos: Path, whole: bool) -> None:
+    processor = CapiImageProcessor(size={"height": 24, "width": 40}, do_center_crop=not whole)
+    images = [Image.open(path) for path in sorted(photos.iterdir())]
+    given = processor(images, return_tensors="pt")["pixel_values"]
+    for image in images:
+        image.close()
+    frame = Frame((24, 40), None) if whole else Frame((24, 40))
+    assert given.dtype is torch.float32
+    assert torch.equal(given, as_evaluated(photos, frame))
+
+
+def test__the_middle_is_cut_out_resized_and_normalised() -> None:
+    """Against Pillow and plain arithmetic: of 100 x 80 pixels, the middle square of 7/8 of the short side."""
+    image = Image.fromarray(pixels_of(100, 80))
+    expected = image.resize((32, 32), Image.Resampling.BICUBIC, box=(5, 15, 75, 85))
+    values = (np.asarray(expected, dtype=np.float64) / 255 - IMAGENET.mean) / IMAGENET.std
+    given = CapiImageProcessor(size={"height": 32, "width": 32})(image, return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(given[0], values.transpose(2, 0, 1), atol=1e-6)
+
+
+def test__arrays_and_tensors_are_read_like_images() -> None:
+    processor, pixels = CapiImageProcessor(size={"height": 16, "width": 16}), pixels_of(40, 30)
+    expected = processor(Image.fromarray(pixels), return_tensors="pt")["pixel_values"]
+    first = torch.from_numpy(pixels).permute(2, 0, 1)
+    for images in (pixels, first, [first], pixels[None]):
+        assert torch.equal(processor(images, return_tensors="pt")["pixel_values"], expected)
+    # Pillow rounds bytes once more than floats.
+    floats = processor(first.float(), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(floats, expected, rtol=0, atol=2.5 / 255 / 0.22)
+    assert not torch.equal(floats, expected)
+
+
+def test__steps_can_be_left_out() -> None:
+    processor, pixels = CapiImageProcessor(size={"height": 16, "width": 16}), pixels_of(8, 12)
+    plain = {"do_resize": False, "do_rescale": False, "do_normalize": False, "return_tensors": "np"}
+    first = pixels.transpose(2, 0, 1)[None]
+    np.testing.assert_array_equal(processor(pixels, **plain)["pixel_values"], first)
+    scaled = processor(pixels, **plain | {"do_rescale": True})["pixel_values"]
+    np.testing.assert_allclose(scaled, first / 255, atol=1e-7)
+    normed = processor(
+        pixels, **plain | {"do_normalize": True, "image_mean": [0.0, 1.0, 2.0], "image_std": [1.0, 2.0, 4.0]}
+    )
+    np.testing.assert_allclose(normed["pixel_values"][0, 2], (first[0, 2] - 2.0) / 4, atol=1e-5)
+
+
+def test__settings_survive_a_folder(folder: Path, tmp_path: Path) -> None:
+    opened = AutoImageProcessor.from_pretrained(folder)
+    assert isinstance(opened, CapiImageProcessor)
+    assert (opened.size.height, opened.size.width, opened.patch_size) == (32, 32, 4)
+    assert (opened.image_mean, opened.image_std) == ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
+    opened.save_pretrained(tmp_path / "saved")
+    assert AutoImageProcessor.from_pretrained(tmp_path / "saved").to_dict() == opened.to_dict()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": {"height": 30, "width": 32}}, "30 x 32 is no multiple of the model's patch size 4"),
+        ({"size": {"shortest_edge": 32}}, 'expected {"height": ..., "width": ...}'),
+        ({"resample": Image.Resampling.BILINEAR}, "resizes bicubically"),
+        ({"do_pad": True}, "does not pad"),
+        ({"kept_share": 1.5}, "kept_share is 1.5"),
+        ({"image_mean": 0.5}, "image_mean 0.5"),
+        ({"image_std": [0.5, 0.5]}, "image_std (0.5, 0.5), expected a number above 0 for each of 3 channels"),
+    ],
+    ids=str,
+)
+def test__what_cannot_be_done_is_refused(folder: Path, changes: dict, words: str) -> None:
+    opened = AutoImageProcessor.from_pretrained(folder)
+    with pytest.raises(CapiError) as error:
+        opened(pixels_of(40, 40), **changes)
+    assert words in str(error.value)
+
+
+def test__images_of_other_channels_are_refused(folder: Path) -> None:
+    opened = AutoImageProcessor.from_pretrained(folder)
+    with pytest.raises(CapiError, match="2 channels"):
+        opened(pixels_of(40, 40, 2), input_data_format="channels_last")
