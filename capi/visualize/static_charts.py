@@ -110,7 +110,9 @@ class _Axes:
             return ticks(self.left, self.right)
         powers = range(math.floor(self.left), math.ceil(self.right) + 1)
         candidates = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-        return [value for value in candidates if self.left <= math.log10(value) <= self.right]
+        within = [value for value in candidates if self.left <= math.log10(value) <= self.right]
+        # Less than a factor of some has no such number; there the scale is almost a plain one.
+        return within if len(within) > 1 else ticks(10**self.left, 10**self.right, 3)
 
 
 def _series(one: Series, axes: _Axes) -> Iterator[str]:

@@ -48,6 +48,12 @@ def test__a_log_scale_puts_equal_ratios_at_equal_distances() -> None:
     assert "10T" in {one.text for one in figure.findall(".//text")}
 
 
+def test__a_log_scale_of_less_than_a_factor_of_two_has_numbers_too() -> None:
+    points = [(1.1e12, 0.1), (1.7e12, 0.2)]
+    figure = drawn(chart("t", [Series("a", 0, points)], across="FLOP", up="score", logarithmic=True))
+    assert {"1.2T", "1.4T", "1.6T"} <= {one.text for one in figure.findall(".//text")}
+
+
 def test__a_single_point_and_none_at_all_can_be_drawn() -> None:
     assert re.search('<circle[^>]*cx="[0-9.]+"', chart("t", [Series("a", 9, [(3.0, 0.2)])], across="x", up="y"))
     assert chart("t", [Series("a", 0, [])], across="x", up="y") == ""
