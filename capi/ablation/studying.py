@@ -94,7 +94,7 @@ def _finished(jobs: Sequence[Job], at_once: int, console: Console) -> Iterator[J
     threads = max((os.cpu_count() or 1) // at_once, 1)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(at_once, context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        waiting: dict[Future[None], Job] = {pool.submit(finish, job): job for job in jobs}
+        waiting: dict[Future[None], Job] = {pool.submit(_finish_unless_stopped, job): job for job in jobs}
         try:
             for future in as_completed(waiting):
                 future.result()
@@ -102,6 +102,22 @@ def _finished(jobs: Sequence[Job], at_once: int, console: Console) -> Iterator[J
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+class _Stopping:
+    """Whether this process was asked to stop: jobs that wait in its queue are then not begun."""
+
+    asked = False
+
+
+def _finish_unless_stopped(job: Job) -> None:
+    if _Stopping.asked:
+        raise InterruptionError
+    try:
+        finish(job)
+    except (InterruptionError, KeyboardInterrupt):
+        _Stopping.asked = True
+        raise InterruptionError from None
 
 
 def finish(job: Job, console: Console | None = None) -> None:

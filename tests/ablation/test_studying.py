@@ -7,7 +7,7 @@ import pytest
 from capi import api
 from capi.ablation import studying
 from capi.ablation.gathering import gather
-from capi.ablation.planning import FAILURE, Study, plan_study
+from capi.ablation.planning import FAILURE, Job, Study, plan_study
 from capi.ablation.studying import ablate, finish
 from capi.errors import CapiError
 from capi.pretraining import PretrainedRun, run_config
@@ -83,6 +83,21 @@ def test__interrupted_it_says_so_and_keeps_what_is_done(
 
     monkeypatch.setattr(studying, "finish", interrupt)
     assert ablate("sinkhorn", SMALL, **given) is None
+
+
+def test__a_process_that_was_asked_to_stop_begins_nothing_new(done: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def interrupt(job: Job) -> None:
+        begun.append(job.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(studying, "finish", interrupt)
+    monkeypatch.setattr(studying._Stopping, "asked", False)
+    for job in done.jobs[:3]:
+        with pytest.raises(studying.InterruptionError):
+            studying._finish_unless_stopped(job)
+    assert begun == [done.jobs[0].name]
 
 
 def test__labels_that_do_not_fit_are_told_by_the_first_evaluation(data: Path, tmp_path: Path) -> None:
