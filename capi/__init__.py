@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from capi.ablation.studying import ablate as ablate
     from capi.api import build_learner as build_learner
     from capi.api import check as check
     from capi.api import compare as compare
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "ablate": "capi.ablation.studying",
     "build_learner": "capi.api",
     "check": "capi.api",
     "compare": "capi.api",

@@ -16,7 +16,7 @@ from capi.config.loading import differences, dump_config, parse_config, parse_ya
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.demo import demo_photos
-from capi.data.sources import ImageSource, image_folder
+from capi.data.sources import ImageSource, csv_images, image_folder
 from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
 from capi.method.alarms import RunFacts, Watchman
@@ -56,8 +56,11 @@ class PretrainedRun:
 
 
 def open_images(data: str | Path) -> ImageSource:
-    """The training images of a run: a folder, or `demo` for the built-in photos."""
-    return demo_photos("train").images if str(data) == "demo" else image_folder(Path(data))
+    """The training images of a run: a folder, a CSV that names them, or `demo` for the built-in photos."""
+    if str(data) == "demo":
+        return demo_photos("train").images
+    path = Path(data)
+    return csv_images(path) if path.suffix.lower() == ".csv" else image_folder(path)
 
 
 def pretrain(

@@ -29,7 +29,14 @@ TOGETHER = {
     "self, learned, frozen": [*PREDICTORS["self at all masked"], "model.positions=learned", *TARGETS["frozen"]],
     "fused, mlp, ema_head": [*PREDICTORS["fused"], "model.head=mlp", *TARGETS["ema_head"]],
 }
-VARIANTS = NETWORKS | TARGETS | TOGETHER
+SETTINGS = {
+    "random masks": ["masking.kind=random", "masking.roll=false"],
+    "block masks": ["masking.kind=block"],
+    "several blocks": ["masking.kind=multi_block"],
+    "standard sinkhorn": ["clustering.sinkhorn=standard"],
+    "released positions, no registers": ["model.positions=released", "model.registers=0"],
+}
+VARIANTS = NETWORKS | TARGETS | TOGETHER | SETTINGS
 
 
 def varied(config: Config, *overrides: str) -> Config:

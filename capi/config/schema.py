@@ -192,8 +192,8 @@ _OF_ANY_TARGET = ("prototypes", "chunk_mib")
 class MaskingConfig(Section):
     """Which patches are hidden and which of those are predicted."""
 
-    kind: Literal["random", "block", "inverse_block"] = "inverse_block"
-    """Shape of the mask; `inverse_block` leaves one block visible."""
+    kind: Literal["random", "block", "inverse_block", "multi_block"] = "inverse_block"
+    """Shape of the mask; `inverse_block` leaves one block visible, `multi_block` hides several that may overlap."""
     ratio: Share = 0.65
     """Share of the patches that is hidden."""
     roll: bool = True

@@ -15,6 +15,8 @@ from capi.randomness import Stream, uniforms
 from capi.types import Bool, Float, Int
 
 ASPECT_RANGE = (0.5, 2.0)
+# Blocks of I-JEPA's targets: share of the grid, and height / width. So many are drawn, and as many used as are needed.
+SEVERAL_SHARES, SEVERAL_ASPECTS, SEVERAL_DRAWN = (0.15, 0.2), (0.75, 1.5), 32
 
 
 class Grid(NamedTuple):
@@ -42,12 +44,28 @@ def random_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor,
 
 def block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
     """One block of `count` patches: log-uniform aspect, uniform place, the excess cut at its lower right end."""
-    height, width, top, left = block_boxes(grid, count, keys)
-    row, column = torch.arange(grid.rows), torch.arange(grid.columns)
-    in_rows = (row >= top[:, None]) & (row < (top + height)[:, None])
-    in_columns = (column >= left[:, None]) & (column < (left + width)[:, None])
-    block = (in_rows[:, :, None] & in_columns[:, None, :]).flatten(1)
+    block = rectangles(grid, block_boxes(grid, count, keys))
     return block & (block.cumsum(1) <= count)
+
+
+def multi_block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+    """Blocks that may overlap, one after another until `count` patches are hidden, as BEiT does it.
+
+    Their sizes and shapes are those of I-JEPA's target blocks. Of the last one, its upper left part is taken.
+    """
+    draws = uniforms(keys, Stream.MASK, 4 * SEVERAL_DRAWN).view(len(keys), SEVERAL_DRAWN, 4)
+    share = SEVERAL_SHARES[0] + draws[..., 0] * (SEVERAL_SHARES[1] - SEVERAL_SHARES[0])
+    low, high = torch.tensor(SEVERAL_ASPECTS, dtype=torch.float64).log()
+    aspect, area = torch.exp(low + draws[..., 1] * (high - low)), share * grid.size
+    height = (area * aspect).sqrt().round().long().clamp(1, grid.rows)
+    width = (area / aspect).sqrt().round().long().clamp(1, grid.columns)
+    top = (draws[..., 2] * (grid.rows - height + 1)).long()
+    left = (draws[..., 3] * (grid.columns - width + 1)).long()
+    covered = rectangles(grid, BlockBoxes(height.flatten(), width.flatten(), top.flatten(), left.flatten()))
+    number = torch.arange(SEVERAL_DRAWN, dtype=torch.int8)[:, None]
+    # The first block that covers a patch says when its turn comes; patches that none covers come last.
+    turn = torch.where(covered.view(len(keys), SEVERAL_DRAWN, -1), number, SEVERAL_DRAWN).amin(1)
+    return _lowest(turn.double() + torch.arange(grid.size, dtype=torch.float64) / grid.size, count)
 
 
 def inverse_block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
@@ -59,6 +77,7 @@ MASKS: dict[str, Callable[[Grid, int, Tensor], Tensor]] = {
     "random": random_mask,
     "block": block_mask,
     "inverse_block": inverse_block_mask,
+    "multi_block": multi_block_mask,
 }
 
 
@@ -84,6 +103,15 @@ def block_boxes(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> BlockBoxes:
     top = (draw_top * (grid.rows - height + 1)).long()
     left = (draw_left * (grid.columns - width + 1)).long()
     return BlockBoxes(height, width, top, left)
+
+
+def rectangles(grid: Grid, boxes: BlockBoxes) -> Bool[Tensor, "b n"]:
+    """The patches of each rectangle."""
+    height, width, top, left = boxes
+    row, column = torch.arange(grid.rows), torch.arange(grid.columns)
+    in_rows = (row >= top[:, None]) & (row < (top + height)[:, None])
+    in_columns = (column >= left[:, None]) & (column < (left + width)[:, None])
+    return (in_rows[:, :, None] & in_columns[:, None, :]).flatten(1)
 
 
 def roll(grid: Grid, mask: Bool[Tensor, "b n"], keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:

@@ -100,7 +100,7 @@ class Loop:
 
     def _iterate(self, stop: StopRequest) -> None:
         position, total = self.position, self.settings.total_steps
-        self.started = time.monotonic()
+        self.started, self.evaluated_for = time.monotonic(), 0.0
         self.images_done = 0
         for loaded in self.batches(position.step + position.data_offset, total + position.data_offset):
             if stop.received:
@@ -138,7 +138,9 @@ class Loop:
             if self.progress:
                 self.progress.update(step, values)
         if any(step % evaluation.every_steps == 0 or last for evaluation in self.evaluations):
+            begun = time.monotonic()
             self._evaluate()
+            self.evaluated_for += time.monotonic() - begun
         if self._save_is_due():
             self.save()
 
@@ -150,7 +152,12 @@ class Loop:
 
     def _speed(self) -> dict[str, float]:
         seconds = time.monotonic() - self.started
-        return {"seconds": seconds, "images_per_second": self.images_done / seconds}
+        # Evaluations are not training; where rows of a study must have the same time, theirs does not count.
+        return {
+            "seconds": seconds,
+            "evaluation_seconds": self.evaluated_for,
+            "images_per_second": self.images_done / seconds,
+        }
 
     def _rates(self) -> dict[str, float]:
         """The rates that the last step was taken with."""

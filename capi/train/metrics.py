@@ -19,7 +19,7 @@ FILE = "metrics.jsonl"
 Record = Mapping[str, float | int | None]
 Logger = Callable[[Record], None]
 # Fields that depend on when and where a run was computed, not on what was computed.
-WALL_CLOCK = ("seconds", "images_per_second")
+WALL_CLOCK = ("seconds", "evaluation_seconds", "images_per_second")
 
 
 class JsonLines:

@@ -108,8 +108,8 @@ def policy(live: bool) -> str:
     """What a page may do: run its script and style, show the pictures it carries, ask its server if there is one."""
     rules = {
         "default-src": "'none'",
-        "script-src": _digest(script()),
-        "style-src": _digest(asset("report.css")),
+        "script-src": digest(script()),
+        "style-src": digest(asset("report.css")),
         "img-src": "data:",
         "connect-src": "'self'" if live else "'none'",
         "base-uri": "'none'",
@@ -135,7 +135,8 @@ def text_lines(value: str) -> str:
     return escape(value.encode("utf-8", "replace").decode("utf-8"))
 
 
-def _digest(content: str) -> str:
+def digest(content: str) -> str:
+    """How a policy names a script or a style that may be used."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
 
 

@@ -19,7 +19,7 @@ STRETCHES = 800
 # Further charts, for metrics that this version does not know.
 _FURTHER = 60
 _SCORE_MARK = "/"
-_HIDDEN = ("step", "seconds")
+_HIDDEN = ("step", "seconds", "evaluation_seconds")
 
 
 @dataclass(frozen=True)

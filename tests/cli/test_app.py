@@ -15,7 +15,19 @@ from capi.errors import CapiError
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
-    *("compare", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "nearest", "predict"),
+    *(
+        "ablate",
+        "compare",
+        "datasets",
+        "demo",
+        "doctor",
+        "evaluate",
+        "explore",
+        "export",
+        "extract",
+        "nearest",
+        "predict",
+    ),
     *("pretrain", "recipes", "report", "visualize", "watch"),
 ]
 

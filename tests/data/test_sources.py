@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, image_folder
+from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, csv_images, image_folder
 from capi.errors import CapiError
 
 NAMES = ["a/b/c/deep.png", "a/z.jpg", "b.JPEG", "b/1.tif", "b/10.webp", "b/2.bmp", "ä ö.gif"]
@@ -110,3 +110,29 @@ def test__the_fingerprint_of_images_in_memory_follows_their_bytes() -> None:
 def test__no_names_are_no_images(tmp_path: Path) -> None:
     assert len(Files(tmp_path, [])) == 0
     assert listed(Files(tmp_path, ["", "x"])) == ["", "x"]
+
+
+def test__a_csv_names_the_images_of_its_training_split(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("file,split\nb.png,train\na.png,train\nc.png,test\n")
+    images = csv_images(tmp_path / "labels.csv")
+    assert [images.name(number) for number in range(len(images))] == ["a.png", "b.png"]
+    assert images.read(0) == tmp_path / "a.png"
+    (tmp_path / "all.csv").write_text("file\nc.png\na.png\n")
+    assert len(csv_images(tmp_path / "all.csv")) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no file"),
+        ("name,split\na,train\n", 'has no column "file"'),
+        ("file,split\na.png,test\n", 'lists no images of the split "train"'),
+        ("", "has no column"),
+    ],
+)
+def test__a_csv_without_images_is_told(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "labels.csv"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(CapiError, match=message):
+        csv_images(path)

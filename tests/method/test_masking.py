@@ -4,7 +4,16 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.method.masking import MASKS, Grid, MaskSampler, block_boxes, block_mask, inverse_block_mask, roll
+from capi.method.masking import (
+    MASKS,
+    Grid,
+    MaskSampler,
+    block_boxes,
+    block_mask,
+    inverse_block_mask,
+    multi_block_mask,
+    roll,
+)
 from capi.randomness import sample_keys
 
 GRIDS = [Grid(14, 14), Grid(8, 6), Grid(3, 17), Grid(1, 16), Grid(16, 1), Grid(2, 2)]
@@ -48,7 +57,22 @@ def test__a_share_never_rounds_to_zero_predictions() -> None:
     assert sampler(predict=0.05).counts(Grid(2, 2)) == (2, 2, 1)
 
 
-@pytest.mark.parametrize("kind", ["block", "inverse_block"])
+def test__several_blocks_are_a_union_of_rectangles_of_the_drawn_sizes() -> None:
+    grid = Grid(14, 14)
+    # Up to the size of the smallest block, what is hidden lies in one rectangle and begins in its upper left corner.
+    smallest = multi_block_mask(grid, 20, KEYS[:200]).view(-1, 14, 14)
+    for mask in smallest:
+        rows, columns = mask.any(1).nonzero().flatten(), mask.any(0).nonzero().flatten()
+        assert mask[rows[0], columns[0]]
+        assert 4 <= len(columns) <= 8
+        # All rows but the last are full.
+        assert mask[rows[0] : rows[-1], columns[0] : columns[-1] + 1].all()
+        assert len(rows) == rows[-1] - rows[0] + 1
+    # More of the grid holds what less of it held: blocks are added, none is moved.
+    assert (multi_block_mask(grid, 127, KEYS[:200]) & smallest.flatten(1)).sum() == smallest.sum()
+
+
+@pytest.mark.parametrize("kind", ["block", "inverse_block", "multi_block"])
 def test__roll_makes_coverage_uniform(kind: str) -> None:
     grid = Grid(6, 8)
     keys = sample_keys(1, 0, torch.arange(20_000))

@@ -1,0 +1,71 @@
+"""The command that runs one of the paper's ablations again."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from capi.cli.app import Device, Overrides, app, messages
+
+
+@app.command()
+def ablate(
+    table: Annotated[str | None, typer.Argument(help="A table, such as predictor; --list names them.")] = None,
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="Images with labels: a folder, a CSV, or demo.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; tables may share it.")] = None,
+    scale: Annotated[str, typer.Option(help="mini (minutes a run) or smoke (seconds).")] = "mini",
+    seeds: Annotated[int, typer.Option(help="Runs of each row.", min=1)] = 1,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the benchmarks, such as label=breed; may be repeated.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", min=1)] = 1,
+    photos: Annotated[bool, typer.Option(help="Whether the page shows some of the images.")] = True,
+    device: Device = None,
+    listing: Annotated[bool, typer.Option("--list", help="Name the tables and their rows.")] = False,
+) -> None:
+    """Run the rows of one of the paper's tables in miniature, and put them beside the paper's numbers on a page.
+
+    Each row trains on the same images for the same number of steps, with each seed. Interrupted, the same command goes
+    on. KEY=VALUE changes the recipe of all rows, such as optimization.steps=2000.
+    """
+    from capi.errors import CapiError
+
+    if listing:
+        Console(highlight=False).print(_tables())
+        return
+    if table is None or data is None or out is None:
+        raise CapiError("ablate needs a table, --data with images and labels, and --out, a folder (or --list)")
+    from capi.ablation.studying import ablate as study
+
+    page = study(
+        table,
+        overrides or [],
+        data=data,
+        out=out,
+        scale=scale,
+        seeds=seeds,
+        options=option or [],
+        device=device,
+        jobs=jobs,
+        photos=photos,
+        console=messages(),
+    )
+    if page is None:
+        typer.echo("Stopped and saved. The same command goes on.")
+        raise typer.Exit(130)
+    typer.echo(f"wrote {page}: open it in a browser")
+
+
+def _tables() -> Table:
+    from capi.config.ablations import ablations
+    from capi.config.paper import paper_table
+
+    table = Table("table", "or", "what it compares", "rows", box=None, pad_edge=False)
+    for name, ablation in ablations().items():
+        # A row such as [0.2, 1.0] is no style.
+        rows = "; ".join(ablation.rows).replace("[", "\\[")
+        table.add_row(name, "" if ablation.short == name else ablation.short, paper_table(name).title, rows)
+    return table

@@ -1,0 +1,164 @@
+"""The paper's ablations in miniature, as data: rows that differ from a small recipe as the paper's do from its own."""
+
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field, model_validator
+
+from capi.config.loading import dump_config, load_config, merge, parse_config, parse_yaml
+from capi.config.paper import PaperRow, PaperTable, paper_table
+from capi.config.schema import Config, Count, Positive, Section
+from capi.errors import CapiError, nearest
+
+Task = Literal["segmentation", "classification"]
+Options = dict[str, Any]
+# By task and protocol, the options of a benchmark.
+Benchmarks = dict[Task, dict[str, Options]]
+# The run of the recipe as it is: the row that tables have in common.
+DEFAULT_RUN = "default"
+
+
+class Scale(Section):
+    """How large the runs of a study are, and how they are judged."""
+
+    recipe: str
+    """What all rows are changes to."""
+    changes: dict[str, Any] = Field(default_factory=dict)
+    """Changes to the recipe, of all rows."""
+    curve_points: Count
+    """How often a run is evaluated on its way."""
+    scores: Benchmarks
+    """Benchmarks of the finished encoders."""
+    curves: Benchmarks
+    """Benchmarks on the way, which must be quick."""
+
+
+class AblationRow(Section):
+    """A row: what differs from the recipe."""
+
+    changes: dict[str, Any] = Field(default_factory=dict)
+    """Values to change."""
+    scaled: dict[str, Positive] = Field(default_factory=dict)
+    """Numbers to multiply, by key."""
+
+
+class Ablation(Section):
+    """A table of the paper that can be run again."""
+
+    short: str
+    """A shorter name."""
+    here: str | None = None
+    """What a row is called where its numbers are not the paper's, with values of the config in braces."""
+    rows: Annotated[dict[str, AblationRow], Field(min_length=2)]
+    """By the name of the paper's row."""
+
+
+class PlannedRow(NamedTuple):
+    """A row that can be run: the paper's, and its config here, but for the seed."""
+
+    name: str
+    paper: PaperRow
+    run: str
+    config: Config
+
+
+class PlannedTable(NamedTuple):
+    """A table of the paper as it will be run."""
+
+    name: str
+    paper: PaperTable
+    rows: list[PlannedRow]
+
+
+class _File(Section):
+    scales: dict[str, Scale]
+    ablations: dict[str, Ablation]
+
+    @model_validator(mode="after")
+    def _rows_are_the_papers(self) -> "_File":
+        for name, ablation in self.ablations.items():
+            known = [row.name for row in paper_table(name).rows]
+            if list(ablation.rows) != known:
+                raise ValueError(f"{name} has the rows {list(ablation.rows)}, but the paper has {known}")
+        return self
+
+
+def scales() -> dict[str, Scale]:
+    """How large a study may be, by name."""
+    return _file().scales
+
+
+def ablations() -> dict[str, Ablation]:
+    """The tables that can be run again, by the paper's table."""
+    return _file().ablations
+
+
+def find_scale(name: str) -> Scale:
+    """A scale by name."""
+    if name not in scales():
+        raise CapiError(f'there is no scale "{name}"{nearest(name, scales())} (there are {", ".join(scales())})')
+    return scales()[name]
+
+
+def find_ablation(name: str) -> str:
+    """The name of a table, from its name or its short name."""
+    shorts = {ablation.short: full for full, ablation in ablations().items()}
+    if name in ablations() or name in shorts:
+        return shorts.get(name, name)
+    listed = ", ".join(full if full == short else f"{full} or {short}" for short, full in shorts.items())
+    raise CapiError(f'there is no ablation "{name}"{nearest(name, [*ablations(), *shorts])} (there are {listed})')
+
+
+def plan_table(name: str, scale: Scale, overrides: list[str]) -> PlannedTable:
+    """The rows of a table with their configs; overrides are for all of them."""
+    full = find_ablation(name)
+    base = base_config(scale, overrides)
+    known = {row.name: row for row in paper_table(full).rows}
+    rows = [
+        PlannedRow(
+            _shown(row_name, ablations()[full], config := _row_config(base, row, f"{full}, {row_name}")),
+            known[row_name],
+            DEFAULT_RUN if config == base else _slug(f"{ablations()[full].short} {row_name}"),
+            config,
+        )
+        for row_name, row in ablations()[full].rows.items()
+    ]
+    return PlannedTable(full, paper_table(full), rows)
+
+
+def base_config(scale: Scale, overrides: list[str]) -> Config:
+    """What all rows are changes to."""
+    recipe = parse_yaml(dump_config(load_config(scale.recipe)), scale.recipe)
+    return parse_config(merge(recipe, scale.changes), overrides, source=scale.recipe)
+
+
+def _row_config(base: Config, row: AblationRow, source: str) -> Config:
+    tree: dict[str, Any] = base.model_dump(mode="json")
+    # Left to follow the encoder they could not be scaled.
+    sizes = {"model.predictor.depth": base.model.predictor_depth, "model.predictor.width": base.model.predictor_width}
+    for key, factor in row.scaled.items():
+        *sections, last = key.split(".")
+        place = tree
+        for section in sections:
+            place = place[section]
+        place[last] = max(round(sizes.get(key, place[last]) * factor), 1)
+    return parse_config(merge(tree, row.changes), source=source)
+
+
+def _shown(row: str, ablation: Ablation, config: Config) -> str:
+    """The paper's name, and what its numbers are here where they are not the same."""
+    if ablation.here is None:
+        return row
+    here = ablation.here.format(**{name: getattr(config, name) for name in Config.model_fields})
+    return row if here == row else f"{row} (here {here})"
+
+
+def _slug(name: str) -> str:
+    return "-".join("".join(letter if letter.isalnum() else " " for letter in name).split()).lower()
+
+
+@cache
+def _file() -> _File:
+    text = (resources.files("capi.config") / "ablations.yaml").read_text(encoding="utf-8")
+    return _File.model_validate(parse_yaml(text, "ablations.yaml"))
