@@ -74,7 +74,7 @@ PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
 def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder:
-    """The frozen encoder of a run folder, of anything that `capi export` writes but ONNX, of a checkpoint in the released
+    """The frozen encoder of a run folder, of what `capi export` writes (but ONNX), of a checkpoint in the released
     layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`).
 
     Of a run `weights` chooses the teacher (the moving average) or the student; files hold one of them. Calling the

@@ -1,4 +1,4 @@
-"""One encoder in any of the formats that others read. Every format starts from `capi.load`, and comes back through it."""
+"""One encoder in any of the formats that others read: each starts from what `capi.load` gives."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -55,6 +55,8 @@ def export(
     if format not in _WRITERS:
         raise CapiError(f'there is no format "{format}", only {", ".join(_WRITERS)}')
     _refuse_idle_options(format, options)
+    if out.is_dir() and format != "transformers":
+        raise CapiError(f"{out} is a folder: --out takes the name of a file")
     if out.exists() and not overwrite:
         raise CapiError(f"{out} is there already: choose another --out, or replace it with --overwrite")
     return _WRITERS[format](model, out, weights, options)
@@ -93,9 +95,7 @@ def _transformers(model: str | Path, out: Path, weights: Weights, options: Expor
 def _onnx(model: str | Path, out: Path, weights: Weights, options: ExportOptions) -> Exported:
     encoder: CapiEncoder = load_weights(model, weights)
     opset = OLDEST_OPSET if options.opset is None else options.opset
-    done = write_onnx(
-        encoder, out, opset=opset, precision=options.precision, pooled=options.pooled, overwrite=True
-    )
+    done = write_onnx(encoder, out, opset=opset, precision=options.precision, pooled=options.pooled, overwrite=True)
     return Exported(done.path, done)
 
 

@@ -1,6 +1,7 @@
 """Weights out of a run, and back in: safetensors with the config inside, or the released layout."""
 
 import json
+import stat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from capi.models.architecture import Architecture, architecture_of, build_encode
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
 from capi.models.pretrained import to_released
+from capi.models.weightless import without_weights
 from capi.pretraining import run_config
 from capi.train.checkpoint import Checkpoints, read_tensors
 from capi.train.run_folder import RunFolder
@@ -95,7 +97,7 @@ def _of_facts(facts: Facts, source: str) -> CapiEncoder:
     if "architecture" not in facts:
         return _empty(parse_config(facts["config"], source=source))
     known = facts["statistics"]
-    with torch.device("meta"):
+    with without_weights():
         return build_encoder(
             Architecture.from_plain(facts["architecture"], source),
             Statistics(mean=tuple(known["mean"]), std=tuple(known["std"])),
@@ -104,7 +106,7 @@ def _of_facts(facts: Facts, source: str) -> CapiEncoder:
 
 def _empty(config: Config) -> CapiEncoder:
     """The model without memory for its weights, which come from a file as they are."""
-    with torch.device("meta"):
+    with without_weights():
         return frozen(build_student(config), statistics(config))
 
 
@@ -120,7 +122,11 @@ def _save_safetensors(model: CapiEncoder, facts: Facts, path: Path) -> None:
     from safetensors.torch import save_file
 
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
+    path.touch()
+    usual = stat.S_IMODE(path.stat().st_mode)
     save_file(state, path, metadata={_MARK: json.dumps(facts)})
+    # safetensors writes files that only their owner may read.
+    path.chmod(usual)
 
 
 def _metadata(path: Path) -> dict[str, str]:

@@ -75,3 +75,11 @@ def test__predictors_prints_speeds_beside_the_paper_s_claims() -> None:
     assert set(speeds) == {"fused", "self, all masked", "self", "cross"}
     assert re.search(r"self over fused: [+-]\d+% measured, [+-]\d+% by FLOP, \+32% in the paper", output)
     assert re.search(r"cross over self: [+-]\d+% measured, [+-]\d+% by FLOP, \+18% in the paper", output)
+
+
+def test__loading_prints_memory_by_the_weights_and_time_by_the_products() -> None:
+    output = run("loading.py", "--rounds=1", "--width=64", "--depth=2", "--prototypes=65536", "--size=28")
+    assert re.findall(r"MiB of (\.\w+): [\d.]+ x the weights at most", output) == [".pth", ".safetensors"]
+    found = re.search(r"one image of 28 px: ([\d.]+) ms, .* alone ([\d.]+) ms: ([\d.]+) x \(asked: 1.25\)", output)
+    assert found
+    assert float(found[3]) > 0

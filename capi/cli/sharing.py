@@ -64,16 +64,17 @@ def export(
     one_of("--precision", precision, PRECISIONS)
     if out is None and not Path(model).is_dir():
         raise CapiError(f"{model} is no run folder to write into: name a file or folder with --out")
-    messages()
     options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)  # type: ignore[arg-type]
-    done = write(
-        model,
-        out or Path(model) / _USUAL[format],
-        format=format,  # type: ignore[arg-type]
-        weights=weights,  # type: ignore[arg-type]
-        options=options,
-        overwrite=overwrite,
-    )
+    waiting = "writing; ONNX takes some seconds for each block" if format == "onnx" else "writing"
+    with messages().status(waiting):
+        done = write(
+            model,
+            out or Path(model) / _USUAL[format],
+            format=format,  # type: ignore[arg-type]
+            weights=weights,  # type: ignore[arg-type]
+            options=options,
+            overwrite=overwrite,
+        )
     typer.echo(f"wrote {done.path}")
     if done.onnx is not None:
         Console(highlight=False).print(_measured(done.onnx))

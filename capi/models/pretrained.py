@@ -22,6 +22,7 @@ from capi.models.positions import RotaryPositions
 from capi.models.predictor import CrossPredictor
 from capi.models.recognising import State, find_released
 from capi.models.rope import RopeVariant, frequencies
+from capi.models.weightless import without_weights
 
 _PLAIN_KEYS = {
     "encoder.patch_embedding.weight": "backbone.patch_embed.weight",
@@ -62,7 +63,7 @@ def read_state(path: Path) -> State:
 def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
     """Our modules with the weights of a released state dict."""
     variant = _rope_variant(state, source)
-    with torch.device("meta"):
+    with without_weights():
         model = _build(state, variant, source)
     names = _key_map(model)
     shapes = {theirs: tuple(model.get_parameter(ours).shape) for ours, theirs in names.items()}

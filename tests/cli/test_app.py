@@ -15,20 +15,8 @@ from capi.errors import CapiError
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
-    *(
-        "ablate",
-        "compare",
-        "datasets",
-        "demo",
-        "doctor",
-        "evaluate",
-        "explore",
-        "export",
-        "extract",
-        "nearest",
-        "predict",
-    ),
-    *("pretrain", "recipes", "report", "visualize", "watch"),
+    *("ablate", "compare", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "models"),
+    *("nearest", "predict", "pretrain", "push", "recipes", "report", "visualize", "watch"),
 ]
 
 

@@ -60,9 +60,7 @@ def test__bad_input_ends_with_2_and_a_sentence(
     assert not (tmp_path / "out").exists()
 
 
-def test__a_dry_run_writes_the_folder_and_says_what_would_be_sent(
-    run_here: RunHere, run: Path, tmp_path: Path
-) -> None:
+def test__a_dry_run_writes_the_folder_and_says_what_would_be_sent(run_here: RunHere, run: Path, tmp_path: Path) -> None:
     (tmp_path / "data.md").write_text("Photos of my garden.")
     ran = run_here(
         *("push", run, "ana/garden", "--dry-run", "--licence", "apache-2.0"),

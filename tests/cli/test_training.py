@@ -87,7 +87,7 @@ def test__checking_a_folder_tells_what_is_in_it(run_here: RunHere, images: Path)
         (["pretrain", "tiny4", "--data", "EMPTY", "--out", "RUN"], "holds no images"),
         (["pretrain", "tiny4", "--data", "IMAGES", "--out", "RUN", "--resume", "--overwrite"], "exclude each other"),
         (["pretrain", "tiny4", "--data", "IMAGES", "--out", "IMAGES"], "not empty and holds no run"),
-        (["export", "nowhere", "--out", "FILE"], "nowhere is no run"),
+        (["export", "nowhere", "--out", "FILE"], "there is no encoder nowhere"),
         (["export", "EMPTY", "--out", "FILE", "--format", "onx"], "not one of safetensors, released"),
         (["export", "EMPTY", "--out", "FILE", "--weights", "teecher"], 'did you mean "teacher"?'),
         (["demo", "--split", "train"], "not one of val, test"),

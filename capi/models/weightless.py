@@ -1,0 +1,31 @@
+"""Models without weights, which take the tensors of a file as they are: no memory is asked for and nothing is drawn."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_DRAWS = (Tensor.normal_, Tensor.uniform_)
+
+
+@contextmanager
+def without_weights() -> Iterator[None]:
+    """Modules that are built in here lie on the device `meta`."""
+    with torch.device("meta"), _NothingDrawn():
+        yield
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves out random numbers: on `meta`, torch imports its compiler for them, which takes seconds and 100 MiB."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        return args[0] if func in _DRAWS else func(*args, **(kwargs or {}))
