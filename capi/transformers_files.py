@@ -25,6 +25,7 @@ from capi.errors import CapiError
 from capi.models.architecture import Architecture, architecture_of, build_encoder
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
+from capi.models.weightless import without_weights
 from capi.types import Statistics
 
 MODEL_TYPE = "capi"
@@ -179,7 +180,7 @@ def read_transformers(path: Path) -> CapiEncoder:
     architecture, statistics = _read_config(path / CONFIG)
     if not (path / WEIGHTS).is_file():
         raise CapiError(f"{path} has no {WEIGHTS}: expected all weights in that one file")
-    with torch.device("meta"):
+    with without_weights():
         model = build_encoder(architecture, statistics)
     state = read_contents(path / WEIGHTS)
     _check_weights(state, {f"{ATTRIBUTE}.{name}": value.shape for name, value in model.state_dict().items()}, path)

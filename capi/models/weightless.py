@@ -19,7 +19,7 @@ def without_weights() -> Iterator[None]:
 
 
 class _NothingDrawn(TorchFunctionMode):
-    """Leaves out random numbers: on `meta`, torch imports its compiler for them, which takes seconds and 100 MiB."""
+    """Leaves out random numbers: on `meta`, torch imports its compiler for them, which takes seconds."""
 
     def __torch_function__(
         self,
