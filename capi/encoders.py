@@ -131,7 +131,7 @@ def _pixels(size: str) -> PixelEncoder:
 
 
 def untrained(recipe: str) -> CapiEncoder:
-    """The encoder of a recipe or of a run, with the weights it starts from."""
+    """The encoder of a recipe or of a run with fresh weights, drawn from its seed."""
     config = run_config(RunFolder(Path(recipe))) if Path(recipe).is_dir() else load_config(recipe)
     torch.manual_seed(config.seed)
     student = build.build_student(config)

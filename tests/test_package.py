@@ -1,6 +1,8 @@
 """The package as it is imported and shipped."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -105,6 +107,30 @@ def test__the_encoder_of_the_documentation_can_be_evaluated(tmp_path: Path) -> N
     done = capi.evaluate(f"{tmp_path}/my_encoder.py:Thumbnails", "demo/knn", options)
     assert done.record["scores"]["val"] > 1 / 14
     assert len([line for line in code.split("class")[1].splitlines() if line.strip()]) <= 10
+
+
+@pytest.mark.long
+def test__python_in_the_document_about_formats_runs_as_written(tmp_path: Path) -> None:
+    """Each format by its own ecosystem's code, one block after the other; the published model is a small one."""
+    student = ROOT / "tests" / "reference" / "tiny" / "student.pth"
+    shutil.copy(student, tmp_path / "student.pth")
+    pixels = np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.jpg")
+    capi.export(student, tmp_path / "my-model", format="transformers", image_size=64)
+    (tmp_path / "path" / "to" / "this").mkdir(parents=True)
+    (tmp_path / "path" / "to" / "this" / "repository").symlink_to(ROOT)
+    cache = tmp_path / "home" / "hub" / "checkpoints"
+    cache.mkdir(parents=True)
+    shutil.copy(student, cache / "capi_vitl14_lvd.pth")
+    home = str(tmp_path / "home")
+    places = os.environ | {"TORCH_HOME": home, "HF_HOME": home, "HF_HUB_OFFLINE": "1"}
+    blocks = _python_in("docs/export.md")
+    assert len(blocks) >= 6
+    for code in blocks:
+        ran = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=places, check=False, capture_output=True, text=True
+        )
+        assert ran.returncode == 0, f"{code}\n{ran.stderr}"
 
 
 def test__commands_in_the_readme_run_as_written(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Commands that carry models in and out: models, export, push."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,14 +31,17 @@ def models() -> None:
     """List the published models that can be loaded by name."""
     from capi.released.registry import list_models
 
-    table = Table("name", "model", "trained on", "licence", "verified", box=None, pad_edge=False)
+    table = Table("name", "model", "patch", "trained on", "licence", "source", box=None, pad_edge=False)
     for model in list_models():
-        size = f"{model.architecture}/{model.patch_size}, {model.parameters / 1e6:.0f} M"
-        table.add_row(model.name, size, model.data, model.licence, model.verified)
-    console = Console(highlight=False)
+        size = f"{model.architecture}, {model.parameters / 1e6:.0f} M"
+        table.add_row(model.name, size, f"{model.patch_size} px", model.data, model.licence, model.address)
+    # A pipe or a file has no width, so nothing is cut there.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(table)
-    for source in dict.fromkeys(model.source for model in list_models()):
-        console.print(f"\nFrom {source}; `capi.load(NAME)` downloads a file once.", soft_wrap=True)
+    for verified in dict.fromkeys(model.verified for model in list_models()):
+        about = ", ".join(model.name for model in list_models() if model.verified == verified)
+        console.print(f"\nVerified, {about}: {verified}.", soft_wrap=True)
+    console.print("\n`capi.load(NAME)` downloads a file when it is first asked for.", soft_wrap=True)
 
 
 @app.command()
