@@ -19,7 +19,7 @@ def run(small_config: Config, tmp_path: Path) -> Path:
 def test__models_are_listed_with_licence_and_how_they_were_verified(run_here: RunHere) -> None:
     ran = run_here("models")
     assert ran.code == 0
-    for word in ("capi_vitl14_lvd", "capi_vitl14_in22k", "ViT-L/14", "LVD-142M", "Apache-2.0"):
+    for word in ("capi_vitl14_lvd", "capi_vitl14_in22k", "ViT-L", "14 px", "LVD-142M", "Apache-2.0", "i22k.pth"):
         assert word in ran.stdout
 
 
