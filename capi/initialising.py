@@ -88,12 +88,13 @@ def initialise(
     if source is None:
         return None
     given, student = _opened(source, open_encoder), learner.student
-    differing = _differences(architecture_of(build.frozen(student, given.statistics)), architecture_of(given))
+    wanted = architecture_of(given)
+    differing = _differences(architecture_of(build.frozen(student, given.statistics)), wanted)
     parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
     if config.init.strict:
-        _refuse_misfits(source, differing, parts)
+        _refuse_misfits(source, differing, wanted, parts)
     elif not parts[0].loaded:
-        raise CapiError(f"nothing of {source} fits the encoder of the config: {_remedies(differing)}")
+        raise CapiError(f"nothing of {source} fits the encoder of the config: {_remedies(differing, wanted)}")
     for part in parts:
         _copy(part, getattr(student, part.name), getattr(given, part.name))
     learner.teacher.average.load_state_dict(student.state_dict())
@@ -165,10 +166,14 @@ def _native_size(architecture: Architecture) -> list[int] | None:
     return None if architecture.grid is None else [side * architecture.patch_size for side in architecture.grid]
 
 
-def _remedies(differing: list[_Difference]) -> str:
+def _remedies(differing: list[_Difference], theirs: Architecture) -> str:
     told = [f"{one.key} is {_spoken(one.ours)} and its weights have {_spoken(one.theirs)}" for one in differing]
-    wanted = " ".join(f"{one.key}={_spoken(one.theirs)}" for one in differing)
-    return f"{', '.join(told)}: set {wanted}"
+    wanted = {one.key: one.theirs for one in differing}
+    if wanted.keys() & {"model.width", "model.depth", "model.heads"}:
+        # What a config leaves open of the predictor follows the encoder, which is about to change.
+        sizes = {key: getattr(theirs, name) for name, key in _KEYS.items() if name.startswith("predictor_")}
+        wanted |= {key: value for key, value in sizes.items() if value is not None and key != "model.predictor.kind"}
+    return f"{', '.join(told)}: set {' '.join(f'{key}={_spoken(value)}' for key, value in wanted.items())}"
 
 
 def _spoken(value: Any) -> str:
@@ -201,11 +206,12 @@ def _compared(name: str, own: Tensors, given: Tensors) -> Part:
     )
 
 
-def _refuse_misfits(source: str, differing: list[_Difference], parts: list[Part]) -> None:
+def _refuse_misfits(source: str, differing: list[_Difference], wanted: Architecture, parts: list[Part]) -> None:
     """The key of the config says more than the names of tensors."""
     if differing:
         raise CapiError(
-            f"{source} does not fit the config: {_remedies(differing)}; or init.strict=false, which takes what fits"
+            f"{source} does not fit the config: {_remedies(differing, wanted)}; or init.strict=false, which takes what "
+            "fits"
         )
     for part in parts:
         if part.name in _MUST_FIT and not part.fits:

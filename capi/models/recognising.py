@@ -36,8 +36,11 @@ _OTHERS = {
     "a vision transformer of the transformers library": r"embeddings\.patch_embeddings\.projection\.weight",
     "a plain vision transformer (timm's, or the backbone of DINO)": r"blocks\.\d+\.attn\.qkv\.weight",
     "a ResNet": r"layer1\.\d+\.conv1\.weight",
-    "this package without its config": r"encoder\.patch_embedding\.weight",
+    "this package in its own layout": r"encoder\.patch_embedding\.weight",
 }
+
+
+_OWN = "this package in its own layout"
 
 
 def find_released(contents: Any, source: str) -> State:
@@ -111,9 +114,10 @@ def _instead(contents: Any) -> str:
         known = re.compile(rf"(?:.*\.)?(?:{pattern})")
         name = next((name for name in names if known.fullmatch(_unwrapped(name))), None)
         if name is not None:
+            own = ": load it with capi.load, which needs the config inside, or export with --format released"
             return (
                 f'looks like a checkpoint of {other} (it has "{name}") and lacks the names of the released layout of '
-                "CAPI: for an encoder of another kind write FILE.py:NAME"
+                f"CAPI{own if other == _OWN else ''}"
             )
     if not names:
         return f"holds no flat dict of tensors, but {_what(contents)}: expected the state dict of a CAPI student"

@@ -88,7 +88,9 @@ def trace(encoder: CapiEncoder, *, opset: int, pooled: bool) -> "ONNXProgram":
 def refuse_opset(opset: int) -> None:
     """Only sets of operators that torch can write."""
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
-        advice = "use a newer runtime" if opset < OLDEST_OPSET else "newer runtimes read older ones as well"
+        advice = (
+            "use a newer runtime, and opset 18" if opset < OLDEST_OPSET else "newer runtimes read older ones as well"
+        )
         raise CapiError(
             f"ONNX is written with opset {OLDEST_OPSET} to {NEWEST_OPSET}, and {opset} was asked for: {advice}"
         )

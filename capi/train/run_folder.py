@@ -66,7 +66,7 @@ class RunFolder:
         """What run.json holds; a run of a newer version is refused, except where one only wants to look."""
         try:
             record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise CapiError(f"{self.path} is no run: it has no {RECORD}") from error
         except (OSError, ValueError) as error:
             raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error

@@ -104,7 +104,7 @@ OTHERS = {
     "of the transformers library": ["vit.embeddings.patch_embeddings.projection.weight"],
     "a plain vision transformer": [*VIT, "head.weight"],
     "a ResNet": ["conv1.weight", "layer1.0.conv1.weight"],
-    "this package without its config": ["encoder.patch_embedding.weight", "predictor.mask_token"],
+    "this package in its own layout": ["encoder.patch_embedding.weight", "predictor.mask_token"],
 }
 
 
