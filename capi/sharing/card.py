@@ -29,6 +29,9 @@ _PREDICTED = {
     "pixels": "the pixels (MAE's loss)",
     "frozen": "another encoder's features (distillation)",
 }
+_CITATION = """\
+The method: T. Darcet, F. Baldassarre, M. Oquab, J. Mairal, P. Bojanowski, *Cluster and Predict Latent Patches for Improved
+Masked Image Modeling*, Transactions on Machine Learning Research, 2025."""
 _UNKNOWN_DATA = "What these images show, where they come from and under which terms was not said."
 
 
@@ -93,6 +96,7 @@ def as_markdown(card: ModelCard) -> str:
         ("## Limits", _limits(card)),
         ("## Energy and CO2", _energy(card)),
         ("## Licence", _licence(card)),
+        ("## Citation", _CITATION),
         ("## Where it comes from", _facts(card.provenance) or "Not known."),
     )
     written = [part for section in sections for part in section if part]
@@ -220,6 +224,11 @@ def _limits(card: ModelCard) -> str:
         "It has no classes and no words, and gives no decisions. It was not tested for use on people, in medicine, or "
         "wherever an error does harm.",
         "Scores above are those of single runs, where nothing else is said.",
+        *(
+            f"Training did not raise {plain(one.benchmark)}: {percent(one.first)} before, {percent(one.last)} after."
+            for one in card.training_scores
+            if one.first is not None and one.last is not None and one.last <= one.first
+        ),
         *(f"At the end of training a measure was out of its healthy range: {plain(alarm)}" for alarm in card.alarms),
     ]
     return "\n".join(f"- {line}" for line in lines)

@@ -19,6 +19,7 @@ SECTIONS = (
     "Limits",
     "Energy and CO2",
     "Licence",
+    "Citation",
     "Where it comes from",
 )
 
@@ -163,3 +164,10 @@ def test__what_is_no_licence_is_refused(licence: str) -> None:
 def test__licences_are_kept_as_given() -> None:
     assert require_licence("apache-2.0") == "apache-2.0"
     assert require_licence("other") == "other"
+
+
+def test__a_score_that_training_did_not_raise_is_a_limit(card: ModelCard) -> None:
+    better, worse = TrainingScore("a/knn", 0.1, 0.2, 9), TrainingScore("b/knn", 0.3, 0.3, 9)
+    limits = as_markdown(replace(card, training_scores=[better, worse])).split("## Limits")[1].split("##")[0]
+    assert "Training did not raise b/knn: 30.00 % before, 30.00 % after." in limits
+    assert "a/knn" not in limits
