@@ -30,8 +30,8 @@ _PREDICTED = {
     "frozen": "another encoder's features (distillation)",
 }
 _CITATION = """\
-The method: T. Darcet, F. Baldassarre, M. Oquab, J. Mairal, P. Bojanowski, *Cluster and Predict Latent Patches for Improved
-Masked Image Modeling*, Transactions on Machine Learning Research, 2025."""
+The method: T. Darcet, F. Baldassarre, M. Oquab, J. Mairal, P. Bojanowski, *Cluster and Predict Latent Patches for
+Improved Masked Image Modeling*, Transactions on Machine Learning Research, 2025."""
 _UNKNOWN_DATA = "What these images show, where they come from and under which terms was not said."
 
 
