@@ -1,6 +1,5 @@
 """What a study is trained on and judged by, from one place: a CSV or a folder with one, class folders, or `demo`."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from capi.config.benchmark_loading import load_benchmark, protocols_with
 from capi.config.benchmarks import PROTOCOLS
 from capi.config.loading import overridden
 from capi.config.schema import EvaluationConfig
+from capi.data.sources import read_csv
 from capi.errors import CapiError
 from capi.evaluation.comparison_cells import Column
 
@@ -31,17 +31,17 @@ class StudyData:
     datasets: Mapping[Task, tuple[str, Options]]
 
 
-def find_data(place: str) -> StudyData:
-    """What lies at a place. Without labels a study cannot say which row is better."""
+def find_data(place: str, options: Sequence[str] = ()) -> StudyData:
+    """What lies at a place. Without labels a study cannot say which row is better; an option may name their column."""
     path = Path(place)
     if place == "demo":
         return StudyData("demo", {"classification": ("demo", {})})
     if not path.exists():
         raise CapiError(f"there is no {path}: expected {_EXPECTED}")
     if path.suffix.lower() == ".csv":
-        return _of_csv(path)
+        return _of_csv(path, options)
     if (path / LABELS).is_file():
-        return _of_csv(path / LABELS)
+        return _of_csv(path / LABELS, options)
     if (path / "masks").is_dir() and (path / "images" / "train").is_dir():
         return StudyData(str(path / "images" / "train"), {"segmentation": ("masks", {"data": str(path)})})
     if (path / "train").is_dir() and any((path / test).is_dir() for test in ("test", "val")):
@@ -49,18 +49,20 @@ def find_data(place: str) -> StudyData:
     raise CapiError(f"{path} has no labels to judge the rows of a study by: expected {_EXPECTED}")
 
 
-def _of_csv(path: Path) -> StudyData:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        columns = next(csv.reader(file), [])
+def _of_csv(path: Path, options: Sequence[str]) -> StudyData:
+    columns, _ = read_csv(path)
+    named = [option.partition("=")[2].strip() for option in options if option.partition("=")[0].strip() == "label"]
     found: dict[Task, tuple[str, Options]] = {}
     if "mask" in columns:
         found["segmentation"] = ("csv", {"data": str(path)})
-    column = next((name for name in _CLASS_COLUMNS if name in columns), None)
+    column = next((name for name in (*named, *_CLASS_COLUMNS) if name in columns), None)
     if column is not None:
         found["classification"] = ("csv", {"data": str(path), "label": column})
     if not found:
+        known = ", ".join((*named, *_CLASS_COLUMNS))
         raise CapiError(
-            f"{path} has neither a column mask nor one of {', '.join(_CLASS_COLUMNS)}: add one to judge the rows by"
+            f"{path} has neither a column mask nor one of {known}: add one to judge the rows by, or name one with "
+            "--option label=COLUMN"
         )
     return StudyData(str(path), found)
 

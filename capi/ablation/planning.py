@@ -82,7 +82,7 @@ def plan_study(
         raise CapiError(f"--seeds {seeds} leaves nothing to run: expected at least 1")
     if out.exists() and not out.is_dir():
         raise CapiError(f"{out} is a file: --out takes the name of a folder")
-    sized, found = find_scale(scale), find_data(data)
+    sized, found = find_scale(scale), find_data(data, options)
     check_options(found, (sized.scores, sized.curves), list(options))
     planned = plan_table(table, sized, list(overrides))
     columns = score_columns(found, sized.scores, list(options), planned.rows[0].config.data.image_size)
@@ -131,7 +131,7 @@ def _run_config(row: PlannedRow, seed: int, data: StudyData, scale: Scale, optio
 def _facts(config: Config, data: StudyData, scale: str, place: str, seeds: int) -> Iterator[tuple[str, str]]:
     optimization, (height, width) = config.optimization, config.data.height_and_width
     yield "data", f"{place}, trained on {data.images}"
-    yield "scale", f"{scale}, recipe changes included"
+    yield "scale", scale
     yield (
         "encoder",
         f"{config.model.depth} blocks of width {config.model.width}, patches of {config.model.patch_size} px, "

@@ -92,20 +92,25 @@ def image_folder(path: Path) -> Files:
 
 def csv_images(path: Path, split: str = "train") -> Files:
     """The images that the column `file` of a CSV names, from its folder on; of a column `split`, those of one split."""
-    if not path.is_file():
-        raise CapiError(f"there is no file {path}: expected a CSV with a column `file`")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            columns, rows = list(reader.fieldnames or []), list(reader)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CapiError(f"{path} cannot be read as a CSV in UTF-8 ({error})") from error
+    columns, rows = read_csv(path)
     if "file" not in columns:
         raise CapiError(f'{path} has no column "file" (it has {", ".join(columns) or "none"})')
     names = sorted(row["file"] for row in rows if "split" not in columns or row["split"] == split)
     if not names:
         raise CapiError(f"{path} lists no images" + (f' of the split "{split}"' if "split" in columns else ""))
     return Files(path.parent, names)
+
+
+def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns of a CSV that names images, and its rows."""
+    if not path.is_file():
+        raise CapiError(f"there is no file {path}: expected a folder of images, a CSV with a column `file`, or demo")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, restval="")
+            return list(reader.fieldnames or []), list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise CapiError(f"{path} cannot be read as a CSV in UTF-8 ({error})") from error
 
 
 def _image_names(root: Path) -> Iterator[str]:

@@ -3,12 +3,11 @@
 A folder of class folders gives the names of these as labels.
 """
 
-import csv
 from pathlib import Path
 from typing import NamedTuple
 
 from capi.data.demo import COUNTS, demo_photos
-from capi.data.sources import Files, ImageSource, image_folder
+from capi.data.sources import Files, ImageSource, image_folder, read_csv
 from capi.errors import CapiError, nearest
 
 _SPLITS = frozenset({"train", "training", "val", "validation", "test", "testing"})
@@ -50,14 +49,7 @@ def _class_folders(images: Files) -> list[str] | None:
 
 
 def _from_csv(path: Path, split: str | None, label: str) -> ListedImages:
-    if not path.is_file():
-        raise CapiError(f"there is no file {path}: expected a folder of images, a CSV with a column `file`, or demo")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, restval="")
-            columns, rows = list(reader.fieldnames or []), list(reader)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise CapiError(f"{path} cannot be read as a CSV in UTF-8 ({error})") from error
+    columns, rows = read_csv(path)
     # Images need no label; but a column that was asked for by name must be there.
     asked = [label] if label != "label" else []
     for name in ("file", *(["split"] if split else []), *asked):

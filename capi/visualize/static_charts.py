@@ -14,13 +14,12 @@ COLORS = 8
 
 @dataclass(frozen=True)
 class Series:
-    """A line through points, or points alone; a faint one stands behind the others and out of the legend."""
+    """A line through points, or a single point; a faint one stands behind the others and out of the legend."""
 
     label: str
     color: int
     points: Sequence[tuple[float, float]]
     faint: bool = False
-    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ class _Axes:
 def _series(one: Series, axes: _Axes) -> Iterator[str]:
     placed = [(axes.x(x), axes.y(y)) for x, y in one.points]
     faint = ' opacity="0.25"' if one.faint else ""
-    if one.joined and len(placed) > 1:
+    if len(placed) > 1:
         path = " L".join(f"{x} {y}" for x, y in placed)
         yield f'<path class="line run-{one.color % COLORS}"{faint} d="M{path}"/>'
     if not one.faint:

@@ -33,6 +33,14 @@ def test__columns_decide_what_is_judged(tmp_path: Path, columns: str, tasks: dic
     assert {task: options.get("label") for task, (_, options) in found.items()} == tasks
 
 
+def test__an_option_names_the_column_of_the_class(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("file,split,breed\n")
+    found = find_data(str(tmp_path), ["seed=1", "label=breed"])
+    assert found.datasets["classification"][1]["label"] == "breed"
+    with pytest.raises(CapiError, match=r"nor one of colour, label, class, class_id: .* --option label=COLUMN"):
+        find_data(str(tmp_path), ["label=colour"])
+
+
 def test__folders_of_classes_and_of_masks_are_known(tmp_path: Path) -> None:
     for place in ("classes/train/cat", "classes/val/cat", "masked/images/train", "masked/masks/train"):
         (tmp_path / place).mkdir(parents=True)
