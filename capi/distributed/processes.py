@@ -1,0 +1,227 @@
+"""The processes of a run: who this one is, and what all of them find together.
+
+torchrun, or whoever starts several processes, gives each its number in the environment (RANK, WORLD_SIZE, LOCAL_RANK,
+MASTER_ADDR, MASTER_PORT). `joined` brings them together; without that environment a process is alone, every exchange
+gives back what went in, and no process group exists.
+
+Values of a batch go over the device's own network (NCCL, or gloo on a CPU). What is agreed on goes over a second group
+on the CPU, so that it never waits for a device.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import zip_longest
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from capi.errors import CapiError
+
+TIMEOUT = timedelta(minutes=10)
+# How long processes wait for one that evaluates or writes a report while they have nothing to do.
+PATIENCE = timedelta(hours=24)
+Result = TypeVar("Result")
+
+
+class SharedError(CapiError):
+    """Raised in all processes at once; the main one tells it."""
+
+
+class LostProcessError(CapiError):
+    """An exchange failed because another process is gone."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """All processes, seen from one of them; also the reduction of statistics to those of the global batch.
+
+    Every process must call the same methods in the same order.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    control: Any = None
+    patient: Any = None
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        return self._reduce(value, dist.ReduceOp.SUM)
+
+    def max(self, value: Tensor) -> Tensor:
+        return self._reduce(value, dist.ReduceOp.MAX)
+
+    def mean(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Means over the processes of several float tensors, in one exchange."""
+        if self.size == 1:
+            return dict(values)
+        flat = self.sum(torch.cat([value.detach().float().flatten() for value in values.values()])) / self.size
+        parts = flat.split([value.numel() for value in values.values()])
+        return {name: part.view(value.shape) for (name, value), part in zip(values.items(), parts, strict=True)}
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Of each flag, whether it is raised in any process."""
+        if self.size == 1:
+            return flags
+        with lost_process_is_an_error():
+            raised = torch.tensor(flags, dtype=torch.uint8)
+            dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self.control)
+        return tuple(map(bool, raised.tolist()))
+
+    def gather(self, value: Result) -> list[Result]:
+        """Small values of all processes, in the order of their numbers."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        with lost_process_is_an_error():
+            dist.all_gather_object(found, value, group=self.control)
+        return found
+
+    def from_main(self, action: Callable[[], Result]) -> Result:
+        """What the main process finds, in all of them; also its error."""
+        found: Result | None = None
+        with self.together():
+            if self.is_main:
+                found = action()
+        if self.size == 1:
+            return found  # type: ignore[return-value]
+        box = [found]
+        with lost_process_is_an_error():
+            dist.broadcast_object_list(box, src=0, group=self.control)
+        return box[0]  # type: ignore[return-value]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """What fails in one process fails in all, with the same sentence. Nothing may be exchanged within it."""
+        if self.size == 1:
+            yield
+            return
+        failure: CapiError | None = None
+        try:
+            yield
+        except CapiError as error:
+            failure = error
+        self.fail_together(failure)
+
+    def fail_together(self, failure: CapiError | None) -> None:
+        """Raise the first failure of any process in all of them."""
+        if self.size == 1:
+            if failure is not None:
+                raise failure
+            return
+        told = self.gather(None if failure is None else str(failure))
+        failed = [(rank, sentence) for rank, sentence in enumerate(told) if sentence is not None]
+        if failed:
+            rank, sentence = failed[0]
+            everywhere = len(failed) == self.size
+            raise SharedError(sentence if everywhere else f"process {rank}: {sentence}") from failure
+
+    def refuse_differences(self, what: str, text: str) -> None:
+        """All processes must have been given the same."""
+        texts = self.gather(text)
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                ours, theirs = _first_difference(texts[0], other)
+                raise SharedError(
+                    f"process {rank} was started with another {what} than process 0 ({theirs!r}, not {ours!r}): start "
+                    "all with the same command"
+                )
+
+    def wait(self) -> None:
+        """Until all are here, also if one evaluates for hours."""
+        if self.size > 1:
+            with lost_process_is_an_error():
+                dist.barrier(group=self.patient)
+
+    def _reduce(self, value: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        if self.size == 1:
+            return value
+        result = value.contiguous().clone()
+        with lost_process_is_an_error():
+            dist.all_reduce(result, op=operation)
+        return result
+
+
+@contextmanager
+def joined(device: torch.device, timeout: timedelta = TIMEOUT) -> Iterator[Processes]:
+    """The processes that were started together; this one alone where it was started alone.
+
+    Where a group exists already it is used, and left as it is.
+    """
+    if not dist.is_available() or (not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1):
+        yield Processes()
+        return
+    ours = not dist.is_initialized()
+    if ours:
+        _join(device, timeout)
+    yield Processes(
+        rank=dist.get_rank(),
+        size=dist.get_world_size(),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        control=dist.new_group(backend="gloo", timeout=timeout),
+        patient=dist.new_group(backend="gloo", timeout=PATIENCE),
+    )
+    # Not after an error: then another process may be gone, and saying goodbye would wait for it.
+    if ours:
+        dist.destroy_process_group()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """The device of this process: of several GPUs in a machine, the one with its number there."""
+    if device.type == "cuda" and device.index is None and "LOCAL_RANK" in os.environ:
+        number = int(os.environ["LOCAL_RANK"])
+        if number >= torch.cuda.device_count():
+            raise CapiError(
+                f"this machine has {torch.cuda.device_count()} GPUs, but process {number} of it was started: start as "
+                "many processes as there are GPUs"
+            )
+        return torch.device("cuda", number)
+    return device
+
+
+def _join(device: torch.device, timeout: timedelta) -> None:
+    known = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if known:
+        raise CapiError(f"WORLD_SIZE asks for several processes, but {known[0]} is not set: start them with torchrun")
+    backend = "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        backend = "nccl"
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        dist.init_process_group(backend, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        reason = "the port is taken" if "EADDRINUSE" in str(error) else _first_line(error)
+        raise CapiError(
+            f"the {os.environ['WORLD_SIZE']} processes could not meet at {where} ({reason}): give another MASTER_PORT "
+            "(torchrun --master-port), and see that all machines can reach the first one"
+        ) from error
+
+
+@contextmanager
+def lost_process_is_an_error() -> Iterator[None]:
+    """What the network says when a peer is gone, as one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise LostProcessError(
+            f"another process of the run has ended or does not answer any more ({_first_line(error)}): see what it "
+            "said last, then go on with --resume"
+        ) from error
+
+
+def _first_difference(first: str, second: str) -> tuple[str, str]:
+    pairs = zip_longest(first.splitlines(), second.splitlines(), fillvalue="nothing")
+    return next((one.strip(), other.strip()) for one, other in pairs if one != other)
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
