@@ -16,6 +16,7 @@ from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.data.sources import ImageSource
+from capi.distributed.processes import own_device
 from capi.encoders import load_weights, open_encoder
 from capi.errors import CapiError
 from capi.evals.feature_files import read_features
@@ -89,7 +90,7 @@ def choose_device(name: str | None = None) -> torch.device:
     if name is None:
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        device = own_device(torch.device(name))
         torch.empty(1, device=device).item()
     except (RuntimeError, AssertionError) as error:
         raise CapiError(f'the device "{name}" is not there: use cpu, or another device that torch finds') from error
@@ -129,7 +130,7 @@ def pretrain(
         open_encoder=partial(open_encoder, device=chosen),
         console=console,
     )
-    if not config.run.report:
+    if not config.run.report or not done.is_main:
         return done
     return replace(done, report=runs.conclude(done.path, finished=done.finished, device=chosen))
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import summarize
+from capi.distributed.processes import Processes
 from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
@@ -29,9 +30,11 @@ from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, LinearMap
+from capi.models.layers import Block
 from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
 from capi.train.loop import LoopSettings
 from capi.train.optimizer import student_optimizer, target_optimizer
+from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
 from capi.types import MaskedBatch, Statistics, VisionEncoder
@@ -93,6 +96,19 @@ _PREDICTORS: dict[str, Callable[[Config], Predictor]] = {
 }
 
 
+class Networks(NamedTuple):
+    """What has weights."""
+
+    student: Student
+    teacher: Teacher
+    target: Target
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The transformer blocks that are trained."""
+        return [module for module in self.student.modules() if isinstance(module, Block)]
+
+
 def build_learner(
     config: Config, device: torch.device | str = "cpu", frozen_encoder: VisionEncoder | None = None
 ) -> Learner:
@@ -101,11 +117,25 @@ def build_learner(
     `frozen_encoder` is what makes the targets of kind `frozen`; `resolve_target` opens it.
     """
     keep_freed_memory()
+    networks = build_networks(config, device, frozen_encoder)
+    recompute(networks.blocks, config.run.activation_checkpointing)
+    return assemble(config, networks, torch.device(device))
+
+
+def build_networks(
+    config: Config, device: torch.device | str = "cpu", frozen_encoder: VisionEncoder | None = None
+) -> Networks:
+    """Student, teacher and target, freshly initialised from the config's seed."""
     torch.manual_seed(config.seed)
-    optimization = config.optimization
     student = build_student(config).to(device)
     teacher = Teacher(student)
-    target = _TARGETS[config.target.kind](config, teacher, frozen_encoder).to(device)
+    return Networks(student, teacher, _TARGETS[config.target.kind](config, teacher, frozen_encoder).to(device))
+
+
+def assemble(config: Config, networks: Networks, device: torch.device) -> Learner:
+    """Networks, wherever their weights lie, with their optimisers and schedules."""
+    student, teacher, target = networks
+    optimization = config.optimization
     schedule = Schedule(
         total_steps=optimization.steps,
         warmup_steps=optimization.warmup_steps,
@@ -128,7 +158,7 @@ def build_learner(
         ),
         learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
         teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
-        precision=choose_precision(config.run.precision, torch.device(device)),
+        precision=choose_precision(config.run.precision, device),
     )
 
 
@@ -199,10 +229,13 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def compile_networks(learner: Learner) -> None:
-    """Compile student and teacher in place; names of parameters stay as they are."""
-    learner.student.compile()
-    learner.teacher.compile()
+def compile_blocks(learner: Learner) -> None:
+    """Compile the blocks of student and teacher in place, one for all that are alike; names stay as they are."""
+    for network in (learner.student, learner.teacher):
+        for block in network.modules():
+            if isinstance(block, Block):
+                # The forward alone: what puts sharded weights together around it stays as it is.
+                block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
 
 
 def mask_sampler(config: Config) -> MaskSampler:
@@ -259,13 +292,27 @@ def choose_workers(config: Config, device: torch.device, cores: int) -> int:
     return 1 if device.type == "cpu" else max(min(cores - 1, 12), 1)
 
 
-def training_batches(config: Config, source: ImageSource, workers: int) -> TrainingBatches:
-    """The batches of a run, by number."""
-    optimization, data = config.optimization, config.data
+def choose_share(config: Config, processes: Processes) -> Share:
+    """The part of each batch that is this process's."""
+    size, micro_batches = config.optimization.batch_size, config.optimization.micro_batches
+    if size % (micro_batches * processes.size):
+        parts = f"{processes.size} processes" + (f" of {micro_batches} micro-batches each" if micro_batches > 1 else "")
+        raise CapiError(
+            f"optimization.batch_size = {size} cannot be shared equally by {parts}: set a multiple of "
+            f"{micro_batches * processes.size}"
+        )
+    return Share(size, micro_batches, processes.rank, processes.size)
+
+
+def training_batches(
+    config: Config, source: ImageSource, workers: int, processes: Processes | None = None
+) -> TrainingBatches:
+    """The batches of a run, by number; of several processes, this one's part of them."""
+    data = config.data
     return TrainingBatches(
         build_reader(config, source, cache_bytes=data.cache_mib * 2**20 // max(workers, 1)),
         cropping=Cropping(data.height_and_width, data.crop_scale, data.crop_aspect, data.flip),
-        share=Share(optimization.batch_size, optimization.micro_batches),
+        share=choose_share(config, processes or Processes()),
         masks=GridMasks(mask_sampler(config), Grid(*config.grid)),
         seed=config.seed,
     )

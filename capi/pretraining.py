@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.demo import demo_photos
 from capi.data.sources import ImageSource, csv_images, image_folder
+from capi.distributed.processes import Processes, joined
+from capi.distributing import distribute, whole_view
 from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
 from capi.method.alarms import RunFacts, Watchman
 from capi.train.checkpoint import Checkpoints, Position
-from capi.train.loop import Evaluation, Loop
+from capi.train.loop import Ending, Evaluation, Loop
 from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
 from capi.train.progress import RunProgress
 from capi.train.run_folder import CONFIG, RunFolder
@@ -32,7 +35,9 @@ _LOG = logging.getLogger("capi")
 # What may change when a run is resumed, since it does not change what is computed.
 _FREE_KEYS = (
     "checkpoint",
+    "distributed",
     "evaluations",
+    "run.activation_checkpointing",
     "run.log_steps",
     "run.loggers",
     "run.report",
@@ -53,6 +58,9 @@ class PretrainedRun:
     step: int
     finished: bool
     report: Path | None = None
+    # Whether a scheduler's signal ended it, and whether this process is the one that speaks for all.
+    preempted: bool = False
+    is_main: bool = True
 
 
 def open_images(data: str | Path) -> ImageSource:
@@ -82,7 +90,48 @@ def pretrain(
     `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `open_encoder`
     opens the encoder that makes the targets of kind `frozen`, and the one that `init` starts from.
     """
-    folder, source = RunFolder(Path(out)), open_images(data)
+    with joined(device) as processes, ExitStack() as stack:
+        with processes.together():
+            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes)
+            configured = benchmark.build_evaluations(given.config, device)
+        processes.refuse_differences("config", dump_config(given.config))
+        processes.refuse_differences("set of images", given.source.fingerprint)
+        with processes.together():
+            learner, initialised = _begin(given, device, open_encoder) if processes.is_main else (None, None)
+        processes.from_main(lambda: _make_folder(given, initialised))
+        if processes.is_main:
+            _tell(initialised, console)
+        with processes.together():
+            if processes.is_main:
+                stack.enter_context(given.folder.locked())
+        run = _Run(given, _spread(given, learner, processes, device), device, processes)
+        everything = [*configured, *evaluations, *pictures(given.config, given.source, given.folder)]
+        return run.train(loggers, everything, console if processes.is_main else None)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a run is to be, once everything that could be refused has been looked at."""
+
+    config: Config
+    folder: RunFolder
+    source: ImageSource
+    facts: dict[str, Any]
+    going_on: bool
+    frozen_encoder: VisionEncoder | None
+
+
+def _examine(
+    config: Config,
+    folder: RunFolder,
+    data: str | Path,
+    resume: bool,
+    overwrite: bool,
+    open_encoder: Callable[[str], VisionEncoder] | None,
+    processes: Processes,
+) -> _Given:
+    """Bad input is told here, before anything is written."""
+    source = open_images(data)
     going_on = resume and folder.exists
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
@@ -95,25 +144,40 @@ def pretrain(
         folder.record()
     else:
         folder.refuse_unless_free()
-    learner = build.build_learner(config, device, frozen_encoder)
-    # A run that was stopped before its first checkpoint starts over, and so from the same weights.
-    begun = going_on and Checkpoints(folder.checkpoints).steps()
-    initialised = None if begun else initialise(learner, config, open_encoder)
-    if initialised and going_on:
-        _refuse_other_weights(folder, initialised)
-    configured = benchmark.build_evaluations(config, device)
-    _try_first_batch(config, source)
+    _try_first_batch(config, source, processes)
     require_loggers(config.run.loggers or [])
-    if not going_on:
-        if folder.exists:
-            with folder.locked():
-                folder.clear()
-        origin = {"init": initialised.record} if initialised else {}
-        folder.create(dump_config(config), {"seed": config.seed, "data": facts, **origin})
-    _tell(initialised, console)
-    with folder.locked():
-        everything = [*configured, *evaluations, *pictures(config, source, folder)]
-        return _Run(config, folder, source, learner, device).train(loggers, everything, console)
+    return _Given(config, folder, source, facts, going_on, frozen_encoder)
+
+
+def _begin(
+    given: _Given, device: torch.device, open_encoder: Callable[[str], VisionEncoder] | None
+) -> tuple[Learner, Initialised | None]:
+    """A learner with its first weights, fresh or as `init` asks."""
+    learner = build.build_learner(given.config, device, given.frozen_encoder)
+    # A run that was stopped before its first checkpoint starts over, and so from the same weights.
+    begun = given.going_on and Checkpoints(given.folder.checkpoints).steps()
+    initialised = None if begun else initialise(learner, given.config, open_encoder)
+    if initialised and given.going_on:
+        _refuse_other_weights(given.folder, initialised)
+    return learner, initialised
+
+
+def _make_folder(given: _Given, initialised: Initialised | None) -> None:
+    if given.going_on:
+        return
+    if given.folder.exists:
+        with given.folder.locked():
+            given.folder.clear()
+    origin = {"init": initialised.record} if initialised else {}
+    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": given.facts, **origin})
+
+
+def _spread(given: _Given, learner: Learner | None, processes: Processes, device: torch.device) -> Learner:
+    """The learner of this process, which alone has the one it began with."""
+    if processes.size == 1:
+        assert learner is not None
+        return learner
+    return distribute(given.config, learner, processes, device, given.frozen_encoder)
 
 
 def run_config(folder: RunFolder) -> Config:
@@ -130,40 +194,81 @@ def run_facts(config: Config) -> RunFacts:
 
 @dataclass
 class _Run:
-    """A run whose folder is ready."""
+    """A run whose folder is ready. All processes train; the main one alone writes and shows."""
 
-    config: Config
-    folder: RunFolder
-    source: ImageSource
+    given: _Given
     learner: Learner
     device: torch.device
+    processes: Processes
+
+    @property
+    def config(self) -> Config:
+        return self.given.config
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.given.folder
 
     def train(
         self, loggers: Sequence[Logger], evaluations: Sequence[Evaluation], console: Console | None
     ) -> PretrainedRun:
-        kept = self.config.checkpoint
-        checkpoints = Checkpoints(self.folder.checkpoints, keep=kept.keep, milestone_steps=kept.milestone_steps)
-        checkpoints.remove_partial()
-        position = checkpoints.load(self.learner) if checkpoints.steps() else Position()
-        self.folder.note_start(position.step, str(self.device))
+        checkpoints = self._checkpoints()
+        position = self._position(checkpoints)
+        if self.processes.is_main:
+            self.folder.note_start(position.step, str(self.device), self.processes.size)
         if position.step == self.config.optimization.steps:
             # Drawn again, since the kill may have come between the last checkpoint and the picture.
             self._draw_curves()
-            return PretrainedRun(self.folder.path, position.step, finished=True)
-        # Without a checkpoint the run starts over, the evaluation before the first step included.
-        cut_after(self.folder.path / FILE, position.step if checkpoints.steps() else -1)
+            return self._done(position, "finished")
         if self.config.run.compile:
-            build.compile_networks(self.learner)
-        everywhere: list[Logger] = [JsonLines(self.folder.path / FILE), *self._chosen_loggers(position.step), *loggers]
+            build.compile_blocks(self.learner)
+        everywhere = self._loggers(position, loggers) if self.processes.is_main else []
         total, name = self.config.optimization.steps, self.folder.path.name
         try:
             with RunProgress(console or Console(quiet=True), total, position.step, name) as progress:
-                finished = self._loop(position, checkpoints, everywhere, evaluations, progress).run()
+                ending = self._loop(position, checkpoints, everywhere, evaluations, progress).run()
         finally:
             for logger in everywhere:
                 close(logger)
         self._draw_curves()
-        return PretrainedRun(self.folder.path, position.step, finished)
+        return self._done(position, ending)
+
+    def _done(self, position: Position, ending: Ending) -> PretrainedRun:
+        return PretrainedRun(
+            self.folder.path,
+            position.step,
+            finished=ending == "finished",
+            preempted=ending == "preempted",
+            is_main=self.processes.is_main,
+        )
+
+    def _checkpoints(self) -> Checkpoints:
+        kept = self.config.checkpoint
+        in_background = kept.asynchronous
+        return Checkpoints(
+            self.folder.checkpoints,
+            keep=kept.keep,
+            milestone_steps=kept.milestone_steps,
+            processes=self.processes,
+            asynchronous=self.device.type != "cpu" if in_background is None else in_background,
+        )
+
+    def _position(self, checkpoints: Checkpoints) -> Position:
+        """Where the run stands, once its newest checkpoint is loaded."""
+
+        def newest() -> int | None:
+            checkpoints.remove_partial()
+            return max(checkpoints.steps(), default=None)
+
+        step = self.processes.from_main(newest)
+        with self.processes.together():
+            return Position() if step is None else checkpoints.load(self.learner, step)
+
+    def _loggers(self, position: Position, others: Sequence[Logger]) -> list[Logger]:
+        path = self.folder.path / FILE
+        # Without a checkpoint the run starts over, the evaluation before the first step included.
+        cut_after(path, position.step or -1)
+        return [JsonLines(path), *self._chosen_loggers(position.step), *others]
 
     def _loop(
         self,
@@ -173,23 +278,28 @@ class _Run:
         evaluations: Sequence[Evaluation],
         progress: RunProgress,
     ) -> Loop:
-        config = self.config
-        workers = build.choose_workers(config, self.device, os.cpu_count() or 1)
-        batches = build.training_batches(config, self.source, workers)
-        return Loop(
+        config, source, processes = self.config, self.given.source, self.processes
+        cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = build.choose_workers(config, self.device, cores)
+        batches = build.training_batches(config, source, workers, processes)
+        loop = Loop(
             learner=self.learner,
             settings=build.loop_settings(config),
             position=position,
             batches=build.batch_loader(batches, workers, self.device),
             to_device=build.device_mover(config, self.device),
             checkpoints=checkpoints,
-            broken=BrokenImages(len(self.source), config.data.broken_limit, position.broken),
+            broken=BrokenImages(len(source), config.data.broken_limit, position.broken),
             replay_folder=self.folder.path / "replay",
             loggers=loggers,
             evaluations=evaluations,
             progress=progress,
-            watchman=self._watchman(),
+            watchman=self._watchman() if processes.is_main else None,
+            processes=processes,
         )
+        if processes.size > 1:
+            loop.view = whole_view(config, processes, self.device, self.given.frozen_encoder)
+        return loop
 
     def _watchman(self) -> Watchman:
         """Knows what earlier starts of the run wrote."""
@@ -206,6 +316,8 @@ class _Run:
         return [LOGGERS[name](self.folder.path, start, described) for name in names]
 
     def _draw_curves(self) -> None:
+        if not self.processes.is_main:
+            return
         if importlib.util.find_spec("matplotlib") is None:
             _LOG.info("curves are drawn where matplotlib is installed: pip install 'capi[pictures]'")
             return
@@ -222,9 +334,9 @@ def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update=found)})
 
 
-def _try_first_batch(config: Config, source: ImageSource) -> None:
+def _try_first_batch(config: Config, source: ImageSource, processes: Processes) -> None:
     """Images that cannot be read at all are told before anything is written."""
-    failure = build.training_batches(config, source, workers=0)[0].failure
+    failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
     if failure:
         raise CapiError(failure)
 

@@ -2,6 +2,7 @@
 
 import errno
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ def main() -> None:
     try:
         app()
     except CapiError as error:
-        _fail(str(error))
+        _fail(str(error), shared=getattr(error, "shared", False))
     except OSError as error:
         # A full disk may show anywhere; other errors of the system are ours to see.
         if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -38,7 +39,10 @@ def main() -> None:
         _fail(f"the disk is full ({error.filename or error.strerror}): make room, then run the same command again")
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, *, shared: bool = False) -> None:
+    if shared and os.environ.get("RANK", "0") != "0":
+        # The main process tells it.
+        sys.exit(2)
     if "--traceback" in sys.argv:
         traceback.print_exc()
     else:

@@ -32,23 +32,33 @@ def pretrain(
     rounds: Annotated[int, typer.Option(min=1, help="Iterations that --check times; the best counts.")] = 3,
 ) -> None:
     """Pretrain an encoder on a folder of unlabelled images."""
-    config = loading.load_config(recipe, overrides or [])
     if check:
-        _check(recipe, config, data, device, rounds)
+        _check(recipe, loading.load_config(recipe, overrides or []), data, device, rounds)
         return
-    if data is None or out is None:
-        raise CapiError("pretrain needs --data, a folder of images, and --out, a folder for the run (or --check)")
-    if resume and overwrite:
-        raise CapiError("--resume and --overwrite exclude each other")
     from capi import api
+    from capi.distributed.processes import joined
+    from capi.train.stopping import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE
 
     chosen = api.choose_device(device)
-    done = api.pretrain(
-        config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=messages()
-    )
+    with joined(chosen) as processes:
+        # All processes are given the same, and one of them tells what is wrong with it.
+        with processes.together():
+            config = loading.load_config(recipe, overrides or [])
+            if data is None or out is None:
+                raise CapiError(
+                    "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
+                )
+            if resume and overwrite:
+                raise CapiError("--resume and --overwrite exclude each other")
+        done = api.pretrain(
+            config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=messages()
+        )
     if not done.finished:
-        typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
-        raise typer.Exit(130)
+        if done.is_main:
+            typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
+        raise typer.Exit(PREEMPTED_EXIT_CODE if done.preempted else INTERRUPTED_EXIT_CODE)
+    if not done.is_main:
+        return
     typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
     if done.report is not None:
         typer.echo(f"{done.report} tells how it went: open it in a browser.")

@@ -304,6 +304,8 @@ class CheckpointConfig(Section):
     """Newest checkpoints to keep."""
     milestone_steps: Count | None = None
     """Checkpoints at multiples of this are kept for good; null keeps none."""
+    asynchronous: bool | None = None
+    """Write a checkpoint while training goes on; null does so where an accelerator computes."""
 
 
 class RunConfig(Section):
@@ -312,7 +314,9 @@ class RunConfig(Section):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the networks' products; `auto` takes bfloat16 where a CUDA device has it, else float32."""
     compile: bool = False
-    """Compile student and teacher with torch.compile: slower to start, faster to run."""
+    """Compile the blocks of student and teacher with torch.compile: slower to start, faster to run."""
+    activation_checkpointing: Literal["off", "full", "selective"] = "off"
+    """Compute the student's blocks again in the backward pass, to save memory: all of them, or all but products."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"
     """A loss that is no number stops the run, skips the batch, or goes back to the last checkpoint with other data."""
     non_finite_limit: Count = 10
@@ -325,6 +329,13 @@ class RunConfig(Section):
     """How often the features of some training images are drawn over the run, for the report; 0 draws none."""
     report: bool = True
     """Write report.html, with a gallery of the prototypes, at the end of the run."""
+
+
+class DistributedConfig(Section):
+    """How several processes share a run. Changes nothing but speed and memory."""
+
+    shards: Count | None = None
+    """Processes that hold one copy of the weights together; null: all of them; 1: each has a copy, as with DDP."""
 
 
 class EvaluationConfig(Section):
@@ -356,6 +367,7 @@ class Config(Section):
     init: InitConfig = InitConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig = RunConfig()
+    distributed: DistributedConfig = DistributedConfig()
     evaluations: list[EvaluationConfig] = []
     """Evaluations during the run."""
 

@@ -4,11 +4,13 @@ torchrun, or whoever starts several processes, gives each its number in the envi
 MASTER_ADDR, MASTER_PORT). `joined` brings them together; without that environment a process is alone, every exchange
 gives back what went in, and no process group exists.
 
-Values of a batch go over the device's own network (NCCL, or gloo on a CPU). What is agreed on goes over a second group
-on the CPU, so that it never waits for a device.
+Values of a batch go over the device's own network (NCCL, or gloo on a CPU). What is agreed on goes over groups on the
+CPU, so that it never waits for a device: `control` from step to step, `patient` where one process may take hours, and
+`background` for a thread that saves while the others train.
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,14 +24,19 @@ from torch import Tensor
 
 from capi.errors import CapiError
 
+# A process that is there but does not answer for so long ends the others; one that ends is noticed at once.
 TIMEOUT = timedelta(minutes=10)
 # How long processes wait for one that evaluates or writes a report while they have nothing to do.
 PATIENCE = timedelta(hours=24)
 Result = TypeVar("Result")
+# gloo has no exceptions of its own.
+_OF_THE_NETWORK = re.compile(r"gloo|NCCL|connection (was )?(closed|reset)|timed out|broken pipe|socket", re.IGNORECASE)
 
 
 class SharedError(CapiError):
     """Raised in all processes at once; the main one tells it."""
+
+    shared = True
 
 
 class LostProcessError(CapiError):
@@ -48,6 +55,7 @@ class Processes:
     local_rank: int = 0
     control: Any = None
     patient: Any = None
+    background: Any = None
 
     @property
     def is_main(self) -> bool:
@@ -63,7 +71,10 @@ class Processes:
         """Means over the processes of several float tensors, in one exchange."""
         if self.size == 1:
             return dict(values)
-        flat = self.sum(torch.cat([value.detach().float().flatten() for value in values.values()])) / self.size
+        # A zero that no device computed lies on the CPU.
+        device = next((value.device for value in values.values() if value.device.type != "cpu"), torch.device("cpu"))
+        together = torch.cat([value.detach().to(device, torch.float32).flatten() for value in values.values()])
+        flat = self.sum(together) / self.size
         parts = flat.split([value.numel() for value in values.values()])
         return {name: part.view(value.shape) for (name, value), part in zip(values.items(), parts, strict=True)}
 
@@ -151,7 +162,7 @@ class Processes:
 
 
 @contextmanager
-def joined(device: torch.device, timeout: timedelta = TIMEOUT) -> Iterator[Processes]:
+def joined(device: torch.device) -> Iterator[Processes]:
     """The processes that were started together; this one alone where it was started alone.
 
     Where a group exists already it is used, and left as it is.
@@ -161,13 +172,14 @@ def joined(device: torch.device, timeout: timedelta = TIMEOUT) -> Iterator[Proce
         return
     ours = not dist.is_initialized()
     if ours:
-        _join(device, timeout)
+        _join(device)
     yield Processes(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        control=dist.new_group(backend="gloo", timeout=timeout),
+        control=dist.new_group(backend="gloo", timeout=TIMEOUT),
         patient=dist.new_group(backend="gloo", timeout=PATIENCE),
+        background=dist.new_group(backend="gloo", timeout=PATIENCE),
     )
     # Not after an error: then another process may be gone, and saying goodbye would wait for it.
     if ours:
@@ -187,7 +199,7 @@ def own_device(device: torch.device) -> torch.device:
     return device
 
 
-def _join(device: torch.device, timeout: timedelta) -> None:
+def _join(device: torch.device) -> None:
     known = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if known:
         raise CapiError(f"WORLD_SIZE asks for several processes, but {known[0]} is not set: start them with torchrun")
@@ -197,7 +209,7 @@ def _join(device: torch.device, timeout: timedelta) -> None:
         backend = "nccl"
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
-        dist.init_process_group(backend, timeout=timeout)
+        dist.init_process_group(backend, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = "the port is taken" if "EADDRINUSE" in str(error) else _first_line(error)
         raise CapiError(
@@ -212,6 +224,8 @@ def lost_process_is_an_error() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or _OF_THE_NETWORK.search(str(error))):
+            raise
         raise LostProcessError(
             f"another process of the run has ended or does not answer any more ({_first_line(error)}): see what it "
             "said last, then go on with --resume"

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capi.distributed.sharding import whole
 from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
 from capi.method.targets import Target
@@ -76,8 +77,9 @@ class HealthMonitor:
     def _prototypes(self, seen: Float[Tensor, "b n d"], clustering: OnlineClustering) -> None:
         rows = seen.flatten(0, 1)
         nearest, of_few = nearest_prototypes(rows, clustering.prototypes, clustering.bias)
-        if torch.isfinite(rows).all():
-            clustering.recent_use.copy_(remember(clustering.recent_use, nearest))
+        # Counted over all processes, which must all do so, whatever their patches are.
+        counts = nearest.bincount(minlength=len(clustering.prototypes)) * torch.isfinite(rows).all()
+        clustering.recent_use.copy_(remember(clustering.recent_use, clustering.reduction.sum(counts.float())))
         self.found |= {
             "position_information": position_information(of_few.view(seen.shape[:2])),
             "prototype_perplexity": perplexity(clustering.recent_use),
@@ -177,10 +179,10 @@ def effective_rank(rows: Float[Tensor, "s d"]) -> Float[Tensor, ""]:
     return rank.masked_fill(broken, torch.nan).float()
 
 
-def remember(recent: Float[Tensor, " k"], nearest: Int[Tensor, " s"]) -> Float[Tensor, " k"]:
+def remember(recent: Float[Tensor, " k"], counts: Float[Tensor, " k"]) -> Float[Tensor, " k"]:
     """Counts of the last patches: new ones are added, old ones fade."""
-    fade = max(1 - len(nearest) / (_REMEMBERED * len(recent)), 0.0)
-    return recent * fade + nearest.bincount(minlength=len(recent))
+    fade = (1 - counts.sum() / (_REMEMBERED * len(recent))).clamp_min(0)
+    return recent * fade + counts
 
 
 def perplexity(recent: Float[Tensor, " k"]) -> Float[Tensor, ""] | None:
@@ -197,12 +199,12 @@ def relative_distance(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> Float
     """Distance between two sets of weights over the length of the second."""
     second = list(theirs)
     gaps = torch._foreach_sub(list(ours), second)
-    return torch.nn.utils.get_total_norm(gaps) / torch.nn.utils.get_total_norm(second)
+    return whole(torch.nn.utils.get_total_norm(gaps)) / whole(torch.nn.utils.get_total_norm(second))
 
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Float[Tensor, ""]:
     """Length of all gradients together."""
-    return torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None])
+    return whole(torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None]))
 
 
 def _is_enough(recent: Float[Tensor, " k"]) -> bool:

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from capi.method.losses import prototype_use, target_entropy
+from capi.method.sinkhorn import OneProcess
 from capi.method.teacher import Teacher
-from capi.types import Float, Int
+from capi.types import Float, Int, Reduction
 
 
 class Targets(NamedTuple):
@@ -38,6 +39,8 @@ class Target(nn.Module):
     name: ClassVar[str]
     # Whether `tokens` are the teacher's, so that their health is that of the run.
     reads_teacher: ClassVar[bool] = True
+    # How a statistic of this process becomes that of the global batch.
+    reduction: Reduction = OneProcess()
 
     def tokens(self, teacher: Teacher, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n e"]:
         """What targets are made from, one row for each patch of the whole images."""

@@ -9,16 +9,18 @@ else, so that a run folder from elsewhere cannot run code.
 """
 
 import json
+import logging
 import os
 import pickle
 import re
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +30,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.optim import AdamW
 
+from capi.distributed.processes import Processes, SharedError
 from capi.errors import CapiError
 from capi.train.atomic import write_atomically
 from capi.train.step import Learner
 
+_LOG = logging.getLogger("capi")
 # Format 2 added how often prototypes were used lately.
 FORMAT_VERSION = 2
 _SINCE_2 = "clustering.recent_use"
@@ -53,57 +57,145 @@ class Position:
     broken: dict[str, str] = field(default_factory=dict)
 
 
-class CheckpointError(CapiError):
-    """A checkpoint could not be saved."""
+class CheckpointError(SharedError):
+    """A checkpoint could not be saved. Where there are several processes, all find that."""
+
+
+class _Pending(NamedTuple):
+    """A checkpoint that is being written: where, what is to be said of it, and when its tensors are there."""
+
+    partial: Path
+    record: dict[str, Any]
+    written: "Future[Any]"
 
 
 class Checkpoints:
     """The checkpoints of a run: the newest `keep` of them, and for good those at multiples of `milestone_steps`."""
 
-    def __init__(self, folder: Path, *, keep: int = 2, milestone_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep: int = 2,
+        milestone_steps: int | None = None,
+        processes: Processes | None = None,
+        asynchronous: bool = False,
+    ) -> None:
         self.folder, self.keep, self.milestone_steps = folder, keep, milestone_steps
+        self.processes, self.asynchronous = processes or Processes(), asynchronous
+        self._pending: _Pending | None = None
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
         if not self.folder.is_dir():
             return []
         found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return sorted(int(match[1]) for match, path in found if match and (path / _STATE).is_file())
+        return sorted(int(match[1]) for match, path in found if match and _is_complete(path))
 
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"
 
     def save(self, learner: Learner, position: Position) -> None:
-        """Save, then remove what need not be kept."""
-        if position.step not in self.steps():
-            try:
-                self._write(learner, position)
-            # The library's own exception is no Exception.
-            except (Exception, CheckpointException) as error:
-                last = self.steps()[-1:]
-                stands = f"the checkpoint of step {last[0]} is whole" if last else "there is no earlier checkpoint"
-                raise CheckpointError(
-                    f"the checkpoint of step {position.step} could not be saved in {self.folder} ({_cause(error)}); "
-                    f"{stands}: make room, then go on with --resume"
-                ) from error
-        self._remove_old()
+        """Save, then remove what need not be kept. Asynchronously, the tensors are copied and the rest comes later."""
+        self.finish()
+        if position.step not in self.processes.from_main(self.steps):
+            self._pending = self._begin(learner, position)
+            if not self.asynchronous:
+                self.finish()
+        elif self.processes.is_main:
+            self._remove_old()
 
-    def _write(self, learner: Learner, position: Position) -> None:
-        self.remove_partial()
-        partial = self.folder / f"{_PARTIAL}{position.step}"
-        partial.mkdir(parents=True)
+    def poll(self) -> None:
+        """Complete a save in the background once all its tensors are written. Waits for nothing, exchanges nothing."""
+        if self._pending is not None and self._pending.written.done():
+            self._complete()
+
+    def finish(self) -> None:
+        """Wait until what is being saved is saved, in all processes."""
+        failure: CapiError | None = None
         try:
-            with _one_process():
-                writer = FileSystemWriter(partial, sync_files=True)
-                state_dict_saver.save(tensors(learner), storage_writer=writer, no_dist=True)
-            record = {"format": FORMAT_VERSION, **asdict(position)}
-            write_atomically(partial / _STATE, json.dumps(record, indent=1))
-            _sync_folder(partial)
-            partial.rename(self.path(position.step))
-            _sync_folder(self.folder)
+            if self._pending is not None:
+                self._complete()
+        except CheckpointError as error:
+            failure = error
+        try:
+            self.processes.fail_together(failure)
+        except CapiError as error:
+            raise CheckpointError(str(error)) from error
+
+    def _begin(self, learner: Learner, position: Position) -> "_Pending":
+        partial = self.folder / f"{_PARTIAL}{position.step}"
+        try:
+            self.processes.from_main(lambda: self._make_folder(partial))
+            with self.processes.together():
+                if not partial.is_dir():
+                    raise CapiError("the folder that the main process made is not there: all machines must share it")
+        except CapiError as error:
+            raise self._failed(position.step, error) from error
+        written = self._start_writing(tensors(learner), partial)
+        return _Pending(partial, {"format": FORMAT_VERSION, **asdict(position)}, written)
+
+    def _make_folder(self, partial: Path) -> None:
+        self.remove_partial()
+        try:
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise CapiError(_cause(error)) from error
+
+    def _start_writing(self, state: dict[str, Tensor], partial: Path) -> "Future[Any]":
+        alone = self.processes.size == 1
+        writer = FileSystemWriter(partial, sync_files=True)
+        if self.asynchronous:
+            # What the library copies from an accelerator it does not copy from a CPU, where the next step changes it.
+            copied = {name: value.clone() if value.device.type == "cpu" else value for name, value in state.items()}
+            with _quiet():
+                return state_dict_saver.async_save(  # type: ignore[return-value]
+                    copied, storage_writer=writer, process_group=self.processes.background, no_dist=alone
+                )
+        written: Future[Any] = Future()
+        try:
+            with _quiet():
+                state_dict_saver.save(
+                    state, storage_writer=writer, process_group=self.processes.background, no_dist=alone
+                )
+            written.set_result(None)
+        # The library's own exception is no Exception.
+        except (Exception, CheckpointException) as error:
+            written.set_exception(error)
+        return written
+
+    def _complete(self) -> None:
+        """Give a checkpoint its name once its tensors are there; when the main process knows, all have written."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        try:
+            pending.written.result()
+            if self.processes.is_main:
+                self._give_name(pending)
+        except (Exception, CheckpointException) as error:
+            if self.processes.is_main:
+                shutil.rmtree(pending.partial, ignore_errors=True)
+            raise self._failed(pending.record["step"], error) from error
         except BaseException:
-            shutil.rmtree(partial, ignore_errors=True)
+            shutil.rmtree(pending.partial, ignore_errors=True)
             raise
+        if self.processes.is_main:
+            self._remove_old()
+
+    def _give_name(self, pending: "_Pending") -> None:
+        sizes = {path.name: path.stat().st_size for path in pending.partial.iterdir()}
+        write_atomically(pending.partial / _STATE, json.dumps(pending.record | {"files": sizes}, indent=1))
+        _sync_folder(pending.partial)
+        pending.partial.rename(self.path(pending.record["step"]))
+        _sync_folder(self.folder)
+
+    def _failed(self, step: int, error: BaseException) -> CheckpointError:
+        last = self.steps()[-1:]
+        stands = f"the checkpoint of step {last[0]} is whole" if last else "there is no earlier checkpoint"
+        return CheckpointError(
+            f"the checkpoint of step {step} could not be saved in {self.folder} ({_cause(error)}); {stands}: make "
+            "room, then go on with --resume"
+        )
 
     def remove_partial(self) -> None:
         """Remove what an interrupted save left behind."""
@@ -132,6 +224,7 @@ class Checkpoints:
     def position(self, step: int) -> Position:
         """What a checkpoint holds beside its tensors."""
         record = self._record(step)
+        record.pop("files", None)
         version = record.pop("format")
         if version > FORMAT_VERSION:
             raise CapiError(
@@ -184,7 +277,7 @@ def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
         found = stored[name]
         if not isinstance(found, TensorStorageMetadata) or found.size != value.shape:
             raise CapiError(f'{path} has "{name}" in another shape than {tuple(value.shape)}: it is of another model')
-    with _one_process():
+    with _quiet():
         state_dict_loader.load(dict(into), storage_reader=reader, no_dist=True)
 
 
@@ -251,11 +344,27 @@ def _moments(prefix: str, module: nn.Module, optimizer: AdamW) -> dict[str, Tens
 
 
 @contextmanager
-def _one_process() -> Iterator[None]:
+def _quiet() -> Iterator[None]:
     """Without a process group the library warns that it takes the run for one of a single process, which it is."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether all files are there in their sizes: a folder that was copied may have lost some."""
+    state = path / _STATE
+    if not state.is_file():
+        return False
+    try:
+        sizes = dict(json.loads(state.read_text()).get("files", {}))
+    except (OSError, ValueError, AttributeError):
+        # That it is damaged is told when it is read.
+        return True
+    lost = [name for name, size in sizes.items() if not (path / name).is_file() or (path / name).stat().st_size != size]
+    if lost:
+        _LOG.warning("%s is passed over: %s is not as it was saved", path, lost[0])
+    return not lost
 
 
 def _sync_folder(path: Path) -> None:

@@ -8,15 +8,16 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NoReturn, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
 
 from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
+from capi.distributed.processes import LostProcessError, Processes, SharedError, lost_process_is_an_error
 from capi.errors import CapiError
 from capi.method.alarms import Watchman
 from capi.method.health import HealthMonitor
@@ -29,6 +30,7 @@ from capi.types import MaskedBatch
 
 _LOG = logging.getLogger("capi")
 NonFinitePolicy = Literal["stop", "skip", "rollback"]
+Ending = Literal["finished", "interrupted", "preempted"]
 Batches = Callable[[int, int], Iterator[list[LoadedBatch]]]
 
 
@@ -78,37 +80,44 @@ class Loop:
     evaluations: Sequence[Evaluation] = ()
     progress: Progress | None = None
     watchman: Watchman | None = None
+    processes: Processes = field(default_factory=Processes)
+    # The learner as evaluations see it, with whole weights; None in processes that only help to put it together.
+    view: Callable[[Learner], Learner | None] = lambda learner: learner
 
-    def run(self) -> bool:
-        """Train to the end; False when a signal came first. Either way the state is saved."""
+    def run(self) -> Ending:
+        """Train to the end, or to a signal that any process received. Either way the state is saved."""
         self.last_saved = time.monotonic()
-        with StopRequest() as stop:
+        self.ending: Ending | None = None
+        with StopRequest() as self.stop:
             if self.position.step == 0:
                 self._evaluate()
             try:
-                while self.position.step < self.settings.total_steps and not stop.received:
+                while self.position.step < self.settings.total_steps and self.ending is None:
                     # Comes back early only to go on from elsewhere in the data, after a roll-back.
-                    self._iterate(stop)
-            except CheckpointError:
+                    self._iterate()
+            except (CheckpointError, LostProcessError):
                 raise
             except CapiError:
                 # The run stops itself between two steps, so what it reached can be kept.
                 self.save()
                 raise
             self.save()
-        return self.position.step == self.settings.total_steps
+            self.checkpoints.finish()
+        return self.ending or "finished"
 
-    def _iterate(self, stop: StopRequest) -> None:
+    def _iterate(self) -> None:
         position, total = self.position, self.settings.total_steps
         self.started, self.evaluated_for = time.monotonic(), 0.0
         self.images_done = 0
         for loaded in self.batches(position.step + position.data_offset, total + position.data_offset):
-            if stop.received:
+            if self._agree(loaded):
                 return
-            batches = self._prepare(loaded)
-            torch.manual_seed(step_seed(self.settings.seed, position.step + position.data_offset))
+            batches = [self.to_device(part) for part in loaded]
+            # What torch draws may differ between processes, since their images do.
+            torch.manual_seed(step_seed(self.settings.seed, position.step + position.data_offset, self.processes.rank))
             monitor = HealthMonitor() if self._logs_after(position.step + 1) else None
-            metrics = train_step(self.learner, batches, position.step, monitor)
+            with lost_process_is_an_error():
+                metrics = train_step(self.learner, batches, position.step, monitor)
             if not math.isfinite(metrics.student_loss + metrics.target_loss):
                 if self._handle_non_finite(batches):
                     return
@@ -118,13 +127,50 @@ class Loop:
             self.images_done += self.settings.batch_size
             self._after_step(metrics, monitor)
 
-    def _prepare(self, loaded: Sequence[LoadedBatch]) -> list[MaskedBatch]:
-        for part in loaded:
-            self.broken.note(part.broken)
-            if part.failure:
-                raise CapiError(part.failure)
+    def _agree(self, loaded: Sequence[LoadedBatch]) -> bool:
+        """What concerns all processes before a step: a signal, an image that cannot be read, a save. True ends here."""
+        failure = next((CapiError(part.failure) for part in loaded if part.failure), None)
+        try:
+            self.checkpoints.poll()
+        except CheckpointError as error:
+            failure = error
+        broken = {name: reason for part in loaded for name, reason in part.broken.items()}
+        interrupted, preempted, failed, news, self.save_is_due = self.processes.any(
+            self.stop.received is not None,
+            self.stop.preempted,
+            failure is not None,
+            bool(broken.keys() - self.broken.known.keys()),
+            self._saved_long_ago(),
+        )
+        if failed:
+            self._fail_together(failure)
+        if news:
+            self._note_broken(broken)
+        if interrupted:
+            self.ending = "preempted" if preempted else "interrupted"
+        return interrupted
+
+    def _note_broken(self, broken: dict[str, str]) -> None:
+        """Every process knows of the broken images of all, and so all find at once that there are too many."""
+        failure: CapiError | None = None
+        for part in self.processes.gather(broken):
+            try:
+                self.broken.note(part)
+            except CapiError as error:
+                failure = error
         self.position.broken = self.broken.known
-        return [self.to_device(part) for part in loaded]
+        if failure is not None:
+            self._fail_together(failure)
+
+    def _fail_together(self, failure: CapiError | None) -> NoReturn:
+        """One sentence for all processes; a checkpoint that cannot be saved is not tried again."""
+        try:
+            self.processes.fail_together(failure)
+        except SharedError as error:
+            if any(self.processes.gather(isinstance(failure, CheckpointError))):
+                raise CheckpointError(str(error)) from error
+            raise
+        raise AssertionError("no process failed")
 
     def _logs_after(self, step: int) -> bool:
         return step % self.settings.log_steps == 0 or step == self.settings.total_steps
@@ -141,14 +187,13 @@ class Loop:
             begun = time.monotonic()
             self._evaluate()
             self.evaluated_for += time.monotonic() - begun
-        if self._save_is_due():
+        milestone = self.checkpoints.milestone_steps
+        if self.save_is_due or step % settings.save_steps == 0 or (milestone and step % milestone == 0):
             self.save()
 
-    def _save_is_due(self) -> bool:
-        step, settings, milestone = self.position.step, self.settings, self.checkpoints.milestone_steps
+    def _saved_long_ago(self) -> bool:
         minutes = (time.monotonic() - self.last_saved) / 60
-        long_ago = settings.save_minutes is not None and minutes >= settings.save_minutes
-        return step % settings.save_steps == 0 or (milestone is not None and step % milestone == 0) or long_ago
+        return self.settings.save_minutes is not None and minutes >= self.settings.save_minutes
 
     def _speed(self) -> dict[str, float]:
         seconds = time.monotonic() - self.started
@@ -169,12 +214,20 @@ class Loop:
         }
 
     def _evaluate(self) -> None:
+        """Run what is due, in the main process; the others wait."""
         step, total = self.position.step, self.settings.total_steps
-        for evaluation in self.evaluations:
-            due = step in {0, total} or step % evaluation.every_steps == 0
-            # One that only leaves pictures has no scores.
-            if due and (scores := evaluation.run(self.learner, step)):
-                self._log(scores)
+        due = [one for one in self.evaluations if step in {0, total} or step % one.every_steps == 0]
+        learner = self.view(self.learner) if due else None
+        failure: CapiError | None = None
+        try:
+            for evaluation in due:
+                # One that only leaves pictures has no scores.
+                if learner is not None and (scores := evaluation.run(learner, step)):
+                    self._log(scores)
+        except CapiError as error:
+            failure = error
+        self.processes.wait()
+        self.processes.fail_together(failure)
 
     def _log(self, values: Mapping[str, float | None]) -> None:
         record = {"step": self.position.step, **values}
@@ -196,11 +249,11 @@ class Loop:
         what = f"the loss of step {position.step} is no finite number (its batch lies in {path})"
         advice = "lower optimization.learning_rate, or use run.precision=float32"
         if settings.non_finite == "stop":
-            raise CapiError(f"{what}: {advice}, or set run.non_finite to skip or rollback")
+            self._fail_together(CapiError(f"{what}: {advice}, or set run.non_finite to skip or rollback"))
         position.skipped += 1
         again = position.rollbacks if settings.non_finite == "rollback" else position.skipped - 1
         if again >= settings.non_finite_limit:
-            raise CapiError(f"{what}, after {again} others that were passed over: {advice}")
+            self._fail_together(CapiError(f"{what}, after {again} others that were passed over: {advice}"))
         if settings.non_finite == "skip":
             _LOG.warning("%s; nothing was updated, and the run goes on", what)
             return False
@@ -210,8 +263,11 @@ class Loop:
     def _roll_back(self, what: str) -> None:
         """Go back to the newest checkpoint, and on from there with the data that follows this batch."""
         reached, offset, rollbacks = self.position.step, self.position.data_offset, self.position.rollbacks
+        self.checkpoints.finish()
         if not self.checkpoints.steps():
-            raise CapiError(f"{what}, and there is no checkpoint to go back to: set run.non_finite to skip")
+            self._fail_together(
+                CapiError(f"{what}, and there is no checkpoint to go back to: set run.non_finite to skip")
+            )
         back = self.checkpoints.load(self.learner)
         self.position.step = back.step
         self.position.data_offset = offset + reached - back.step + 1
@@ -225,7 +281,8 @@ class Loop:
     def _keep_for_replay(self, batches: Sequence[MaskedBatch]) -> Path:
         """The exact batch, and where the weights that met it are closest."""
         self.replay_folder.mkdir(parents=True, exist_ok=True)
-        path = self.replay_folder / f"step_{self.position.step:08d}.safetensors"
+        part = f"_process_{self.processes.rank}" if self.processes.size > 1 else ""
+        path = self.replay_folder / f"step_{self.position.step:08d}{part}.safetensors"
         tensors = {
             f"{name}.{number}": value.contiguous().cpu()
             for number, batch in enumerate(batches)

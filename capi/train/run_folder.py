@@ -108,10 +108,10 @@ class RunFolder:
         except OSError as error:
             raise CapiError(f"{self.path} cannot be written ({error.strerror}): give --out another folder") from error
 
-    def note_start(self, step: int, device: str) -> None:
+    def note_start(self, step: int, device: str, processes: int = 1) -> None:
         """Add this start to those in run.json."""
         record = self.record()
-        start = _this_start(step, device)
+        start = _this_start(step, device) | {"processes": processes}
         for before in record.setdefault("starts", [])[-1:]:
             for key in ("device", "machine", "versions"):
                 if before[key] != start[key]:

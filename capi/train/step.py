@@ -29,6 +29,8 @@ class Learner:
     learning_rate: Callable[[int], float]
     teacher_momentum: Callable[[int], float]
     precision: torch.dtype = torch.float32
+    # Means over all processes; a single one has them already.
+    average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
 
     @property
     def device(self) -> torch.device:
@@ -82,7 +84,9 @@ def train_step(
         (loss / len(batches)).backward()
         parts.append({"loss": loss.detach(), **target.summary(targets)})
     means = {name: torch.stack([part[name] for part in parts]).mean(0) for name in parts[0]}
-    student_loss = means.pop("loss")
+    # Of the global batch, so that all processes decide alike.
+    means = learner.average(means | {"target_loss": target_loss.detach()})
+    student_loss, target_loss = means.pop("loss"), means.pop("target_loss")
 
     observer.gradients(learner.student, learner.teacher, target)
 
@@ -95,4 +99,4 @@ def train_step(
         target.follow()
     for optimizer in learner.optimizers:
         optimizer.zero_grad()
-    return StepMetrics(student_loss, target_loss.detach(), target.metrics(target_loss.detach(), means))
+    return StepMetrics(student_loss, target_loss, target.metrics(target_loss, means))

@@ -1,21 +1,37 @@
-"""A polite end: SIGINT and SIGTERM let the step finish and the state be saved."""
+"""A polite end: a signal lets the step finish and the state be saved.
+
+SIGINT comes from a keyboard. SIGTERM, SIGUSR1 and SIGUSR2 come from schedulers that need the machine for something else
+and will start the run again; such an end has an exit code of its own.
+"""
 
 import logging
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any
 
 _LOG = logging.getLogger("capi")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
+# The code of a temporary failure in sysexits.h: saved, to be started again.
+PREEMPTED_EXIT_CODE = 75
+INTERRUPTED_EXIT_CODE = 130
+# Ctrl-C reaches a whole group of processes, and whoever started them passes it on: those are one request.
+_SECONDS_OF_ONE_REQUEST = 2.0
 
 
 class StopRequest:
-    """Within it the first signal asks for an end; a second one ends at once."""
+    """Within it the first signal asks for an end; a Ctrl-C after it ends at once."""
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self._asked_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
+
+    @property
+    def preempted(self) -> bool:
+        """Whether it was a scheduler that asked."""
+        return self.received is not None and self.received != signal.SIGINT
 
     def __enter__(self) -> "StopRequest":
         # Python lets the main thread alone handle signals.
@@ -30,7 +46,8 @@ class StopRequest:
             signal.signal(number, handler)
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if self.received is not None:
+        if self.received is None:
+            self.received, self._asked_at = signal.Signals(number), time.monotonic()
+            _LOG.warning("%s: saving after this step; Ctrl-C ends at once", self.received.name)
+        elif number == signal.SIGINT and time.monotonic() - self._asked_at > _SECONDS_OF_ONE_REQUEST:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
-        _LOG.warning("%s: saving after this step; once more ends at once", self.received.name)
