@@ -152,6 +152,7 @@ def _as_is(loaded: Any) -> Any:
 
 def _leave_signals(_: int) -> None:
     """Signals may reach the whole process group; the main process ends its workers when it is ready."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
     torch.set_num_threads(1)

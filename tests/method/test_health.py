@@ -161,18 +161,18 @@ def test__features_without_variance_have_rank_one_and_broken_ones_none() -> None
 
 
 def test__recent_use_adds_new_patches_and_fades_old_ones() -> None:
-    recent, nearest = torch.tensor([4.0, 0.0, 8.0]), torch.tensor([2, 0, 2, 2])
+    recent, counts = torch.tensor([4.0, 0.0, 8.0]), torch.tensor([1.0, 0.0, 3.0])
     # Four patches are 4 / 60 of what three prototypes remember.
-    assert health.remember(recent, nearest).tolist() == pytest.approx([4 * 56 / 60 + 1, 0, 8 * 56 / 60 + 3], rel=1e-6)
+    assert health.remember(recent, counts).tolist() == pytest.approx([4 * 56 / 60 + 1, 0, 8 * 56 / 60 + 3], rel=1e-6)
 
 
 def test__what_is_remembered_is_twenty_patches_a_prototype_in_their_true_shares() -> None:
-    recent, nearest = torch.zeros(4), torch.tensor([0, 0, 0, 1, 1, 2])
+    recent, counts = torch.zeros(4), torch.tensor([3.0, 2.0, 1.0, 0.0])
     for _ in range(200):
-        recent = health.remember(recent, nearest)
+        recent = health.remember(recent, counts)
     assert recent.tolist() == pytest.approx([40, 80 / 3, 40 / 3, 0], rel=1e-4)
     # A batch that is larger than the memory is all that is remembered.
-    assert health.remember(recent, nearest.repeat(50)).tolist() == [150, 100, 50, 0]
+    assert health.remember(recent, counts * 50).tolist() == [150, 100, 50, 0]
 
 
 def slow_perplexity(recent: list[float]) -> float:

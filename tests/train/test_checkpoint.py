@@ -13,7 +13,7 @@ from capi.build import build_learner
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.train import checkpoint
-from capi.train.checkpoint import Checkpoints, Position, SafeReader, read_tensors, tensors
+from capi.train.checkpoint import CheckpointError, Checkpoints, Position, SafeReader, read_tensors, tensors
 from capi.train.step import Learner
 
 
@@ -157,7 +157,7 @@ def test__an_index_cannot_run_code(learner: Learner, checkpoints: Checkpoints, t
     index = checkpoints.path(1) / ".metadata"
     index.write_bytes(pickle.dumps(_Runs(tmp_path / "owned")))
     with pytest.raises(CapiError, match="do not trust it"):
-        checkpoints.load(learner)
+        read_tensors(checkpoints.path(1), tensors(learner))
     assert not (tmp_path / "owned").exists()
 
 
@@ -170,3 +170,49 @@ def test__an_index_cannot_point_elsewhere(learner: Learner, checkpoints: Checkpo
     index.write_bytes(pickle.dumps(metadata))
     with pytest.raises(CapiError, match="outside of the checkpoint"):
         SafeReader(checkpoints.path(1)).read_metadata()
+
+
+@pytest.mark.parametrize("damage", ["cut off", "missing"])
+def test__a_checkpoint_that_lost_something_is_passed_over(
+    learner: Learner, checkpoints: Checkpoints, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2):
+        checkpoints.save(learner, Position(step=step))
+    (data,) = checkpoints.path(2).glob("*.distcp")
+    if damage == "missing":
+        data.unlink()
+    else:
+        data.write_bytes(data.read_bytes()[:-1])
+    with caplog.at_level("WARNING", "capi"):
+        assert checkpoints.load(learner).step == 1
+    assert "step_00000002 is passed over" in caplog.text
+
+
+def test__in_the_background_the_state_of_the_step_is_saved(learner: Learner, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    before = {name: value.clone() for name, value in tensors(learner).items()}
+    checkpoints.save(learner, Position(step=1))
+    for value in tensors(learner).values():
+        value.data.add_(1.0)
+    checkpoints.finish()
+    assert checkpoints.steps() == [1]
+    checkpoints.load(learner)
+    assert all(torch.equal(value, before[name]) for name, value in tensors(learner).items())
+
+
+def test__what_fails_in_the_background_is_told_when_it_is_looked_for(learner: Learner, tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, asynchronous=True)
+    checkpoints.save(learner, Position(step=1))
+    checkpoints.finish()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+    try:
+        checkpoints.save(learner, Position(step=2))
+        with pytest.raises(CheckpointError, match=r"step 2 could not be saved .*File too large.*step 1 is whole"):
+            while True:
+                checkpoints.poll()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
+    checkpoints.poll()
+    checkpoints.finish()

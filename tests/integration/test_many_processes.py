@@ -1,0 +1,247 @@
+"""Real processes: any number of them is the same run, also when one of them is stopped, killed or has a full disk."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capi.train.checkpoint import Checkpoints, SafeReader, read_tensors
+from capi.train.metrics import WALL_CLOCK, read_metrics
+from capi.train.stopping import PREEMPTED_EXIT_CODE
+from tests.integration import many_driver
+
+DRIVER = Path(__file__).with_name("many_driver.py")
+OF_TWO = ("plain", "accumulated", "selective", "ibot", "balanced", "features", "standard", "stochastic", "lowered")
+OF_THREE = ("replicated", "resumed")
+# A process that ends is noticed by the others within this time.
+BOUND_SECONDS = 30.0
+
+
+def start(world: int, *arguments: str, **options: Any) -> list[subprocess.Popen[str]]:
+    """So many processes, as a launcher starts them."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [sys.executable, *arguments],
+            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        for rank in range(world)
+    ]
+
+
+def ended(processes: list[subprocess.Popen[str]], timeout: float = 240.0) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each."""
+    results = []
+    for process in processes:
+        try:
+            output, errors = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+        results.append((process.returncode, output, errors))
+    return results
+
+
+def succeeded(processes: list[subprocess.Popen[str]]) -> None:
+    for code, output, errors in ended(processes):
+        assert code == 0, output + errors
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small photos of noise, and one file that is no image."""
+    folder = tmp_path_factory.mktemp("images")
+    generator = np.random.default_rng(0)
+    for number in range(17):
+        Image.fromarray(generator.integers(0, 255, (24, 20, 3), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+    (folder / "broken.png").write_bytes(b"no image")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same runs by one process, by two and by three; the third lot goes on with a run of two processes."""
+    out = tmp_path_factory.mktemp("runs")
+    two = start(2, "-m", "tests.integration.many_driver", str(images), str(out / "two"), *OF_TWO)
+    (out / "two").mkdir()
+    for name in ("plain", "ibot", "balanced", "features", "standard", "stochastic", "lowered"):
+        many_driver.run(name, str(images), out / "one")
+    succeeded(two)
+    for folder in ("one", "three"):
+        keep_until(out / "two" / "plain", out / folder / "resumed", step=2)
+    three = start(3, "-m", "tests.integration.many_driver", str(images), str(out / "three"), *OF_THREE)
+    many_driver.run("resumed", str(images), out / "one")
+    succeeded(three)
+    return out
+
+
+def keep_until(run: Path, copy: Path, step: int) -> None:
+    """A copy of a run, as it was at a checkpoint."""
+    shutil.copytree(run, copy)
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if int(checkpoint.name.removeprefix("step_")) > step:
+            shutil.rmtree(checkpoint)
+
+
+def state(run: Path, step: int | None = None) -> dict[str, torch.Tensor]:
+    checkpoints = Checkpoints(run / "checkpoints")
+    path = checkpoints.path(step or checkpoints.steps()[-1])
+    stored = SafeReader(path).read_metadata().state_dict_metadata
+    found = {name: torch.empty(value.size) for name, value in stored.items()}
+    read_tensors(path, found)
+    return found
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    records = read_metrics(run / "metrics.jsonl")
+    # Those are of the images that the main process sees.
+    local = ("position_share", "position_information", "effective_rank", *WALL_CLOCK)
+    return [{key: value for key, value in record.items() if key not in local} for record in records]
+
+
+@pytest.mark.parametrize(
+    ("many", "one", "tolerance"),
+    [
+        ("two/plain", "one/plain", 1e-5),
+        ("two/accumulated", "one/plain", 1e-5),
+        ("two/selective", "one/plain", 1e-5),
+        ("three/replicated", "one/plain", 1e-5),
+        ("three/resumed", "one/plain", 1e-5),
+        ("one/resumed", "one/plain", 1e-5),
+        ("two/ibot", "one/ibot", 1e-5),
+        ("two/balanced", "one/balanced", 1e-5),
+        ("two/features", "one/features", 1e-5),
+        ("two/standard", "one/standard", 1e-5),
+    ],
+)
+def test__losses_and_weights_are_those_of_one_process(runs: Path, many: str, one: str, tolerance: float) -> None:
+    ours, theirs = state(runs / many), state(runs / one)
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        # Of a whole tensor: Adam divides by the size of a gradient, so that the smallest entries say nothing.
+        assert (ours[name] - value).norm() <= tolerance * value.norm(), name
+    records, expected = metrics(runs / many), metrics(runs / one)
+    assert [record["step"] for record in records] == [record["step"] for record in expected]
+    for record, wanted in zip(records, expected, strict=True):
+        # Lengths of millions of numbers are summed up in float32, in one order or another.
+        rough = {key for key in wanted if key.endswith(("_gap", "_gradient"))}
+        assert {key: record[key] for key in rough} == pytest.approx({key: wanted[key] for key in rough}, rel=1e-2)
+        assert {**record, **dict.fromkeys(rough)} == pytest.approx(
+            {**wanted, **dict.fromkeys(rough)}, rel=1e-4, abs=1e-5
+        )
+    assert {"teacher", "student", "tokens"} <= records[0].keys()
+
+
+def test__the_runs_were_worth_comparing(runs: Path) -> None:
+    first, last = state(runs / "one/plain", 2), state(runs / "one/plain")
+    changed = [name for name in last if (first[name] - last[name]).norm() > 1e-3 * last[name].norm()]
+    assert len(changed) > 0.8 * len(last)
+    assert (state(runs / "one/standard")["clustering.prototypes"] - last["clustering.prototypes"]).norm() > 1e-2
+
+
+def test__with_stochastic_depth_and_in_bfloat16_many_processes_train_too(runs: Path) -> None:
+    names = ("two/stochastic", "one/stochastic", "two/lowered", "one/lowered")
+    losses = {name: [one["student_loss"] for one in metrics(runs / name) if "student_loss" in one] for name in names}
+    assert losses["two/stochastic"] != pytest.approx(losses["one/stochastic"], rel=1e-5)
+    for name in losses:
+        assert losses[name][-1] < losses[name][0] - 0.05
+    assert losses["two/lowered"] == pytest.approx(losses["one/lowered"], rel=0.02)
+
+
+def test__every_process_says_why_a_run_cannot_begin(runs: Path) -> None:
+    for world, folder in ((2, "two"), (3, "three")):
+        for rank in range(world):
+            told = json.loads((runs / folder / f"told-{world}-{rank}.json").read_text())
+            assert f"batch_size = 11 cannot be shared equally by {world} processes" in told["undivided"]
+            assert f"distributed.shards is 4, which does not divide the {world} processes" in told["shards"]
+            assert not (runs / folder / "undivided").exists()
+
+
+def test__the_broken_image_of_any_process_is_known_and_starts_are_noted(runs: Path) -> None:
+    checkpoints = Checkpoints(runs / "two/plain/checkpoints")
+    assert list(checkpoints.position(6).broken) == ["broken.png"]
+    starts = json.loads((runs / "three/resumed/run.json").read_text())["starts"]
+    assert [(start["step"], start["processes"]) for start in starts] == [(0, 2), (2, 3)]
+
+
+def pretrain(images: Path, out: Path, *overrides: str) -> list[str]:
+    steps = ["optimization.steps=100000", "checkpoint.every_steps=100000", *overrides]
+    return ["-m", "capi", "pretrain", "tiny4", "--data", str(images), "--out", str(out), *many_driver.BASE, *steps]
+
+
+def wait_for_steps(run: Path, steps: int = 3) -> None:
+    begun = time.monotonic()
+    while len(read_metrics(run / "metrics.jsonl")) < steps:
+        assert time.monotonic() - begun < 200
+        time.sleep(0.1)
+
+
+@pytest.mark.long
+def test__a_signal_to_any_process_saves_one_step_of_all(images: Path, tmp_path: Path) -> None:
+    processes = start(2, *pretrain(images, tmp_path / "run"))
+    wait_for_steps(tmp_path / "run")
+    processes[1].send_signal(signal.SIGUSR1)
+    results = ended(processes)
+    assert [code for code, _, _ in results] == [PREEMPTED_EXIT_CODE] * 2, results
+    (step,) = Checkpoints(tmp_path / "run/checkpoints").steps()
+    assert f"Stopped at step {step}, saved" in results[0][1]
+    assert "Stopped" not in results[1][1]
+    assert state(tmp_path / "run")
+
+
+@pytest.mark.long
+def test__a_killed_process_ends_the_others_within_the_bound(images: Path, tmp_path: Path) -> None:
+    processes = start(3, *pretrain(images, tmp_path / "run", "checkpoint.every_steps=2"))
+    wait_for_steps(tmp_path / "run")
+    processes[2].kill()
+    begun = time.monotonic()
+    results = ended(processes)
+    assert time.monotonic() - begun < BOUND_SECONDS
+    assert results[2][0] == -signal.SIGKILL
+    for code, _, errors in results[:2]:
+        assert code == 2
+        assert "another process of the run has ended" in errors
+        assert "Traceback" not in errors
+    assert state(tmp_path / "run")
+
+
+@pytest.mark.long
+def test__a_full_disk_in_one_process_ends_all_with_one_sentence(images: Path, tmp_path: Path) -> None:
+    """Files of the second process may grow to some bytes only, from the second checkpoint on."""
+    command = ["-m", "tests.integration.full_disk", *pretrain(images, tmp_path / "run", "checkpoint.every_steps=2")[2:]]
+    results = ended(start(2, *command))
+    assert [code for code, _, _ in results] == [2, 2], results
+    assert "the checkpoint of step 4 could not be saved" in results[0][2]
+    assert "File too large" in results[0][2]
+    assert "the checkpoint of step 2 is whole" in results[0][2]
+    assert results[1][2].count("Error") == 0
+    assert Checkpoints(tmp_path / "run/checkpoints").steps() == [2]
+    assert state(tmp_path / "run")
+
+
+@pytest.mark.long
+def test__other_configs_and_wrong_keys_are_told_once(images: Path, tmp_path: Path) -> None:
+    first = start(2, "-m", "tests.integration.other_config", *pretrain(images, tmp_path / "run")[2:])
+    results = ended(first)
+    assert [code for code, _, _ in results] == [2, 2], results
+    sentence = "process 1 was started with another config than process 0 ('seed: 1', not 'seed: 0')"
+    assert sentence in " ".join(results[0][2].split())
+    assert "Error" not in results[1][2]
+    assert not (tmp_path / "run").exists()
