@@ -200,6 +200,11 @@ def test__in_the_background_the_state_of_the_step_is_saved(learner: Learner, tmp
     assert all(torch.equal(value, before[name]) for name, value in tensors(learner).items())
 
 
+def poll_until_it_is_told(checkpoints: Checkpoints) -> None:
+    while True:
+        checkpoints.poll()
+
+
 def test__what_fails_in_the_background_is_told_when_it_is_looked_for(learner: Learner, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
     checkpoints.save(learner, Position(step=1))
@@ -209,8 +214,7 @@ def test__what_fails_in_the_background_is_told_when_it_is_looked_for(learner: Le
     try:
         checkpoints.save(learner, Position(step=2))
         with pytest.raises(CheckpointError, match=r"step 2 could not be saved .*File too large.*step 1 is whole"):
-            while True:
-                checkpoints.poll()
+            poll_until_it_is_told(checkpoints)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
