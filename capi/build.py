@@ -23,6 +23,7 @@ from capi.method.feature_targets import FeatureTargets
 from capi.method.frozen_targets import FrozenTargets
 from capi.method.masking import Grid, MaskSampler
 from capi.method.pixel_targets import PixelTargets
+from capi.method.queue import QueueShape
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
@@ -139,6 +140,20 @@ def _clustering(config: Config, *_: object) -> Target:
         bias=config.clustering.bias,
         settings=_clustering_settings(config),
         student_temperature=config.optimization.student_temperature,
+        queue=queue_shape(config),
+    )
+
+
+def queue_shape(config: Config, processes: int = 1) -> QueueShape | None:
+    """What one of so many processes keeps of earlier batches; None where none are kept."""
+    optimization = config.optimization
+    if not config.clustering.queue:
+        return None
+    return QueueShape(
+        batches=config.clustering.queue // optimization.batch_size,
+        images=optimization.batch_size // processes,
+        positions=Grid(*config.grid).size,
+        micro_batches=optimization.micro_batches,
     )
 
 
