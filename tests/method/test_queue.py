@@ -1,6 +1,7 @@
 """A queue of earlier tokens, against a plain version that concatenates queue and batch."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capi.build import build_learner, queue_shape
+from capi.config.schema import Config
 from capi.data.loader import Share
+from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings, cluster
 from capi.method.clustering import OnlineClustering
 from capi.method.queue import QueueShape, TokenQueue, local_part, whole_of_parts
 from capi.method.sinkhorn import OneProcess
+from capi.train.checkpoint import Checkpoints, Position, tensors
+from capi.train.step import train_step
 from tests.method.test_bounded import PeakBytes
+from tests.train.test_step import batch_of, states
+from tests.variants import varied
 
 IMAGES, POSITIONS, WIDTH, PROTOTYPES = 4, 6, 16, 30
 # Everything in one chunk; chunks of a few whole groups; groups that are streamed; one row at a time.
@@ -187,3 +195,48 @@ def test__a_queue_that_pretends_to_be_full_is_as_long_as_a_full_one() -> None:
     assert queue.earlier().shape == (3 * IMAGES, POSITIONS, WIDTH)
     assert torch.isfinite(queue.earlier()).all()
     assert queue.earlier().float().std() > 0.5
+
+
+def test__a_run_resumed_with_its_queue_goes_on_bit_for_bit(small_config: Config, tmp_path: Path) -> None:
+    config, checkpoints = varied(small_config, "clustering.queue=12"), Checkpoints(tmp_path)
+    learner, resumed = build_learner(config), build_learner(config)
+    for step in range(3):
+        train_step(learner, [batch_of(config, step)], step)
+    checkpoints.save(learner, Position(step=3))
+    checkpoints.load(resumed)
+    assert resumed.target.queue.seen == 3
+    assert torch.equal(resumed.target.queue.tokens, learner.target.queue.tokens)
+    for one in (learner, resumed):
+        torch.manual_seed(3)
+        train_step(one, [batch_of(config, 3)], 3)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(states(learner), states(resumed), strict=True))
+    assert torch.equal(resumed.target.queue.tokens, learner.target.queue.tokens)
+
+
+def test__checkpoints_have_a_queue_exactly_where_the_run_has_one(small_config: Config, tmp_path: Path) -> None:
+    """So that those of earlier formats, whose runs had none, are read as they were."""
+    without, queued = build_learner(small_config), build_learner(varied(small_config, "clustering.queue=12"))
+    assert tensors(queued).keys() - tensors(without).keys() == {"clustering.queue.tokens", "clustering.queue.seen"}
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(without, Position(step=1))
+    assert checkpoints.load(build_learner(small_config)).step == 1
+    with pytest.raises(CapiError, match=r'lacks "clustering\.queue\.'):
+        checkpoints.load(queued)
+
+
+def test__a_loss_that_is_no_number_leaves_the_queue_alone(small_config: Config) -> None:
+    config = varied(small_config, "clustering.queue=12")
+    learner, batch = build_learner(config), batch_of(config)
+    train_step(learner, [batch], 1)
+    before = learner.target.queue.tokens.clone()
+    metrics = train_step(learner, [batch._replace(images=batch.images * torch.nan)], 2)
+    assert not torch.isfinite(metrics.student_loss)
+    assert learner.target.queue.seen == 1
+    assert torch.equal(learner.target.queue.tokens, before)
+
+
+def test__the_shape_of_a_queue_follows_the_config(small_config: Config) -> None:
+    assert queue_shape(small_config) is None
+    config = varied(small_config, "clustering.queue=18", "optimization.micro_batches=3")
+    assert queue_shape(config) == QueueShape(batches=3, images=6, positions=48, micro_batches=3)
+    assert queue_shape(config, processes=2) == QueueShape(batches=3, images=3, positions=48, micro_batches=3)
