@@ -320,8 +320,8 @@ class _Walk:
     ) -> None:
         """Add the batch's rows of a piece to loss and targets, and leave softmax - assignments in place of logits.
 
-        The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass. The piece starts
-        at a row of its own, in a chunk that does.
+        The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass. `start` is the
+        first row of the piece, `chunk` that of the chunk it lies in.
         """
         offset = 0.0 if self.bias is None else self.bias / self.settings.prediction_temperature
         # In rows without padding, which softmax would otherwise make for itself.
