@@ -24,6 +24,7 @@ from capi.method.feature_targets import FeatureTargets
 from capi.method.frozen_targets import FrozenTargets
 from capi.method.masking import Grid, MaskSampler
 from capi.method.pixel_targets import PixelTargets
+from capi.method.queue import QueueShape
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
@@ -123,13 +124,17 @@ def build_learner(
 
 
 def build_networks(
-    config: Config, device: torch.device | str = "cpu", frozen_encoder: VisionEncoder | None = None
+    config: Config,
+    device: torch.device | str = "cpu",
+    frozen_encoder: VisionEncoder | None = None,
+    processes: int = 1,
 ) -> Networks:
-    """Student, teacher and target, freshly initialised from the config's seed."""
+    """Student, teacher and target, as one of so many processes has them, freshly initialised from the config's seed."""
     torch.manual_seed(config.seed)
     student = build_student(config).to(device)
     teacher = Teacher(student)
-    return Networks(student, teacher, _TARGETS[config.target.kind](config, teacher, frozen_encoder).to(device))
+    target = _TARGETS[config.target.kind](config, teacher, frozen_encoder, processes)
+    return Networks(student, teacher, target.to(device))
 
 
 def assemble(config: Config, networks: Networks, device: torch.device) -> Learner:
@@ -162,13 +167,27 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
     )
 
 
-def _clustering(config: Config, *_: object) -> Target:
+def _clustering(config: Config, _: Teacher, __: VisionEncoder | None, processes: int) -> Target:
     return OnlineClustering(
         width=config.model.width,
         prototypes=config.clustering.prototypes,
         bias=config.clustering.bias,
         settings=_clustering_settings(config),
         student_temperature=config.optimization.student_temperature,
+        queue=queue_shape(config, processes),
+    )
+
+
+def queue_shape(config: Config, processes: int = 1) -> QueueShape | None:
+    """What one of so many processes keeps of earlier batches; None where none are kept."""
+    optimization = config.optimization
+    if not config.clustering.queue:
+        return None
+    return QueueShape(
+        batches=config.clustering.queue // optimization.batch_size,
+        images=optimization.batch_size // processes,
+        positions=Grid(*config.grid).size,
+        micro_batches=optimization.micro_batches,
     )
 
 
@@ -187,13 +206,13 @@ def _ema_head(config: Config, teacher: Teacher, *_: object) -> Target:
     )
 
 
-def _frozen_targets(config: Config, _: Teacher, encoder: VisionEncoder | None) -> Target:
+def _frozen_targets(config: Config, _: Teacher, encoder: VisionEncoder | None, *__: object) -> Target:
     if encoder is None:
         raise CapiError("target.kind=frozen needs its encoder opened: give it to build_learner")
     return FrozenTargets(encoder=encoder, patch_size=config.model.patch_size, statistics=statistics(config))
 
 
-_TARGETS: dict[str, Callable[[Config, Teacher, VisionEncoder | None], Target]] = {
+_TARGETS: dict[str, Callable[[Config, Teacher, VisionEncoder | None, int], Target]] = {
     "clustering": _clustering,
     "ema_head": _ema_head,
     "features": lambda *_: FeatureTargets(),

@@ -93,7 +93,7 @@ def _look_at(config: Config, data: str | Path) -> tuple[Config, DataSummary, flo
 
 
 def least_bytes(config: Config, visible: int) -> int:
-    """Less than an iteration can do with: images, weights with their optimiser, and what the backward pass keeps."""
+    """Less than an iteration can do with: images, weights with their optimiser, what backward keeps, the queue."""
     model, batch_size = config.model, config.optimization.batch_size
     height, width = config.data.height_and_width
     images = batch_size * model.channels * height * width
@@ -103,7 +103,9 @@ def least_bytes(config: Config, visible: int) -> int:
     token = model.width * (6 + 2 * model.mlp_ratio)
     at_once = batch_size // config.optimization.micro_batches
     kept = at_once * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
-    return int(4 * (images + weights + kept))
+    # In bfloat16.
+    queue = config.clustering.queue * Grid(*config.grid).size * model.width / 2
+    return int(4 * (images + weights + kept + queue))
 
 
 def _too_large(config: Config) -> str:

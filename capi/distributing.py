@@ -7,6 +7,7 @@ some goes on with any other number.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import nn
@@ -16,7 +17,15 @@ from capi.allocator import keep_freed_memory
 from capi.build import Networks
 from capi.config.schema import Config
 from capi.distributed.processes import Processes
-from capi.distributed.sharding import average_gradients, device_mesh, fill_from_main, shard, whole_state
+from capi.distributed.sharding import (
+    average_gradients,
+    device_mesh,
+    fill_from_main,
+    flat_mesh,
+    shard,
+    spread,
+    whole_state,
+)
 from capi.models.layers import Block
 from capi.train.recomputation import recompute
 from capi.train.step import Learner
@@ -32,7 +41,7 @@ def distribute(
 ) -> Learner:
     """The learner of this process. `whole` is the main process's, with all weights, and is not changed."""
     keep_freed_memory()
-    networks = _without_weights(config, frozen_encoder)
+    networks = _without_weights(config, frozen_encoder, processes.size)
     mesh = device_mesh(processes, config.distributed.shards, device)
     precision = build.choose_precision(config.run.precision, device)
     recompute(networks.blocks, config.run.activation_checkpointing)
@@ -40,11 +49,12 @@ def distribute(
         shard(network, _units(network, precision), mesh)
     for part, source in zip(networks, _parts(whole), strict=True):
         part.to_empty(device=device)
-        fill_from_main(part, source)
+        fill_from_main(part, source, own=networks.target.sharded_buffers if part is networks.target else ())
     networks.target.reduction = processes
     average_gradients(networks.target.parameters(), processes)
     learner = build.assemble(config, networks, device)
     learner.average = processes.mean
+    learner.spread = partial(spread, mesh=flat_mesh(processes, device))
     return learner
 
 
@@ -66,9 +76,9 @@ def whole_view(
     return view
 
 
-def _without_weights(config: Config, frozen_encoder: VisionEncoder | None) -> Networks:
+def _without_weights(config: Config, frozen_encoder: VisionEncoder | None, processes: int = 1) -> Networks:
     with torch.device("meta"):
-        return build.build_networks(config, "meta", frozen_encoder)
+        return build.build_networks(config, "meta", frozen_encoder, processes)
 
 
 def _units(network: nn.Module, precision: torch.dtype) -> dict[nn.Module, torch.dtype]:

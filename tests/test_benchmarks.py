@@ -83,3 +83,11 @@ def test__loading_prints_memory_by_the_weights_and_time_by_the_products() -> Non
     found = re.search(r"one image of 28 px: ([\d.]+) ms, .* alone ([\d.]+) ms: ([\d.]+) x \(asked: 1.25\)", output)
     assert found
     assert float(found[3]) > 0
+
+
+def test__sinkhorn_queue_prints_what_each_length_costs_beside_a_larger_batch() -> None:
+    small = ["data.image_size=32", "clustering.prototypes=32", "model.depth=1", "model.width=32", "masking.predict=2"]
+    output = run("sinkhorn_queue.py", "--rounds=1", "--batch-size=2", "--queues", "4", "8", "--overrides", *small)
+    found = re.findall(r"^(batch [\d, que]+?) +clustering +[\d.]+ ms +iteration +[\d.]+ ms", output, re.MULTILINE)
+    assert found == ["batch 2", "batch 2, queue 4", "batch 2, queue 8", "batch 10"]
+    assert len(re.findall(r"MiB more +queue [\d.]+ MiB", output)) == 4

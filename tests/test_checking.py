@@ -34,6 +34,12 @@ def test__checking_with_images_looks_at_them_and_writes_nothing(small_config: Co
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test__a_queue_raises_the_least_memory_by_its_size(small_config: Config) -> None:
+    clustering = small_config.clustering.model_copy(update={"queue": 600})
+    with_queue = least_bytes(small_config.model_copy(update={"clustering": clustering}), 17)
+    assert with_queue - least_bytes(small_config, 17) == 600 * 48 * 32 * 2
+
+
 def test__micro_batches_lower_the_least_memory(small_config: Config) -> None:
     optimization = small_config.optimization.model_copy(update={"micro_batches": 3})
     assert least_bytes(small_config.model_copy(update={"optimization": optimization}), 17) < least_bytes(

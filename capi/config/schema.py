@@ -124,6 +124,8 @@ class ClusteringConfig(Section):
     """Weight decay of the prototypes and their bias."""
     chunk_mib: Count | None = None
     """Working memory of the clustering in MiB; null chooses 96 on a CPU and 1024 on an accelerator."""
+    queue: Annotated[int, Field(ge=0)] = 0
+    """Images of earlier batches, over all processes, whose teacher tokens are balanced along; 0 keeps none."""
 
 
 class EmaHeadConfig(Section):
@@ -383,6 +385,18 @@ class Config(Section):
             raise ValueError(
                 f"optimization.batch_size = {self.optimization.batch_size} cannot be split into "
                 f"{self.optimization.micro_batches} equal micro-batches"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _queue_holds_whole_batches(self) -> "Config":
+        # Every process then keeps an equal share, and the oldest batch makes room for the newest.
+        queue, batch = self.clustering.queue, self.optimization.batch_size
+        if queue % batch:
+            lower = queue // batch * batch
+            raise ValueError(
+                f"clustering.queue = {queue} is no multiple of optimization.batch_size = {batch}, but it holds whole "
+                f"batches: set clustering.queue={lower} or {lower + batch}"
             )
         return self
 

@@ -8,7 +8,7 @@ A network is told nothing of it: it is taken apart at the modules that are named
 the time in which they compute. Masters, gradients' sums and moments are float32; units may compute in bfloat16.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,8 +53,25 @@ def shard(root: nn.Module, units: Mapping[nn.Module, torch.dtype], mesh: "Device
         fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
 
 
-def fill_from_main(module: nn.Module, source: nn.Module | None) -> None:
-    """Copy parameters and buffers from the main process, which alone has the whole of them in `source`."""
+def flat_mesh(processes: Processes, device: torch.device) -> "DeviceMesh":
+    """All processes in a row."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device.type, (processes.size,), mesh_dim_names=("processes",))
+
+
+def spread(value: Tensor, axis: int, mesh: "DeviceMesh") -> Tensor:
+    """The tensor of which every process has a part along an axis, in their order; it shares the memory of `value`."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    return DTensor.from_local(value, mesh, [Shard(axis)], run_check=False)
+
+
+def fill_from_main(module: nn.Module, source: nn.Module | None, own: Container[str] = ()) -> None:
+    """Copy parameters and buffers from the main process, which alone has the whole of them in `source`.
+
+    Buffers that are a process's `own` start at zero.
+    """
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
     given = {} if source is None else source.state_dict()
@@ -63,6 +80,9 @@ def fill_from_main(module: nn.Module, source: nn.Module | None) -> None:
         set_model_state_dict(module, given, options=options)
     theirs = {} if source is None else dict(source.named_buffers())
     for name, buffer in module.named_buffers():
+        if name in own:
+            buffer.zero_()
+            continue
         if source is not None:
             buffer.copy_(theirs[name])
         broadcast(buffer)

@@ -7,7 +7,8 @@ gradient
 
 and the targets of those of its patches that the student predicts. Samples that are balanced together form a group
 (positionwise: all images at one position; standard: everything). Groups that fit are balanced in memory. A group that
-does not is streamed once for each iteration, and logits that do not fit either are computed anew each time.
+does not is streamed once for each iteration, and logits that do not fit either are computed anew each time. Tokens of
+earlier batches (`queue.py`) may stand in the groups behind the batch's own: they are balanced with them, no more.
 
 A chunk is what one matrix product handles and wants to be large; within it a piece of a few groups is worked on at a
 time, small enough to stay in the cache of a CPU.
@@ -82,10 +83,14 @@ def cluster(
     bias: Float[Tensor, " k"] | None,
     settings: ClusteringSettings,
     reduction: Reduction,
+    earlier: Float[Tensor, "q n d"] | None = None,
 ) -> Totals:
-    """Loss, its gradient and the targets of the predicted patches; without those, what rebuilds any target later."""
+    """Loss, its gradient and the targets of the predicted patches; without those, what rebuilds any target later.
+
+    `earlier` tokens are balanced together with the batch and add nothing to loss and gradient.
+    """
     bias = None if bias is None else bias.float()
-    walk = _Walk(tokens, predict_index, prototypes.float(), bias, settings, reduction)
+    walk = _Walk(tokens, predict_index, prototypes.float(), bias, settings, reduction, earlier)
     if walk.plan.streamed:
         walk.streaming()
     else:
@@ -132,6 +137,26 @@ def plan_chunks(rows: int, group_size: int, prototypes: int, width: int, chunk_b
     return ChunkPlan(min(chunk, rows), min(piece, chunk, rows), streamed)
 
 
+class GroupLayout(NamedTuple):
+    """The rows of a group: so many of the batch, then so many of earlier ones. Rows are numbered group by group."""
+
+    own: int
+    earlier: int
+
+    @property
+    def size(self) -> int:
+        return self.own + self.earlier
+
+    def own_before(self, row: int) -> int:
+        """How many of the rows before this one are the batch's."""
+        group, offset = divmod(row, self.size)
+        return group * self.own + min(offset, self.own)
+
+    def own_of(self, rows: Float[Tensor, "s w"]) -> Float[Tensor, "o w"]:
+        """The batch's among the rows of whole groups; the same memory where there are no others."""
+        return rows.unflatten(0, (-1, self.size))[:, : self.own].flatten(0, 1)
+
+
 class _Walk:
     """One walk over all tokens, adding up loss, gradient and wanted targets.
 
@@ -147,16 +172,19 @@ class _Walk:
         bias: Float[Tensor, " k"] | None,
         settings: ClusteringSettings,
         reduction: Reduction,
+        earlier: Float[Tensor, "q n d"] | None = None,
     ) -> None:
-        self.tokens, self.prototypes, self.bias = tokens, prototypes, bias
+        self.tokens, self.earlier, self.prototypes, self.bias = tokens, earlier, prototypes, bias
         self.settings, self.reduction = settings, reduction
         self.sharpness = settings.prediction_temperature / settings.target_temperature
         self.images, positions, width = tokens.shape
-        self.num_rows = self.images * positions
-        self.group_size = self.images if settings.sinkhorn == "positionwise" else self.num_rows
+        self.own_rows = self.images * positions
+        together = 1 if settings.sinkhorn == "positionwise" else positions
+        self.layout = GroupLayout(self.images * together, 0 if earlier is None else len(earlier) * together)
+        self.num_rows = self.layout.size * positions // together
         default = CPU_CHUNK_BYTES if tokens.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
         chunk_bytes = default if settings.chunk_bytes is None else settings.chunk_bytes
-        self.plan = plan_chunks(self.num_rows, self.group_size, len(prototypes), width, chunk_bytes)
+        self.plan = plan_chunks(self.num_rows, self.layout.size, len(prototypes), width, chunk_bytes)
         self.logits_buffer = prototypes.new_empty(self.plan.chunk_rows, len(prototypes) + _ROW_PADDING)
         self.kernel_buffer = prototypes.new_empty(self.plan.piece_rows, len(prototypes))
         self.held: tuple[int, int] | None = None
@@ -167,9 +195,9 @@ class _Walk:
         self.targets: Tensor | None = None
         self.factors: Factors | None = None
         if predict_index is None:
-            groups = self.num_rows // self.group_size
+            groups = self.num_rows // self.layout.size
             self.factors = Factors(
-                prototypes.new_empty(groups, len(prototypes)), prototypes.new_empty(self.num_rows), self.group_size
+                prototypes.new_empty(groups, len(prototypes)), prototypes.new_empty(self.own_rows), self.layout.own
             )
         else:
             self._note_wanted(predict_index)
@@ -184,33 +212,36 @@ class _Walk:
 
     def in_memory(self) -> None:
         """Balance the groups of each piece at once."""
+        own = self.layout.own
         for start, stop in _ranges(0, self.num_rows, self.plan.chunk_rows):
             rows, logits = self._chunk(start, stop)
             for first, last in _ranges(start, stop, self.plan.piece_rows):
                 piece = logits[first - start : last - start]
-                groups = piece.unflatten(0, (-1, self.group_size))
+                groups = piece.unflatten(0, (-1, self.layout.size))
                 shift = self.reduction.max(groups.amax(1))
                 kernel = self._kernel(groups, shift)
                 u, v = balance(kernel, self.settings.iterations, self.reduction)
-                self._keep_factors(first, shift, u, v.flatten())
-                self._absorb(first, piece, kernel.mul_(u[:, None]).flatten(0, 1), v.flatten())
-            self._add_gradient(rows, logits)
+                factor = v[:, :own].flatten()
+                self._keep_factors(first, shift, u, factor)
+                scaled = kernel[:, :own].mul_(u[:, None]).flatten(0, 1)
+                self._absorb(start, first, self.layout.own_of(piece), scaled, factor)
+            self._add_gradient(self.layout.own_of(rows))
 
     def streaming(self) -> None:
         """Balance groups that do not fit: each iteration walks over the group and keeps only the factors."""
-        for begin, end in _ranges(0, self.num_rows, self.group_size):
+        for begin, end in _ranges(0, self.num_rows, self.layout.size):
             shift, sums = self._shift_and_sums(begin, end)
-            u, v = centred(update(torch.ones_like(sums), sums), sums.new_ones(1, self.group_size))
+            u, v = centred(update(torch.ones_like(sums), sums), sums.new_ones(1, self.layout.size))
             for _ in range(self.settings.iterations - 1):
                 u, v = centred(update(u, self.reduction.sum(self._update_samples(begin, end, shift, u, v))), v)
-            self._absorb_group(begin, end, shift, u, v)
+            self._absorb_group(begin, begin + self.layout.own, shift, u, v)
 
     def _keep_factors(self, start: int, shift: Tensor, u: Tensor, v: Float[Tensor, " s"]) -> None:
         """Note what rebuilds the assignments of a piece, shift and factor of a prototype in one number."""
         if self.factors is not None:
-            group = start // self.group_size
+            group, sample = start // self.layout.size, self.layout.own_before(start)
             self.factors.log_prototypes[group : group + len(u)] = u.log() - shift * self.sharpness
-            self.factors.samples[start : start + len(v)] = v
+            self.factors.samples[sample : sample + len(v)] = v
 
     def _update_samples(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> Float[Tensor, "1 k"]:
         """Update the factors v of a group in place; the sums over its samples that the next u needs."""
@@ -225,7 +256,7 @@ class _Walk:
         return sums
 
     def _absorb_group(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> None:
-        """The last walk over a group: the final factors, and with them assignments, loss and gradient."""
+        """The last walk, over the batch's rows: the final factors, and with them assignments, loss and gradient."""
         for start, stop in _ranges(begin, end, self.plan.chunk_rows):
             rows, logits = self._chunk(start, stop)
             for first, last in _ranges(start, stop, self.plan.piece_rows):
@@ -233,8 +264,8 @@ class _Walk:
                 kernel = self._kernel(piece[None], shift)
                 factor = update(v[:, first - begin : last - begin], over_prototypes(kernel, u))
                 self._keep_factors(first, shift, u, factor[0])
-                self._absorb(first, piece, kernel[0].mul_(u), factor[0])
-            self._add_gradient(rows, logits)
+                self._absorb(start, first, piece, kernel[0].mul_(u), factor[0])
+            self._add_gradient(rows)
 
     def _shift_and_sums(self, begin: int, end: int) -> tuple[Float[Tensor, "1 k"], Float[Tensor, "1 k"]]:
         """Each prototype's maximum and the sum of its shifted exponentials, in one walk that rescales as it goes."""
@@ -249,16 +280,19 @@ class _Walk:
         return overall, self.reduction.sum(sums * torch.exp((shift - overall) * self.sharpness))
 
     def _rows(self, start: int, stop: int) -> Float[Tensor, "s d"]:
-        """A range of tokens in position-major order, L2-normalised."""
-        first, last = start // self.images, -(-stop // self.images)
-        rows = self.tokens[:, first:last].transpose(0, 1).flatten(0, 1)
-        offset = first * self.images
-        return _normalized(rows[start - offset : stop - offset])
+        """A range of rows, several whole groups or a part of one."""
+        low, high = self.layout.own_before(start), self.layout.own_before(stop)
+        own = _position_major(self.tokens, low, high)
+        if self.earlier is None:
+            return own
+        earlier = _position_major(self.earlier, start - low, stop - high)
+        groups = max((stop - start) // self.layout.size, 1)
+        return torch.cat([part.unflatten(0, (groups, -1)) for part in (own, earlier)], 1).flatten(0, 1)
 
     def _chunk(self, start: int, stop: int) -> tuple[Float[Tensor, "s d"], Float[Tensor, "s k"]]:
-        """Rows and logits of a chunk, not computed anew while the buffer still holds them."""
+        """Rows, L2-normalised, and logits of a chunk, not computed anew while the buffer still holds them."""
         if self.held != (start, stop):
-            self.rows = self._rows(start, stop)
+            self.rows = _normalized(self._rows(start, stop))
             self.held = (start, stop)
             self._fill_logits(self.rows)
         return self.rows, self.logits_buffer[: stop - start, : len(self.prototypes)]
@@ -277,18 +311,25 @@ class _Walk:
         return kernel.clamp_min_(_SMALLEST_EXPONENT).exp_()
 
     def _absorb(
-        self, start: int, logits: Float[Tensor, "s k"], scaled: Float[Tensor, "s k"], v: Float[Tensor, " s"]
+        self,
+        chunk: int,
+        start: int,
+        logits: Float[Tensor, "s k"],
+        scaled: Float[Tensor, "s k"],
+        v: Float[Tensor, " s"],
     ) -> None:
-        """Add a piece to loss and targets, and leave softmax - assignments in place of its logits.
+        """Add the batch's rows of a piece to loss and targets, and leave softmax - assignments in place of logits.
 
-        The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass.
+        The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass. `start` is the
+        first row of the piece, `chunk` that of the chunk it lies in.
         """
         offset = 0.0 if self.bias is None else self.bias / self.settings.prediction_temperature
         # In rows without padding, which softmax would otherwise make for itself.
         biased = logits + offset
+        row = self.layout.own_before(start)
         if self.targets is not None:
-            low, high = bisect_left(self.wanted_rows, start), bisect_left(self.wanted_rows, start + len(logits))
-            chosen = self.wanted[low:high] - start
+            low, high = bisect_left(self.wanted_rows, row), bisect_left(self.wanted_rows, row + len(logits))
+            chosen = self.wanted[low:high] - row
             self.targets.flatten(0, 1)[self.order[low:high]] = scaled[chosen] * v[chosen, None]
         largest = biased.amax(1)
         agreement = torch.linalg.vecdot(scaled, biased)
@@ -296,23 +337,35 @@ class _Walk:
         # log sum exp of a row from its largest entry, since softmax already did the work.
         log_sum = largest - probabilities.amax(1).log()
         self.loss += torch.dot(v, scaled.sum(1) * log_sum - agreement)
-        torch.addcmul(probabilities, scaled, v[:, None], value=-1, out=logits)
+        # The batch's rows move together at the front of the chunk, over logits that have had their turn.
+        first = row - self.layout.own_before(chunk)
+        difference = self.logits_buffer[first : first + len(logits), : len(self.prototypes)]
+        torch.addcmul(probabilities, scaled, v[:, None], value=-1, out=difference)
 
-    def _add_gradient(self, rows: Float[Tensor, "s d"], difference: Float[Tensor, "s k"]) -> None:
+    def _add_gradient(self, rows: Float[Tensor, "s d"]) -> None:
+        """Of a chunk's own rows, whose differences stand where its logits were."""
+        difference = self.logits_buffer[: len(rows), : len(self.prototypes)]
         self.prototype_gradient.addmm_(difference.t(), rows)
         self.bias_gradient += difference.sum(0)
-        # The differences stand where the logits were.
         self.held = None
 
     def totals(self) -> Totals:
-        scale = 1 / (self.settings.prediction_temperature * self.num_rows)
+        scale = 1 / (self.settings.prediction_temperature * self.own_rows)
         return Totals(
-            loss=self.loss / self.num_rows,
+            loss=self.loss / self.own_rows,
             prototype_gradient=self.prototype_gradient.mul_(scale),
             bias_gradient=self.bias_gradient.mul_(scale),
             targets=self.targets,
             factors=self.factors,
         )
+
+
+def _position_major(tokens: Float[Tensor, "b n d"], start: int, stop: int) -> Float[Tensor, "s d"]:
+    """A range of tokens, ordered by position and then by image."""
+    images = len(tokens)
+    first, last = start // images, -(-stop // images)
+    offset = first * images
+    return tokens[:, first:last].transpose(0, 1).flatten(0, 1)[start - offset : stop - offset]
 
 
 def _normalized(rows: Float[Tensor, "s d"]) -> Float[Tensor, "s d"]:

@@ -5,7 +5,8 @@ the cross-entropy between those and softmax(logits / T_prediction), and trains t
 of the patches that the student predicts are its targets. `bounded.py` computes all of it in bounded memory.
 
 A batch may come in several micro-batches. They are balanced together, as one batch, and the targets of each are rebuilt
-when its turn comes, so that their memory is that of one micro-batch.
+when its turn comes, so that their memory is that of one micro-batch. Where batches are small, a queue of earlier tokens
+(`queue.py`) may be balanced together with them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from capi.method.bounded import ClusteringSettings, Factors, cluster, rebuild
 from capi.method.losses import soft_cross_entropy
+from capi.method.queue import QueueShape, TokenQueue
 from capi.method.sinkhorn import OneProcess
 from capi.method.targets import Target, Targets, distribution_metrics, distribution_summary
 from capi.types import Float, Int, Reduction
@@ -36,6 +38,7 @@ class OnlineClustering(Target):
         settings: ClusteringSettings | None = None,
         student_temperature: float = 0.12,
         reduction: Reduction | None = None,
+        queue: QueueShape | None = None,
     ) -> None:
         super().__init__()
         self.settings = settings or ClusteringSettings()
@@ -46,6 +49,12 @@ class OnlineClustering(Target):
         # How many of the last patches each prototype was nearest to, kept by `capi.method.health`. No part of what is
         # learnt, so that a state dict holds the prototypes alone; checkpoints keep it by name.
         self.register_buffer("recent_use", torch.zeros(prototypes), persistent=False)
+        self.queue = None if queue is None else TokenQueue(queue, width)
+        self._last_tokens: Sequence[Tensor] = ()
+
+    @property
+    def sharded_buffers(self) -> Mapping[str, int]:
+        return {} if self.queue is None else {"queue.tokens": self.queue.blocks}
 
     def forward(
         self,
@@ -57,7 +66,9 @@ class OnlineClustering(Target):
         together, wanted = (tokens[0], predict_index[0]) if len(tokens) == 1 else (torch.cat(list(tokens)), None)
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
         with torch.no_grad(), torch.autocast(together.device.type, enabled=False):
-            totals = cluster(together, wanted, self.prototypes, self.bias, self.settings, self.reduction)
+            earlier = None if self.queue is None else self.queue.earlier()
+            totals = cluster(together, wanted, self.prototypes, self.bias, self.settings, self.reduction, earlier)
+        self._last_tokens = () if self.queue is None else tokens
         loss = _Known.apply(self.prototypes, self.bias, totals.loss, totals.prototype_gradient, totals.bias_gradient)
         if totals.targets is not None:
             return Targets(loss, iter([totals.targets]))
@@ -72,6 +83,12 @@ class OnlineClustering(Target):
 
     def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
         return {"clustering_loss": own_loss, **distribution_metrics(summary)}
+
+    def follow(self) -> None:
+        """The batch enters the queue, where there is one."""
+        if self.queue is not None and self._last_tokens:
+            self.queue.enter(self._last_tokens)
+        self._last_tokens = ()
 
     def _rebuilt(
         self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors

@@ -42,6 +42,16 @@ class Target(nn.Module):
     # How a statistic of this process becomes that of the global batch.
     reduction: Reduction = OneProcess()
 
+    @property
+    def sharded_buffers(self) -> Mapping[str, int]:
+        """Buffers that differ from process to process, by name, each with its number of blocks.
+
+        The first axis of such a buffer is this process's part of images that are ordered by their number in the global
+        batch; `capi.method.queue` has what puts the parts together and takes them apart. All other buffers are the same
+        on every process.
+        """
+        return {}
+
     def tokens(self, teacher: Teacher, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n e"]:
         """What targets are made from, one row for each patch of the whole images."""
         tokens: Tensor = teacher(images)

@@ -260,6 +260,10 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
     state = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.state_dict().items()}
     # What a target keeps of earlier batches, whether or not it counts it as learnt.
     state |= {f"{target.name}.{key}": value for key, value in target.named_buffers()}
+    for key, blocks in target.sharded_buffers.items():
+        # Each block of images is shared by the processes, so that any other number of them finds its own.
+        name = f"{target.name}.{key}"
+        state[name] = learner.spread(state[name].unflatten(0, (blocks, -1)), 1)
     state |= _moments("student_optimizer", learner.student, learner.student_optimizer)
     if learner.target_optimizer is not None:
         state |= _moments(f"{target.name}_optimizer", target, learner.target_optimizer)

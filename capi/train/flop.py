@@ -80,9 +80,13 @@ def _predictor_flop(predictor: Predictor, counts: Counts, kept: float) -> tuple[
 
 
 def _target_flop(target: Target, head: nn.Module, counts: Counts) -> int:
-    """Prototypes have logits and a gradient; an averaged head has logits; other targets have no products."""
+    """Prototypes have logits and a gradient; an averaged head has logits; other targets have no products.
+
+    A queue's tokens have logits, so many batches of them for each batch.
+    """
     if isinstance(target, OnlineClustering):
-        return 2 * 2 * counts.patches * target.prototypes.numel()
+        products = 2 if target.queue is None else 2 + target.queue.shape.batches
+        return 2 * products * counts.patches * target.prototypes.numel()
     return head_flop(head, counts.predicted) if isinstance(target, EmaHead) else 0
 
 

@@ -31,6 +31,8 @@ class Learner:
     precision: torch.dtype = torch.float32
     # Means over all processes; a single one has them already.
     average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    # The tensor of which each process has a part along an axis, as a checkpoint holds it.
+    spread: Callable[[Tensor, int], Tensor] = lambda value, _: value
 
     @property
     def device(self) -> torch.device:

@@ -98,3 +98,14 @@ def test__weights_to_start_from_are_optional_and_taken_strictly() -> None:
         load_config("demo", ["init.strict=false"])
     with pytest.raises(CapiError, match=r'there is no key "init\.model"'):
         load_config("demo", ["init.model=run"])
+
+
+def test__the_queue_is_off_holds_whole_batches_and_is_the_clustering_s() -> None:
+    assert Config().clustering.queue == 0
+    assert load_config("mini", ["clustering.queue=192"]).clustering.queue == 192
+    with pytest.raises(CapiError, match=r"clustering\.queue = 100 is no multiple .*: set clustering\.queue=64 or 128"):
+        load_config("mini", ["clustering.queue=100"])
+    with pytest.raises(CapiError, match=r"clustering\.queue has no meaning with target\.kind=ema_head: leave it out"):
+        load_config("mini", ["clustering.queue=64", "target.kind=ema_head"])
+    with pytest.raises(CapiError, match=r"clustering\.queue"):
+        load_config("mini", ["clustering.queue=-64"])

@@ -13,6 +13,7 @@ import torch.multiprocessing as mp
 from capi.distributed.processes import Processes, SharedError, joined
 from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings, Totals, cluster
+from capi.method.queue import local_part
 from capi.method.sinkhorn import OneProcess
 
 
@@ -33,6 +34,11 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return tokens, index, prototypes, torch.randn(PROTOTYPES, generator=generator)
 
 
+def queued() -> torch.Tensor:
+    """Two earlier batches."""
+    return torch.randn(2 * IMAGES, POSITIONS, WIDTH, generator=torch.Generator().manual_seed(1)).bfloat16()
+
+
 def exchange(rank: int, world: int, port: int, folder: str) -> None:
     """Everything that processes say to each other, in one launch."""
     torch.set_num_threads(1)
@@ -42,8 +48,10 @@ def exchange(rank: int, world: int, port: int, folder: str) -> None:
         for name, settings in SETTINGS.items():
             tokens, index, prototypes, bias = inputs()
             mine = slice(rank * IMAGES // world, (rank + 1) * IMAGES // world)
-            totals = cluster(tokens[mine], index[mine], prototypes, bias, settings, processes)
-            torch.save(totals._asdict(), Path(folder) / f"{name}-{rank}.pt")
+            part = local_part(queued(), blocks=2, process=rank, processes=world)
+            for case, earlier in (("batch", None), ("queue", part)):
+                totals = cluster(tokens[mine], index[mine], prototypes, bias, settings, processes, earlier)
+                torch.save(totals._asdict(), Path(folder) / f"{name}-{case}-{rank}.pt")
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
 
 
@@ -132,20 +140,23 @@ def test__processes_find_the_same_things_together(launched: tuple[int, Path]) ->
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test__clustering_is_that_of_the_global_batch(launched: tuple[int, Path], name: str) -> None:
+def test__clustering_is_that_of_the_global_batch_and_the_global_queue(launched: tuple[int, Path], name: str) -> None:
     world, folder = launched
-    settings = SETTINGS[name]
-    parts = [Totals(**torch.load(folder / f"{name}-{rank}.pt", weights_only=True)) for rank in range(world)]
-    alone = cluster(*inputs(), settings, OneProcess())
-    tolerance = {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(torch.cat([part.targets for part in parts]), alone.targets, **tolerance)
-    for field in ("loss", "prototype_gradient", "bias_gradient"):
-        mean = torch.stack([getattr(part, field) for part in parts]).mean(0)
-        torch.testing.assert_close(mean, getattr(alone, field), **tolerance)
-    # Balancing each process by itself would give something else: the test could fail.
+    settings, found = SETTINGS[name], {}
+    for case, earlier in (("batch", None), ("queue", queued())):
+        paths = [folder / f"{name}-{case}-{rank}.pt" for rank in range(world)]
+        parts = [Totals(**torch.load(path, weights_only=True)) for path in paths]
+        found[case] = alone = cluster(*inputs(), settings, OneProcess(), earlier)
+        tolerance = {"rtol": 1e-5, "atol": 1e-6}
+        torch.testing.assert_close(torch.cat([part.targets for part in parts]), alone.targets, **tolerance)
+        for field in ("loss", "prototype_gradient", "bias_gradient"):
+            mean = torch.stack([getattr(part, field) for part in parts]).mean(0)
+            torch.testing.assert_close(mean, getattr(alone, field), **tolerance)
+    # Balancing each process by itself, or without the queue, would give something else: the test could fail.
     tokens, index, prototypes, bias = inputs()
     own = cluster(tokens[: IMAGES // world], index[: IMAGES // world], prototypes, bias, settings, OneProcess())
-    assert (own.targets - alone.targets[: IMAGES // world]).abs().max() > 1e-3
+    assert (own.targets - found["batch"].targets[: IMAGES // world]).abs().max() > 1e-3
+    assert (found["queue"].targets - found["batch"].targets).abs().max() > 1e-3
 
 
 def test__a_process_that_was_started_alone_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

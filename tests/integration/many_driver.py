@@ -37,6 +37,7 @@ BASE = [
 ]
 RUNS: dict[str, list[str]] = {
     "plain": [],
+    "queued": ["clustering.queue=24"],
     "replicated": ["distributed.shards=1"],
     "accumulated": ["optimization.micro_batches=2", "run.activation_checkpointing=full"],
     "selective": ["run.activation_checkpointing=selective", "checkpoint.asynchronous=true"],
@@ -47,6 +48,7 @@ RUNS: dict[str, list[str]] = {
     "stochastic": ["model.stochastic_depth=0.3", "optimization.steps=12"],
     "lowered": ["run.precision=bfloat16"],
     "resumed": [],
+    "queue_resumed": ["clustering.queue=24"],
 }
 
 
@@ -71,7 +73,7 @@ def run(name: str, images: str, out: Path) -> None:
         [*BASE, *RUNS[name]],
         data=images,
         out=out / name,
-        resume=name == "resumed",
+        resume=name.endswith("resumed"),
         device="cpu",
         evaluations=[Weights()],
     )

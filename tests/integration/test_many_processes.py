@@ -22,8 +22,19 @@ from capi.train.stopping import PREEMPTED_EXIT_CODE
 from tests.integration import many_driver
 
 DRIVER = Path(__file__).with_name("many_driver.py")
-OF_TWO = ("plain", "accumulated", "selective", "ibot", "balanced", "features", "standard", "stochastic", "lowered")
-OF_THREE = ("replicated", "resumed")
+OF_TWO = (
+    "plain",
+    "queued",
+    "accumulated",
+    "selective",
+    "ibot",
+    "balanced",
+    "features",
+    "standard",
+    "stochastic",
+    "lowered",
+)
+OF_THREE = ("replicated", "resumed", "queue_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
 
@@ -81,13 +92,15 @@ def runs(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs")
     two = start(2, "-m", "tests.integration.many_driver", str(images), str(out / "two"), *OF_TWO)
     (out / "two").mkdir()
-    for name in ("plain", "ibot", "balanced", "features", "standard", "stochastic", "lowered"):
+    for name in OF_ONE:
         many_driver.run(name, str(images), out / "one")
     succeeded(two)
     for folder in ("one", "three"):
         keep_until(out / "two" / "plain", out / folder / "resumed", step=2)
+        keep_until(out / "two" / "queued", out / folder / "queue_resumed", step=2)
     three = start(3, "-m", "tests.integration.many_driver", str(images), str(out / "three"), *OF_THREE)
-    many_driver.run("resumed", str(images), out / "one")
+    for name in ("resumed", "queue_resumed"):
+        many_driver.run(name, str(images), out / "one")
     succeeded(three)
     return out
 
@@ -121,6 +134,9 @@ def metrics(run: Path) -> list[dict[str, Any]]:
     [
         ("two/plain", "one/plain", 1e-5),
         ("two/accumulated", "one/plain", 1e-5),
+        ("two/queued", "one/queued", 1e-5),
+        ("three/queue_resumed", "one/queued", 1e-5),
+        ("one/queue_resumed", "one/queued", 1e-5),
         ("two/selective", "one/plain", 1e-5),
         ("three/replicated", "one/plain", 1e-5),
         ("three/resumed", "one/plain", 1e-5),
@@ -136,7 +152,9 @@ def test__losses_and_weights_are_those_of_one_process(runs: Path, many: str, one
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         # Of a whole tensor: Adam divides by the size of a gradient, so that the smallest entries say nothing.
-        assert (ours[name] - value).norm() <= tolerance * value.norm(), name
+        # The queue is kept in bfloat16, where the last digit of a float may decide about the last of three.
+        allowed = 1e-3 if name.endswith("queue.tokens") else tolerance
+        assert (ours[name] - value).norm() <= allowed * value.norm(), name
     records, expected = metrics(runs / many), metrics(runs / one)
     assert [record["step"] for record in records] == [record["step"] for record in expected]
     for record, wanted in zip(records, expected, strict=True):

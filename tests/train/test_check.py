@@ -1,6 +1,11 @@
+import torch
+
 from capi import api
-from capi.build import build_student
+from capi.build import build_learner, build_student
 from capi.config.schema import Config
+from capi.train.check import measure_step
+from tests.train.test_step import batch_of
+from tests.variants import varied
 
 
 def test__the_cost_of_a_step_is_measured_and_reported(small_config: Config) -> None:
@@ -16,3 +21,13 @@ def test__the_cost_of_a_step_is_measured_and_reported(small_config: Config) -> N
     assert cost.encoder_parameters == sum(parameter.numel() for parameter in student.encoder.parameters())
     expected = sum(parameter.numel() for parameter in student.parameters()) + 24 * 32 + 24
     assert cost.trained_parameters == expected
+
+
+def test__a_queue_is_measured_full(small_config: Config) -> None:
+    config = varied(small_config, "clustering.queue=18")
+    learner = build_learner(config)
+    measure_step(learner, [batch_of(config)], 48, 1, lambda: None)
+    # Three batches of noise were there, and two steps have followed.
+    assert learner.target.queue.seen == 5
+    assert (learner.target.queue.tokens.float().abs().amax((1, 2)) > 0).all()
+    assert torch.equal(learner.target.queue.tokens[:6], learner.target.queue.tokens[6:12])

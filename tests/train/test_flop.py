@@ -40,6 +40,7 @@ def test__equals_what_torch_counts_in_one_iteration() -> None:
 
 COUNTED = PREDICTORS | {"mlp": ["model.head=mlp"], "learned": ["model.positions=learned"]}
 COUNTED |= {name: TARGETS[name] for name in ("ema_head", "features", "pixels", "frozen")}
+COUNTED |= {"queue": ["clustering.queue=30"]}
 COUNTED |= {"wide self": ["model.predictor.kind=self", "model.predictor.width=48", "model.predictor.heads=3"]}
 
 
@@ -47,6 +48,8 @@ COUNTED |= {"wide self": ["model.predictor.kind=self", "model.predictor.width=48
 def test__variants_need_what_torch_counts(small_config: Config, name: str) -> None:
     config = varied(small_config, *COUNTED[name], "optimization.batch_size=10")
     learner, batch = learner_of(config), batch_of(config)
+    if config.clustering.queue:
+        learner.target.queue.pretend_full()
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         train_step(learner, [batch], 0)
     ours = iteration_flop(

@@ -1,0 +1,85 @@
+"""Teacher tokens of earlier batches, which join the balancing of a small one.
+
+Positionwise Sinkhorn-Knopp spreads the images of a batch over the prototypes at each position. Far fewer images than
+prototypes say little about how often each prototype should be used. SwAV (Caron et al. 2020, "Unsupervised Learning of
+Visual Features by Contrasting Cluster Assignments") keeps features of earlier batches beside a small batch; here the
+teacher's patch tokens of the last batches are kept, each at its position. They are compared with the prototypes as
+these are now, and balanced together with the batch, but they are as the teacher was when it saw them. Loss, gradient
+and targets are of the batch alone.
+
+The queue holds whole batches and is bounded: images x positions x width numbers in bfloat16. That is half of float32,
+and rounding moves a token far less than the teacher's own steps have since. Each process keeps its own images; over all
+processes that is one queue of the global batches, which any other number of processes can go on with.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from capi.types import Float
+
+
+class QueueShape(NamedTuple):
+    """What one process keeps: so many earlier batches, of each so many images of so many positions."""
+
+    batches: int
+    images: int
+    positions: int
+    micro_batches: int = 1
+
+
+class TokenQueue(nn.Module):
+    """The tokens of the last batches. Batch number i lies in place i % batches, so that each replaces the oldest."""
+
+    tokens: Tensor
+    seen: Tensor
+
+    def __init__(self, shape: QueueShape, width: int) -> None:
+        super().__init__()
+        self.shape = shape
+        images = shape.batches * shape.images
+        # No part of what is learnt, so that no state dict holds them; checkpoints keep them by name.
+        empty = torch.zeros(images, shape.positions, width, dtype=torch.bfloat16)
+        self.register_buffer("tokens", empty, persistent=False)
+        # Batches that ever entered.
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
+
+    @property
+    def blocks(self) -> int:
+        """Micro-batches that it has room for, the parts of `tokens` that processes take turns in."""
+        return self.shape.batches * self.shape.micro_batches
+
+    def earlier(self) -> Float[Tensor, "q n d"] | None:
+        """What is there: None at first, then more with every batch until it is full."""
+        batches = min(int(self.seen), self.shape.batches)
+        return self.tokens[: batches * self.shape.images] if batches else None
+
+    @torch.no_grad()
+    def enter(self, parts: Sequence[Float[Tensor, "_ n d"]]) -> None:
+        """The micro-batches of a batch replace the oldest batch."""
+        images = self.shape.images
+        place = int(self.seen) % self.shape.batches
+        self.tokens[place * images : (place + 1) * images].copy_(torch.cat(list(parts)))
+        self.seen += 1
+
+    @torch.no_grad()
+    def pretend_full(self) -> None:
+        """Noise in every place, to measure what a full queue costs."""
+        self.tokens.normal_()
+        self.seen.fill_(self.shape.batches)
+
+
+def local_part(whole: Float[Tensor, "_ n d"], *, blocks: int, process: int, processes: int) -> Float[Tensor, "_ n d"]:
+    """What one process keeps of the images of all.
+
+    `whole` is ordered by batch and, within it, by the sample's number in the global batch. That is a row of blocks, one
+    for each micro-batch, and the processes have equal parts of each block, in order.
+    """
+    return whole.unflatten(0, (blocks, processes, -1))[:, process].flatten(0, 1)
+
+
+def whole_of_parts(parts: Sequence[Float[Tensor, "b n d"]], *, blocks: int) -> Float[Tensor, "_ n d"]:
+    """The images of all processes in their one order, from the part of each; undone by `local_part`."""
+    return torch.cat([part.unflatten(0, (blocks, -1)) for part in parts], dim=1).flatten(0, 1)
