@@ -22,18 +22,8 @@ from capi.train.stopping import PREEMPTED_EXIT_CODE
 from tests.integration import many_driver
 
 DRIVER = Path(__file__).with_name("many_driver.py")
-OF_TWO = (
-    "plain",
-    "queued",
-    "accumulated",
-    "selective",
-    "ibot",
-    "balanced",
-    "features",
-    "standard",
-    "stochastic",
-    "lowered",
-)
+OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "stochastic", "lowered")
+OF_TWO = (*OF_ONE, "accumulated", "selective")
 OF_THREE = ("replicated", "resumed", "queue_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
