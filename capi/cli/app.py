@@ -38,7 +38,7 @@ def main() -> None:
         app()
     except CapiError as error:
         if _is_told_elsewhere(error):
-            _fail_silently()
+            fail_silently()
         _fail(str(error))
     except OSError as error:
         # A full disk may show anywhere; other errors of the system are ours to see.
@@ -58,10 +58,10 @@ def _is_told_elsewhere(error: CapiError) -> bool:
     return not is_first() and processes is not None and isinstance(error, processes.SharedError)
 
 
-def _fail_silently() -> None:
+def fail_silently(code: int = 2) -> None:
     """torchrun ends all processes as soon as one has failed: that must be the one that speaks."""
     time.sleep(SECONDS_TO_SPEAK)
-    sys.exit(2)
+    sys.exit(code)
 
 
 def _fail(message: str) -> None:
@@ -98,7 +98,7 @@ def _refuse_several(command: str | None) -> None:
     if started == "1" or command in SEVERAL:
         return
     if not is_first():
-        _fail_silently()
+        fail_silently()
     raise CapiError(
         f"capi {command} works in one process, but {started} were started: leave out torchrun, which is for "
         f"{', '.join(SEVERAL)}"

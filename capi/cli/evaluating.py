@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
-from capi.cli.app import Device, Overrides, app, is_first, messages, one_of
+from capi.cli.app import Device, Overrides, app, fail_silently, is_first, messages, one_of
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
@@ -171,6 +171,8 @@ def compare(
     if is_first():
         _print_comparison(done)
         typer.echo(f"{out / 'comparison.html'} shows it.")
+    elif done.failed:
+        fail_silently(1)
     if done.failed:
         raise typer.Exit(1)
 
