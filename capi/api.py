@@ -16,7 +16,7 @@ from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.data.sources import ImageSource
-from capi.distributed.processes import own_device
+from capi.distributed.processes import joined, own_device
 from capi.encoders import load_weights, open_encoder
 from capi.errors import CapiError
 from capi.evals.feature_files import read_features
@@ -32,6 +32,7 @@ from capi.evaluation.prediction import Predicted
 from capi.evaluation.progress import EvaluationProgress
 from capi.evaluation.results import make_folder
 from capi.evaluation.similar import Match
+from capi.evaluation.teamwork import on_a_machine, prepared
 from capi.exporting import ExportFormat, ExportOptions
 from capi.models.features import CapiEncoder
 from capi.onnx_export.tracing import Precision
@@ -71,6 +72,8 @@ __all__ = [
 
 Recipe = str | Path | Config
 Names = str | Path | Sequence[str | Path]
+# Features go from process to process over the CPU: an evaluation may do other things for hours in between.
+MEETING = torch.device("cpu")
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -208,18 +211,21 @@ def evaluate(
     """Score a frozen encoder by a benchmark, `DATASET/PROTOCOL` or a YAML file.
 
     `model` is a path, another name that `capi evaluate` knows, or any `VisionEncoder`. With `out`, that folder gets
-    results.json, results.md and the fitted probe.
+    results.json, results.md and the fitted probe. Under torchrun all processes call this, and each encodes a part.
     """
-    with _progress(console) as progress:
+    with joined(MEETING) as processes, _progress(console) as progress:
+        with prepared(processes):
+            chosen = _device(device)
         return evaluating.evaluate(
             model,
             benchmark,
             overrides,
             out=out,
             weights=weights,
-            device=_device(device),
+            device=chosen,
             overwrite=overwrite,
             progress=progress,
+            processes=processes,
         )
 
 
@@ -256,7 +262,9 @@ def compare(
     console: Console | None = None,
 ) -> Comparison:
     """Every model by every benchmark: tables and a page in `out`; cells that are done are kept."""
-    with _progress(console) as progress:
+    with joined(MEETING) as processes, _progress(console) as progress:
+        with prepared(processes):
+            chosen = _device(device)
 
         def announce(cell: Cell) -> None:
             if cell.status == "running":
@@ -268,9 +276,10 @@ def compare(
             overrides,
             out=Path(out),
             weights=weights,
-            device=_device(device),
+            device=chosen,
             progress=progress,
             on_cell=announce,
+            processes=processes,
         )
 
 
@@ -295,13 +304,15 @@ def extract(
 
     `kinds` are among patch, mean_patch, pooled and register. An extraction that was interrupted goes on.
     """
-    chosen = _device(device)
-    encoder = open_encoder(model, weights=weights, device=chosen)
-    listed = list_images(str(data), split, label)
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
-    with _progress(console) as progress:
-        workers = choose_workers(None, chosen, len(listed.images))
+    with joined(MEETING) as processes, _progress(console) as progress:
+        with prepared(processes):
+            chosen = own_device(_device(device))
+            encoder = open_encoder(model, weights=weights, device=chosen)
+            listed = list_images(str(data), split, label)
+        images = len(listed.images) // processes.size
+        workers = choose_workers(None, chosen, images, on_a_machine(processes))
         return extraction.extract(
             encoder,
             listed.images,
@@ -313,6 +324,7 @@ def extract(
             about={**named, "data": str(data), "split": split},
             dtype=dtype,
             overwrite=overwrite,
+            processes=processes,
         )
 
 

@@ -70,12 +70,13 @@ def build_encoding(
     folder: Path | None = None,
     progress: Progress = silent,
     images: int = 0,
+    processes: int = 1,
 ) -> Encoding:
-    """How the encoder is run; `images` is about how many there are to read."""
+    """How the encoder is run; `images` is about how many there are to read, for each of `processes` on a machine."""
     return Encoding(
         size=config.height_and_width or PAPER_SIZE,
         batch_size=config.encode_batch,
-        workers=choose_workers(config.workers, torch.device(device), images),
+        workers=choose_workers(config.workers, torch.device(device), images, processes),
         device=device,
         precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
         folder=folder,
@@ -84,11 +85,11 @@ def build_encoding(
     )
 
 
-def choose_workers(asked: int | None, device: torch.device, images: int) -> int:
-    """One process reads ahead of a CPU that encodes; an accelerator wants all that the machine has."""
+def choose_workers(asked: int | None, device: torch.device, images: int, processes: int = 1) -> int:
+    """One process reads ahead of a CPU that encodes; accelerators share all that the machine has."""
     if asked is not None or images < _FEW_IMAGES:
         return asked or 0
-    return 1 if device.type == "cpu" else max(min((os.cpu_count() or 1) - 1, 12), 1)
+    return 1 if device.type == "cpu" else max(min((os.cpu_count() or 1) // processes - 1, 12), 1)
 
 
 def count_images(data: EvaluationData) -> int:

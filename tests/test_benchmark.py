@@ -160,6 +160,13 @@ def test__reading_ahead_pays_for_many_images_only() -> None:
     assert choose_workers(0, cuda, 10**6) == 0
 
 
+def test__processes_on_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda")
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    assert [choose_workers(None, cuda, 10**6, count) for count in (1, 2, 8, 64)] == [12, 12, 7, 1]
+    assert choose_workers(9, cuda, 10**6, 64) == 9
+
+
 def test__images_are_counted_and_identified(class_folders: Path, mask_folders: Path) -> None:
     classes = load_data(load_benchmark("folder/knn", [f"data={class_folders}"]))
     masks = load_data(load_benchmark("masks/knn-segmentation", [f"data={mask_folders}", "ignored=[255]"]))

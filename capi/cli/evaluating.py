@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
-from capi.cli.app import Device, Overrides, app, messages, one_of
+from capi.cli.app import Device, Overrides, app, fail_silently, is_first, messages, one_of
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
@@ -80,10 +80,12 @@ def evaluate(
         overrides or [],
         out=out,
         weights=weights,  # type: ignore[arg-type]
-        device=api.choose_device(device),
+        device=device,
         overwrite=overwrite,
         console=messages(),
     )
+    if not is_first():
+        return
     _print_record(done.record)
     if done.folder is not None:
         typer.echo(f"{done.folder} has results.json, results.md and what was fitted.")
@@ -155,7 +157,7 @@ def compare(
     names = [word for word in models if "=" not in word]
     if not names:
         raise CapiError("compare needs at least one model before --on")
-    overrides, chosen = [word for word in models if "=" in word], api.choose_device(device)
+    overrides = [word for word in models if "=" in word]
     with _resumable("Stopped. Finished cells are kept: the same command goes on."):
         done = api.compare(
             names,
@@ -163,11 +165,14 @@ def compare(
             overrides,
             out=out,
             weights=weights,  # type: ignore[arg-type]
-            device=chosen,
+            device=device,
             console=messages(),
         )
-    _print_comparison(done)
-    typer.echo(f"{out / 'comparison.html'} shows it.")
+    if is_first():
+        _print_comparison(done)
+        typer.echo(f"{out / 'comparison.html'} shows it.")
+    elif done.failed:
+        fail_silently(1)
     if done.failed:
         raise typer.Exit(1)
 
@@ -198,7 +203,7 @@ def extract(
     kinds = kind or ["mean_patch"]
     for one in kinds:
         one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
-    size, chosen = _size(image_size), api.choose_device(device)
+    size = _size(image_size)
     with _resumable("Stopped. What was extracted is kept: the same command goes on."):
         done = api.extract(
             model,
@@ -212,11 +217,12 @@ def extract(
             label=label,
             batch_size=batch_size,
             weights=weights,  # type: ignore[arg-type]
-            device=chosen,
+            device=device,
             overwrite=overwrite,
             console=messages(),
         )
-    typer.echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
+    if is_first():
+        typer.echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
 
 
 @app.command()
@@ -310,7 +316,8 @@ def _resumable(message: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(message)
+        if is_first():
+            typer.echo(message)
         raise typer.Exit(130) from None
 
 

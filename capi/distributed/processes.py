@@ -36,8 +36,6 @@ _OF_THE_NETWORK = re.compile(r"gloo|NCCL|connection (was )?(closed|reset)|timed 
 class SharedError(CapiError):
     """Raised in all processes at once; the main one tells it."""
 
-    shared = True
-
 
 class LostProcessError(CapiError):
     """An exchange failed because another process is gone."""

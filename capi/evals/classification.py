@@ -220,6 +220,7 @@ def _score_test(
     if not asked:
         raise CapiError(f'no image of the test split "{name}" has an answer')
     pooled = any(classifier.needs_pooled for classifier in classifiers.values())
+    patches = any(classifier.needs_patches for classifier in classifiers.values())
     judges = {kind: Judge(classifier) for kind, classifier in classifiers.items()}
     right = dict.fromkeys(classifiers, 0)
 
@@ -228,7 +229,10 @@ def _score_test(
             answered = right_answers(confidences, test.answers[numbers], test.answer_of_class, test.restricted)
             right[kind] += int(answered.sum())
 
-    for batch in encoded_batches(encoder, test.images, encoding, what=f"test images ({name})", pooled=pooled):
+    what = f"test images ({name})"
+    for batch in encoded_batches(
+        encoder, test.images, encoding, what=what, pooled=pooled, patches=patches, registers=False
+    ):
         for kind, judge in judges.items():
             count(kind, judge.add(batch.read.numbers, batch.features))
     for kind, judge in judges.items():

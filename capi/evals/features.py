@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
 from capi.data.crops import normalize
 from capi.data.sources import ImageSource
@@ -48,6 +49,8 @@ class Encoding:
     progress: Progress = silent
     kept: dict[object, tuple[StillBatches, list[ReadBatch]]] | None = None
     """Images that were read are kept here, where the same ones are to be evaluated again."""
+    team: "Team | None" = None
+    """Other processes that encode a part of the batches."""
 
     def fitted(self, patch_size: int) -> "Encoding":
         """The same at the nearest size that patches fill."""
@@ -142,6 +145,27 @@ class EncodedBatch:
     features: Features
 
 
+@dataclass(frozen=True)
+class EncodingJob:
+    """Batches to be read and encoded, and what of their features is wanted."""
+
+    batches: Dataset[ReadBatch]
+    count: int
+    pooled: bool = False
+    patches: bool = True
+    """Without them the feature map is a single patch, the mean of all: vectors of images are the same."""
+    registers: bool = True
+
+
+@runtime_checkable
+class Team(Protocol):
+    """Processes that share the batches of a job. The features are those of one process, bit for bit."""
+
+    def encoded(self, encoder: VisionEncoder, job: EncodingJob, encoding: Encoding) -> Iterator[EncodedBatch]:
+        """All batches, in order."""
+        ...
+
+
 def encoded_batches(
     encoder: VisionEncoder,
     source: ImageSource,
@@ -152,27 +176,50 @@ def encoded_batches(
     masks: MaskSource | None = None,
     whole: bool = False,
     pooled: bool = False,
+    patches: bool = True,
+    registers: bool = True,
 ) -> Iterator[EncodedBatch]:
-    """Features of a source's images (or of those with these numbers), batch by batch, in order."""
+    """Features of a source's images (or of those with these numbers), batch by batch, in order.
+
+    Where patches or registers are not needed, saying so spares other processes from sending them.
+    """
     chosen = torch.arange(len(source)) if numbers is None else numbers
     batches = StillBatches(source, frame_of(encoder, encoding, whole=whole), chosen, encoding.batch_size, masks)
     done = 0
     encoding.progress(what, 0, len(chosen))
-    for read in _read(batches, encoding):
-        features = encode(encoder, read.images, encoding, pooled=pooled)
-        done += len(read.numbers)
+    for batch in encoded(encoder, EncodingJob(batches, len(batches), pooled, patches, registers), encoding):
+        done += len(batch.read.numbers)
         encoding.progress(what, done, len(chosen))
+        yield batch
+
+
+def encoded(encoder: VisionEncoder, job: EncodingJob, encoding: Encoding) -> Iterator[EncodedBatch]:
+    """All batches of a job, in order: by this process, or by a team."""
+    if encoding.team is not None:
+        return encoding.team.encoded(encoder, job, encoding)
+    return encoded_here(encoder, job, range(job.count), encoding)
+
+
+def encoded_here(encoder: VisionEncoder, job: EncodingJob, items: range, encoding: Encoding) -> Iterator[EncodedBatch]:
+    """These batches of a job, by this process."""
+    for read in _read(job.batches, items, encoding):
+        features = encode(encoder, read.images, encoding, pooled=job.pooled)
+        if not job.registers:
+            features = features._replace(registers=features.registers[:, :0])
+        if not job.patches:
+            features = features._replace(feature_map=vectors_of(features, "mean_patch")[:, None, None])
         yield EncodedBatch(read, features)
 
 
-def _read(batches: StillBatches, encoding: Encoding) -> Iterator[ReadBatch]:
+def _read(batches: Dataset[ReadBatch], items: range, encoding: Encoding) -> Iterator[ReadBatch]:
     """From the files, or from what was kept of the last time."""
-    if encoding.kept is None:
-        yield from read_in_order(batches, range(len(batches)), workers=encoding.workers)
+    if encoding.kept is None or not isinstance(batches, StillBatches):
+        yield from read_in_order(batches, items, workers=encoding.workers)
         return
-    key = (id(batches.source), id(batches.masks), batches.frame, tuple(batches.numbers.tolist()), batches.batch_size)
+    chosen = tuple(batches.numbers.tolist())
+    key = (id(batches.source), id(batches.masks), batches.frame, chosen, batches.batch_size, items)
     if key not in encoding.kept:
-        read = read_in_order(batches, range(len(batches)), workers=encoding.workers)
+        read = read_in_order(batches, items, workers=encoding.workers)
         if _bytes_of(batches) + sum(_bytes_of(others) for others, _ in encoding.kept.values()) > KEPT_BYTES:
             yield from read
             return
@@ -203,7 +250,7 @@ def image_vectors(
     """One vector of each kind for every image of a source, on the CPU."""
     rows = {kind: Rows(len(source), encoding, f"vectors_{kind}") for kind in kinds}
     pooled = any(kind != "mean_patch" for kind in kinds)
-    for batch in encoded_batches(encoder, source, encoding, what=what, pooled=pooled):
+    for batch in encoded_batches(encoder, source, encoding, what=what, pooled=pooled, patches=False, registers=False):
         for kind in kinds:
             rows[kind].append(vectors_of(batch.features, kind))
     return {kind: each.filled for kind, each in rows.items()}

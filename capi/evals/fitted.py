@@ -34,6 +34,11 @@ class Classifier(Protocol):
     def needs_pooled(self) -> bool: ...
 
     @property
+    def needs_patches(self) -> bool:
+        """Whether a vector for each image is not enough."""
+        ...
+
+    @property
     def images_at_a_time(self) -> int:
         """How many images are best judged together."""
         ...
@@ -100,6 +105,10 @@ class LinearClassifier:
         return self.feature != "mean_patch"
 
     @property
+    def needs_patches(self) -> bool:
+        return False
+
+    @property
     def images_at_a_time(self) -> int:
         return 1
 
@@ -135,6 +144,10 @@ class AttentiveClassifier:
     @property
     def needs_pooled(self) -> bool:
         return False
+
+    @property
+    def needs_patches(self) -> bool:
+        return True
 
     @cached_property
     def _probes(self) -> AttentiveProbes:
@@ -174,6 +187,10 @@ class KnnClassifier:
     @property
     def needs_pooled(self) -> bool:
         return self.feature != "mean_patch"
+
+    @property
+    def needs_patches(self) -> bool:
+        return False
 
     @cached_property
     def _search(self) -> NearestNeighbours:

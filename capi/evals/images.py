@@ -97,17 +97,27 @@ class StillBatches(Dataset[ReadBatch]):
 
 @dataclass(frozen=True)
 class AugmentedBatches(Dataset[ReadBatch]):
-    """Item i is the batch of step i: random crops of shuffled images, half of them mirrored."""
+    """Item i is the batch of step i: random crops of shuffled images, half of them mirrored.
+
+    With a `piece_size` items are pieces of batches, `pieces` of them a step: together they are the same images.
+    """
 
     source: ImageSource
     frame: Frame
     numbers: Int[Tensor, " s"]
     batch_size: int
     seed: int
+    piece_size: int | None = None
 
-    def __getitem__(self, step: int) -> ReadBatch:
-        numbers = self.numbers[shuffled(step, self.batch_size, len(self.numbers), self.seed)]
-        keys = sample_keys(self.seed, step, torch.arange(self.batch_size))
+    @property
+    def pieces(self) -> int:
+        return math.ceil(self.batch_size / (self.piece_size or self.batch_size))
+
+    def __getitem__(self, item: int) -> ReadBatch:
+        step, piece = divmod(item, self.pieces)
+        samples = torch.arange(self.batch_size).split(self.piece_size or self.batch_size)[piece]
+        numbers = self.numbers[shuffled(step, self.batch_size, len(self.numbers), self.seed)[samples]]
+        keys = sample_keys(self.seed, step, samples)
         reader = Reader(self.source, Decoder(channels=self.frame.channels))
         rows = zip(numbers.tolist(), crop_draws(keys), flips(keys), strict=True)
         return _batch(numbers, ((self._read(reader, *row), None) for row in rows))

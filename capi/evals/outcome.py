@@ -34,7 +34,8 @@ class Outcome:
     """Every departure from the paper's protocol."""
     warnings: list[str]
     details: dict[str, Any]
-    probe: Probe = field(repr=False)
+    probe: Probe | None = field(repr=False)
+    """None in a process that helped another one."""
     pictures: list[SegmentedImage] = field(default_factory=list, repr=False)
 
     @property

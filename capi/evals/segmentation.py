@@ -173,7 +173,14 @@ class SegmentationProtocol(ABC):
     ) -> Iterator[tuple[Features, Tensor]]:
         """Features and masks, batch by batch; a label that the data set does not have is an error."""
         for batch in encoded_batches(
-            encoder, images.images, encoding, what=what, numbers=numbers, masks=images.masks, whole=True
+            encoder,
+            images.images,
+            encoding,
+            what=what,
+            numbers=numbers,
+            masks=images.masks,
+            whole=True,
+            registers=False,
         ):
             assert batch.read.masks is not None
             masks = batch.read.masks.long()

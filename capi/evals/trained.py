@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import islice
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
@@ -23,9 +24,18 @@ from capi.evals.classification import (
     make_probe,
     score_tests,
 )
-from capi.evals.features import Encoding, Rows, encode, encoded_batches, frame_of, vectors_of
+from capi.evals.features import (
+    EncodedBatch,
+    Encoding,
+    EncodingJob,
+    Rows,
+    encoded,
+    encoded_batches,
+    frame_of,
+    vectors_of,
+)
 from capi.evals.fitted import AttentiveClassifier, Classifier, LinearClassifier
-from capi.evals.images import AugmentedBatches, read_in_order, shuffled
+from capi.evals.images import AugmentedBatches, shuffled
 from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_training import (
     PAPER_GRID,
@@ -214,8 +224,15 @@ class Samples(ABC):
     def pooled(self) -> bool:
         return any(kind in {"pooled", "both"} for kind in self.kinds)
 
+    @property
+    def patches(self) -> bool:
+        return "patches" in self.kinds
+
     def inputs(self, features: Features) -> dict[str, Tensor]:
         return {kind: probe_input(features, kind) for kind in self.kinds}
+
+    def part(self, batch: EncodedBatch) -> Part:
+        return self.inputs(batch.features), self.labels[batch.read.numbers]
 
     @property
     def labels(self) -> Tensor:
@@ -240,15 +257,13 @@ class Streamed(Samples):
             self.split.fit,
             self.plan.batch_size,
             self.protocol.seed,
+            piece_size=self.encoding.batch_size,
         )
-        for read in read_in_order(batches, range(self.plan.total_steps), workers=self.encoding.workers):
-            pieces = zip(
-                read.images.split(self.encoding.batch_size), read.numbers.split(self.encoding.batch_size), strict=True
-            )
-            yield ((self._encoded(pixels), self.labels[numbers]) for pixels, numbers in pieces)
-
-    def _encoded(self, pixels: Tensor) -> dict[str, Tensor]:
-        return self.inputs(encode(self.encoder, pixels, self.encoding, pooled=self.pooled))
+        count = self.plan.total_steps * batches.pieces
+        job = EncodingJob(batches, count, pooled=self.pooled, patches=self.patches, registers=False)
+        pieces = encoded(self.encoder, job, self.encoding)
+        for _ in range(self.plan.total_steps):
+            yield map(self.part, islice(pieces, batches.pieces))
 
     def held_out(self) -> Iterator[Part]:
         for batch in encoded_batches(
@@ -258,8 +273,10 @@ class Streamed(Samples):
             what="held-out images",
             numbers=self.split.held_out,
             pooled=self.pooled,
+            patches=self.patches,
+            registers=False,
         ):
-            yield self.inputs(batch.features), self.labels[batch.read.numbers]
+            yield self.part(batch)
 
 
 class Cached(Samples):
@@ -269,7 +286,15 @@ class Cached(Samples):
     def _store(self) -> dict[str, Tensor]:
         images = self.protocol.data.train.images
         rows: dict[str, Rows] = {kind: Rows(len(images), self.encoding, f"train_{kind}") for kind in self.kinds}
-        for batch in encoded_batches(self.encoder, images, self.encoding, what="training images", pooled=self.pooled):
+        for batch in encoded_batches(
+            self.encoder,
+            images,
+            self.encoding,
+            what="training images",
+            pooled=self.pooled,
+            patches=self.patches,
+            registers=False,
+        ):
             for kind, values in self.inputs(batch.features).items():
                 rows[kind].append(values)
         return {kind: each.filled for kind, each in rows.items()}

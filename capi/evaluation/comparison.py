@@ -12,6 +12,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from capi.config.benchmark_loading import EXAMPLE, load_benchmark, protocols_wit
 from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import FILE_ENDINGS, overridden, validated
 from capi.data.sources import Files
+from capi.distributed.leading import ALONE, Exchange, follow, lead
+from capi.distributed.processes import LostProcessError, Processes, SharedError
 from capi.encoders import open_encoder
 from capi.errors import CapiError, nearest
 from capi.evals.datasets import WITHOUT_FOLDER, check_task, dataset_named
@@ -34,6 +37,7 @@ from capi.evaluation.comparison_cells import Cell, Column, Comparison
 from capi.evaluation.comparison_page import write_pages
 from capi.evaluation.evaluating import evaluate
 from capi.evaluation.results import Record, read_record
+from capi.evaluation.teamwork import prepared
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
 from capi.weights import Weights
@@ -59,37 +63,36 @@ def compare(
     device: torch.device | str = "cpu",
     progress: Progress = silent,
     on_cell: OnCell | None = None,
+    processes: Processes = ALONE,
 ) -> Comparison:
     """Evaluate every model on every benchmark; `out` gets comparison.json, .md, .csv, .html and a folder of cells.
 
     Overrides (`key=value`) go to each benchmark that knows the key. `on_cell` is called with a cell when its
     computation begins and when it is done, kept or failed; the comparison that is returned has a list of the failed.
+    Of several `processes` the main one decides and writes; the others encode for it.
     """
-    columns = resolve_columns(benchmarks, overrides)
-    rows = tuple(dict.fromkeys(str(model) for model in models))
-    if not rows:
-        raise CapiError("there is no model to compare: give at least one")
-    run = _Run(_empty(rows, columns, _made(Path(out)), weights), device, progress, on_cell)
-    try:
-        write_pages(run.comparison)
-        for model in rows:
-            for column in columns:
-                run.compute(model, column)
-    finally:
-        # Also when someone interrupts: what is done stays, and nothing looks as if it were still going on.
-        run.comparison.stop()
-        write_pages(run.comparison)
-    return run.comparison
+    with prepared(processes):
+        columns = resolve_columns(benchmarks, overrides)
+        rows = tuple(dict.fromkeys(str(model) for model in models))
+        if not rows:
+            raise CapiError("there is no model to compare: give at least one")
+        if processes.is_main:
+            _made(Path(out))
+    run = _Run(_empty(rows, columns, Path(out), weights), device, progress, on_cell, processes)
+    exchange = Exchange(processes)
+    if not processes.is_main:
+        found: Comparison = follow(exchange, run.assist)
+        return found
+    return run.all_cells() if processes.size == 1 else lead(exchange, run.all_cells, lambda found: found)
 
 
-def _made(out: Path) -> Path:
+def _made(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise CapiError(f"{out} is a file: --out takes the name of a folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CapiError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
-    return out
 
 
 def _empty(models: tuple[str, ...], columns: tuple[Column, ...], out: Path, weights: Weights) -> Comparison:
@@ -116,11 +119,47 @@ class _Run:
     """The comparison in the making, and what was found out about its models and data on the way."""
 
     def __init__(
-        self, comparison: Comparison, device: torch.device | str, progress: Progress, on_cell: OnCell | None
+        self,
+        comparison: Comparison,
+        device: torch.device | str,
+        progress: Progress,
+        on_cell: OnCell | None,
+        processes: Processes,
     ) -> None:
         self.comparison, self.device, self.progress, self.on_cell = comparison, device, progress, on_cell
+        self.processes = processes
         self.encoders: dict[str, dict[str, Any]] = {}
         self.data: dict[str, dict[str, Any]] = {}
+
+    def all_cells(self) -> Comparison:
+        try:
+            write_pages(self.comparison)
+            for model in self.comparison.models:
+                for column in self.comparison.columns:
+                    self.compute(model, column)
+        finally:
+            # Also when someone interrupts: what is done stays, and nothing looks as if it were still going on.
+            self.comparison.stop()
+            write_pages(self.comparison)
+        return self.comparison
+
+    def assist(self, cell: tuple[str, int]) -> None:
+        """Help with a cell that the main process computes; whether it failed is the main process's to note."""
+        model, number = cell
+        with suppress(SharedError):
+            self.scored(model, self.comparison.columns[number])
+
+    def scored(self, model: str, column: Column, out: Path | None = None) -> Record:
+        return evaluate(
+            model,
+            column.config,
+            out=out,
+            weights=self.comparison.weights,
+            device=self.device,
+            overwrite=True,
+            progress=self.progress,
+            processes=self.processes,
+        ).record
 
     def compute(self, model: str, column: Column) -> None:
         """Keep a cell, or compute it, or note why that is impossible."""
@@ -134,6 +173,8 @@ class _Run:
             identity = self.identity(cell.model, column)
             kept = self.kept(folder, identity)
             record = self.evaluated(folder, cell.model, column, identity) if kept is None else kept
+        except LostProcessError:
+            raise
         except _FAILURES as error:
             return replace(cell, status="failed", reason=reason_of(error))
         return replace(cell, status="done", record=record, kept=kept is not None)
@@ -141,15 +182,9 @@ class _Run:
     def evaluated(self, folder: Path, model: str, column: Column, identity: dict[str, Any]) -> Record:
         """Without the file that identifies them, results that are being replaced are never taken for finished."""
         (folder / IDENTITY).unlink(missing_ok=True)
-        record = evaluate(
-            model,
-            column.config,
-            out=folder,
-            weights=self.comparison.weights,
-            device=self.device,
-            overwrite=True,
-            progress=self.progress,
-        ).record
+        if self.processes.size > 1:
+            Exchange(self.processes).announce((model, self.comparison.columns.index(column)))
+        record = self.scored(model, column, folder)
         # A run that is still trained may have newer weights by now: what was evaluated is what counts.
         identity = identity | {"encoder": record["encoder"], "data": record["data_fingerprint"]}
         write_atomically(folder / IDENTITY, json.dumps(identity, indent=2) + "\n")

@@ -3,7 +3,8 @@
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from PIL import Image
 from capi.benchmark import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.config.benchmark_loading import load_benchmark
 from capi.config.benchmarks import BenchmarkConfig
+from capi.distributed.leading import ALONE
+from capi.distributed.processes import Processes, own_device
 from capi.encoders import open_encoder
 from capi.errors import CapiError
 from capi.evals.features import Encoding, Progress, silent
@@ -32,6 +35,7 @@ from capi.evaluation.results import (
     refuse_results,
     write_record,
 )
+from capi.evaluation.teamwork import encoding_together, on_a_machine, prepared, sources_of
 from capi.types import VisionEncoder
 from capi.visualize.labels import legend, overlay, side_by_side, stacked
 from capi.weights import Weights
@@ -59,37 +63,65 @@ def evaluate(
     device: torch.device | str = "cpu",
     overwrite: bool = False,
     progress: Progress = silent,
+    processes: Processes = ALONE,
 ) -> Evaluated:
-    """Score a frozen encoder. With `out`, a folder gets results.json, results.md, the probe and pictures."""
+    """Score a frozen encoder. With `out`, a folder gets results.json, results.md, the probe and pictures.
+
+    Of several `processes` each encodes a part of the images; the main one does all else.
+    """
     folder = None if out is None else Path(out)
-    if folder is not None:
-        refuse_results(folder, overwrite)
-    config = as_benchmark(benchmark, overrides)
     begun = time.monotonic()
-    encoder = open_encoder(model, weights=weights, device=device)
-    data = load_data(config)
-    if folder is not None:
-        make_folder(folder)
-    work = Path(tempfile.mkdtemp(prefix="capi_features_")) if folder is None else folder / ".features"
-    encoding = build_encoding(config, device=device, folder=work, progress=progress, images=count_images(data))
-    try:
-        outcome = build_protocol(config, data, encoding).run(encoder)
-        context = Context(
-            model=str(model) if isinstance(model, str | Path) else type(model).__name__,
-            weights=weights if isinstance(model, str | Path) and Path(model).is_dir() else None,
-            encoder=encoder_facts(encoder),
-            benchmark=f"{config.dataset}/{config.protocol}",
-            config=config.model_dump(mode="json"),
-            data=fingerprints(data),
-            device=str(device),
-            seconds=time.monotonic() - begun,
-        )
-        record = as_record(outcome, context)
+    with prepared(processes):
+        if folder is not None and processes.is_main:
+            refuse_results(folder, overwrite)
+        config = as_benchmark(benchmark, overrides)
+        own = own_device(torch.device(device)) if processes.size > 1 else device
+        encoder = open_encoder(model, weights=weights, device=own)
+        data = load_data(config)
+    encoding = build_encoding(
+        config,
+        device=own,
+        progress=progress,
+        images=count_images(data) // processes.size,
+        processes=on_a_machine(processes),
+    )
+
+    def run(encoding: Encoding) -> Evaluated:
         if folder is not None:
-            _write(record, outcome, data, encoding.fitted(encoder.patch_size), folder)
+            make_folder(folder)
+        with _room(folder) as work:
+            outcome = build_protocol(config, data, replace(encoding, folder=work)).run(encoder)
+            context = Context(
+                model=str(model) if isinstance(model, str | Path) else type(model).__name__,
+                weights=weights if isinstance(model, str | Path) and Path(model).is_dir() else None,
+                encoder=encoder_facts(encoder),
+                benchmark=f"{config.dataset}/{config.protocol}",
+                config=config.model_dump(mode="json"),
+                data=fingerprints(data),
+                device=str(device),
+                seconds=time.monotonic() - begun,
+            )
+            record = as_record(outcome, context)
+            if folder is not None:
+                _write(record, outcome, data, encoding.fitted(encoder.patch_size), folder)
+        return Evaluated(outcome, record, folder)
+
+    return encoding_together(processes, encoder, sources_of(data), encoding, run, told=_without_tensors)
+
+
+@contextmanager
+def _room(folder: Path | None) -> Iterator[Path]:
+    """Where features lie that do not fit into memory, for as long as they are needed."""
+    work = Path(tempfile.mkdtemp(prefix="capi_features_")) if folder is None else folder / ".features"
+    try:
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)
-    return Evaluated(outcome, record, folder)
+
+
+def _without_tensors(done: Evaluated) -> Evaluated:
+    """What other processes are told: a bank of k-NN may be most of the memory."""
+    return replace(done, outcome=replace(done.outcome, probe=None, pictures=[]))
 
 
 def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[str] = ()) -> BenchmarkConfig:
@@ -103,7 +135,7 @@ def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[st
 
 def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Encoding, folder: Path) -> None:
     clear_results(folder)
-    if record["config"]["save_probe"]:
+    if record["config"]["save_probe"] and outcome.probe is not None:
         about = {name: record[name] for name in ("model", "weights", "benchmark", "scores")}
         try:
             save_probe(replace(outcome.probe, about=about), folder / PROBE)

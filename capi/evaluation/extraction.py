@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 
 from capi.data.sources import ImageSource
+from capi.distributed.leading import ALONE
+from capi.distributed.processes import Processes
 from capi.errors import CapiError, nearest
 from capi.evals.feature_files import (
     ENDINGS,
@@ -37,6 +39,7 @@ from capi.evals.feature_files import (
 )
 from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors_of
 from capi.evals.probe_files import encoder_facts
+from capi.evaluation.teamwork import encoding_together
 from capi.train.atomic import write_atomically
 from capi.types import Features, VisionEncoder, statistics_of
 
@@ -75,18 +78,28 @@ def extract(
     about: dict[str, Any] | None = None,
     dtype: str = "float32",
     overwrite: bool = False,
+    processes: Processes = ALONE,
 ) -> Extracted:
     """Write features of every image to `out`, as its ending says: .safetensors or .parquet.
 
     `whole` squeezes the whole image to the size instead of cutting out its middle. `about` is noted in the file. What
     an interrupted call left behind is gone on with if it fits; `overwrite` replaces what does not, and a file at `out`.
+    Of several `processes` each encodes a part of the batches; the main one writes them as they come.
     """
-    _check_request(source, labels, kinds, dtype)
-    _check_place(out, overwrite)
-    encoding = replace(encoding.fitted(encoder.patch_size), kept=None)
+    fitted = replace(encoding.fitted(encoder.patch_size), kept=None)
     # As it will be read again: paths become text, and tuples lists.
     noted = json.loads(json.dumps(about or {}, default=str))
-    job = Job(encoder, source, labels, tuple(kinds), encoding, whole, noted, dtype)
+
+    def run(encoding: Encoding) -> Extracted:
+        _check_request(source, labels, kinds, dtype)
+        _check_place(out, overwrite)
+        return _extract(Job(encoder, source, labels, tuple(kinds), encoding, whole, noted, dtype), out, overwrite)
+
+    return encoding_together(processes, encoder, [source], fitted, run)
+
+
+def _extract(job: "Job", out: Path, overwrite: bool) -> Extracted:
+    labels = job.labels
     if _is_parquet(out):
         _check_text([*job.names, *(labels or ())])
     partial = Partial(out.with_name(f".{out.name}.partial"))
@@ -160,11 +173,13 @@ class Job:
             numbers=torch.arange(first, len(self.source)),
             whole=self.whole,
             pooled="pooled" in self.kinds,
+            patches="patch" in self.kinds,
+            registers="register" in self.kinds,
         )
 
     def facts(self, features: Features) -> FeatureFacts:
         """The description of the file, with shapes as these features have them."""
-        rows, columns = features.feature_map.shape[1:3]
+        rows, columns = (side // self.encoder.patch_size for side in self.encoding.size)
         channels = len(statistics_of(self.encoder).mean)
         return FeatureFacts(
             images=len(self.source),

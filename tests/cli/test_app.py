@@ -11,6 +11,7 @@ import capi
 from capi.cli import app as shared
 from capi.cli.app import messages, one_of
 from capi.config import loading
+from capi.distributed.processes import SharedError
 from capi.errors import CapiError
 from tests.cli.conftest import RunHere, assert_refused
 
@@ -125,3 +126,58 @@ def test__only_our_own_messages_are_shown(run_here: RunHere, capsys: pytest.Capt
     assert shown.out == ""
     assert "ours [bold]" in shown.err
     assert "theirs" not in shown.err
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The second of three processes that torchrun started; how long it waits."""
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    waited: list[float] = []
+    monkeypatch.setattr(shared.time, "sleep", waited.append)
+    return waited
+
+
+def test__a_command_for_one_process_is_refused_once(
+    run_here: RunHere, started: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_here("recipes") == (2, "", "")
+    # Whoever ends first ends all: the first process must have spoken by then.
+    assert started == [shared.SECONDS_TO_SPEAK]
+    monkeypatch.setenv("RANK", "0")
+    assert_refused(run_here("recipes"), "capi recipes works in one process, but 3 were started: leave out torchrun")
+
+
+def test__who_schedules_one_process_is_not_refused(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some clusters set WORLD_SIZE for whatever they start."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert run_here("recipes").code == 0
+
+
+def test__what_all_processes_know_the_first_one_tells(
+    run_here: RunHere, started: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "SEVERAL", ("recipes",))
+    errors: dict[str, CapiError] = {"shared": SharedError("all know it"), "own": CapiError("only here")}
+
+    def fail() -> None:
+        raise errors[which]
+
+    monkeypatch.setattr(loading, "recipe_names", fail)
+    which = "shared"
+    assert run_here("recipes") == (2, "", "")
+    assert len(started) == 1
+    which = "own"
+    assert_refused(run_here("recipes"), "only here")
+    which = "shared"
+    monkeypatch.setenv("RANK", "0")
+    assert_refused(run_here("recipes"), "all know it")
+
+
+def test__only_the_first_process_shows_messages(
+    run_here: RunHere, started: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    messages().print("a bar")
+    logging.getLogger("capi").warning("a warning")
+    assert capsys.readouterr() == ("", "")

@@ -1,3 +1,5 @@
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,18 +11,21 @@ from capi.data.sources import Encoded
 from capi.errors import CapiError
 from capi.evals import features as features_module
 from capi.evals.features import (
+    EncodedBatch,
     Encoding,
+    EncodingJob,
     Rows,
     allocate,
     encode,
     encoded_batches,
+    encoded_here,
     frame_of,
     image_vectors,
     vectors_of,
 )
 from capi.evals.images import Frame
 from capi.models.features import CapiEncoder
-from capi.types import Features, Statistics
+from capi.types import Features, Statistics, VisionEncoder
 from tests.data.pictures import noise
 from tests.evals.toys import Masks, PatchColors, source_of
 
@@ -102,6 +107,37 @@ def test__vectors_of_each_kind_are_means_pooled_vectors_or_both(model: CapiEncod
     torch.testing.assert_close(found["mean_patch"], torch.stack(means))
     torch.testing.assert_close(found["pooled"], torch.stack(pooled))
     torch.testing.assert_close(found["both"], torch.cat([torch.stack(means), torch.stack(pooled)], 1))
+
+
+def test__without_patches_vectors_are_the_same_bit_for_bit(model: CapiEncoder, source: Encoded) -> None:
+    whole, slim = (
+        list(encoded_batches(model, source, SMALL, pooled=True, patches=wanted, registers=wanted))
+        for wanted in (True, False)
+    )
+    for one, other in zip(whole, slim, strict=True):
+        assert one.features.registers.shape[1] == 4
+        assert (other.features.feature_map.shape[1:3], other.features.registers.shape[1]) == ((1, 1), 0)
+        for kind in ("mean_patch", "pooled"):
+            assert torch.equal(vectors_of(one.features, kind), vectors_of(other.features, kind))
+
+
+def test__a_team_encodes_where_there_is_one(model: CapiEncoder, source: Encoded) -> None:
+    asked = []
+
+    class Twice:
+        """Gives every batch two times."""
+
+        def encoded(self, encoder: VisionEncoder, job: EncodingJob, encoding: Encoding) -> Iterator[EncodedBatch]:
+            asked.append(job.count)
+            for item in range(job.count):
+                yield from list(encoded_here(encoder, job, range(item, item + 1), encoding)) * 2
+
+    alone = list(encoded_batches(model, source, SMALL))
+    found = list(encoded_batches(model, source, replace(SMALL, team=Twice())))
+    assert asked == [len(alone)]
+    assert [batch.read.numbers.tolist() for batch in found] == [
+        batch.read.numbers.tolist() for batch in alone for _ in range(2)
+    ]
 
 
 def test__pooled_vectors_are_computed_only_where_they_are_needed(source: Encoded) -> None:

@@ -65,6 +65,7 @@ def test__a_linear_classifier_says_what_its_probe_says(feature: str) -> None:
     torch.testing.assert_close(classifier.judge(inputs), probes(inputs)[1].double().softmax(1))
     assert isinstance(classifier, Classifier)
     assert (classifier.width, classifier.needs_pooled) == (6, feature != "mean_patch")
+    assert not classifier.needs_patches
 
 
 def test__an_attentive_classifier_says_what_its_probe_says() -> None:
@@ -78,7 +79,7 @@ def test__an_attentive_classifier_says_what_its_probe_says() -> None:
     assert inputs.shape == (5, 6, 6)
     torch.testing.assert_close(classifier.judge(inputs), probes(inputs)[2].double().softmax(1))
     assert isinstance(classifier, Classifier)
-    assert (classifier.width, classifier.needs_pooled) == (6, False)
+    assert (classifier.width, classifier.needs_pooled, classifier.needs_patches) == (6, False, True)
 
 
 def slow_vote(labels: list[int], closeness: list[float], vote: str, temperature: float) -> int:
@@ -129,7 +130,7 @@ def test__the_nearest_training_images_vote() -> None:
     found = classifier.judge(classifier.inputs(features))
     assert found.argmax(1).tolist() == [1, 3]
     assert found.shape == (2, 4)
-    assert (classifier.width, classifier.needs_pooled) == (2, True)
+    assert (classifier.width, classifier.needs_pooled, classifier.needs_patches) == (2, True, False)
 
 
 def test__a_judge_gives_every_image_once_however_many_are_judged_together() -> None:

@@ -150,6 +150,18 @@ def test__random_crops_depend_on_seed_and_step_alone() -> None:
         assert not torch.equal(first.numbers, other.numbers)
 
 
+@pytest.mark.parametrize(("piece_size", "pieces"), [(None, 1), (1, 7), (3, 3), (7, 1), (9, 1)])
+def test__pieces_of_a_batch_are_the_batch(piece_size: int | None, pieces: int) -> None:
+    source = source_of([noise(24, 24, 3, seed=seed) for seed in range(5)])
+    whole = AugmentedBatches(source, Frame((8, 8)), torch.arange(5), 7, seed=2)
+    parts = AugmentedBatches(source, Frame((8, 8)), torch.arange(5), 7, seed=2, piece_size=piece_size)
+    assert parts.pieces == pieces
+    for step in (0, 3):
+        read = [parts[step * pieces + piece] for piece in range(pieces)]
+        assert torch.equal(torch.cat([part.numbers for part in read]), whole[step].numbers)
+        assert torch.equal(torch.cat([part.images for part in read]), whole[step].images)
+
+
 def test__only_the_images_asked_for_are_cropped() -> None:
     source = source_of([noise(12, 12, 3, seed=seed) for seed in range(6)])
     batches = AugmentedBatches(source, Frame((8, 8)), torch.tensor([5, 1, 3]), 3, seed=0)

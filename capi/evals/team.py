@@ -1,0 +1,126 @@
+"""Encoding by several processes: batch i of a job is encoded by process i modulo their number.
+
+The main process runs the evaluation as if it were alone. What it wants encoded it tells the others, encodes its own
+share, and asks for theirs in order, so that it sees the very batches that one process would have made. The others work
+one batch ahead, hold one batch, and know nothing of probes. A batch that fails is told when its turn comes, which is
+the error that one process would have met first. A job may be left in the middle: the next one, or the end, settles it.
+"""
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from capi.distributed.leading import MAIN, Exchange
+from capi.errors import CapiError
+from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_here
+from capi.evals.images import ReadBatch
+from capi.types import Features, VisionEncoder
+
+_NO_PIXELS = torch.empty(0)
+
+
+class SharedEncoding:
+    """The main process's side. `sources` are the images and masks that all processes have, in one order."""
+
+    def __init__(self, exchange: Exchange, sources: Sequence[object]) -> None:
+        self.exchange, self.sources = exchange, sources
+        self._job: EncodingJob | None = None
+        self._waiting: set[int] = set()
+
+    def encoded(self, encoder: VisionEncoder, job: EncodingJob, encoding: Encoding) -> Iterator[EncodedBatch]:
+        """All batches, in order; those of other processes come without their pixels."""
+        self.settle()
+        self.exchange.announce(packed(job, self.sources))
+        self._job, self._waiting = job, set(range(1, min(self.exchange.size, job.count)))
+        own = encoded_here(encoder, job, range(MAIN, job.count, self.exchange.size), encoding)
+        for item in range(job.count):
+            assert self._job is job, "another job was begun before this one was done"
+            owner = item % self.exchange.size
+            yield next(own) if owner == MAIN else self._asked(owner, item, encoding)
+
+    def _asked(self, owner: int, item: int, encoding: Encoding) -> EncodedBatch:
+        self.exchange.send(owner, True)
+        failure, tensors = self.exchange.receive(owner)
+        if failure is not None or item + self.exchange.size >= self._count:
+            self._waiting.discard(owner)
+        if failure is not None:
+            raise CapiError(failure)
+        numbers, masks, pooled, *rest = tensors
+        registers, feature_map = (values.to(encoding.device) for values in rest)
+        found = pooled.to(encoding.device) if len(pooled) else None
+        read = ReadBatch(numbers, _NO_PIXELS, masks if len(masks) else None)
+        return EncodedBatch(read, Features(found, registers, feature_map))
+
+    @property
+    def _count(self) -> int:
+        return 0 if self._job is None else self._job.count
+
+    def settle(self) -> None:
+        """Let go of processes that still wait to be asked."""
+        waiting, self._waiting, self._job = self._waiting, set(), None
+        for owner in sorted(waiting):
+            self.exchange.send(owner, False)
+
+
+def help_encode(
+    exchange: Exchange, word: bytes, encoder: VisionEncoder, encoding: Encoding, sources: Sequence[object]
+) -> None:
+    """The others' side of one job: encode the batches that are this process's, and hand them in when asked."""
+    job = unpacked(word, sources)
+    items = range(exchange.rank, job.count, exchange.size)
+    batches = encoded_here(encoder, job, items, encoding)
+    for _ in items:
+        failure, batch = None, None
+        try:
+            batch = next(batches)
+        except CapiError as error:
+            failure = str(error)
+        wanted, _ = exchange.receive(MAIN)
+        if not wanted:
+            return
+        exchange.send(MAIN, failure, [] if batch is None else _tensors(batch))
+        if failure is not None:
+            return
+
+
+def _tensors(batch: EncodedBatch) -> list[torch.Tensor]:
+    """All but the pixels; what is missing is empty."""
+    masks, pooled = batch.read.masks, batch.features.pooled
+    return [
+        batch.read.numbers,
+        torch.empty(0) if masks is None else masks,
+        torch.empty(0) if pooled is None else pooled,
+        batch.features.registers,
+        batch.features.feature_map,
+    ]
+
+
+def packed(job: EncodingJob, sources: Sequence[object]) -> bytes:
+    """A job as bytes, in which sources that all processes have are but numbers."""
+    known = {id(source): number for number, source in enumerate(sources)}
+
+    class Pickler(pickle.Pickler):
+        """Names of millions of files need not travel."""
+
+        def persistent_id(self, value: Any) -> int | None:
+            return known.get(id(value))
+
+    written = io.BytesIO()
+    Pickler(written).dump(job)
+    return written.getvalue()
+
+
+def unpacked(word: bytes, sources: Sequence[object]) -> EncodingJob:
+    """The same job, over this process's own sources."""
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, number: Any) -> object:
+            return sources[number]
+
+    # From a process of the same command, never from a file.
+    job = Unpickler(io.BytesIO(word)).load()
+    assert isinstance(job, EncodingJob)
+    return job

@@ -1,0 +1,185 @@
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capi.data.sources import Encoded
+from capi.distributed.leading import follow, lead
+from capi.distributed.processes import SharedError
+from capi.errors import CapiError
+from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_batches, encoded_here
+from capi.evals.images import AugmentedBatches, Frame, StillBatches
+from capi.evals.team import SharedEncoding, help_encode, packed, unpacked
+from capi.types import Features
+from tests.data.pictures import noise
+from tests.distributed.threads import ThreadExchange, together
+from tests.evals.toys import Masks, RandomPatches, source_of
+
+COUNT = 11
+ENCODING = Encoding(size=(8, 8), batch_size=2)
+Action = Callable[[Encoding], Any]
+
+
+class Watched(RandomPatches):
+    """Counts the images that it has seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def forward(self, images: Tensor, *, pooled: bool = True) -> Features:
+        self.seen += len(images)
+        return super().forward(images, pooled=pooled)
+
+
+@functools.cache
+def photos() -> Encoded:
+    return source_of([noise(9, 12, 3, seed=seed) for seed in range(COUNT)])
+
+
+def masks() -> Masks:
+    return Masks([noise(9, 12, seed=seed) for seed in range(COUNT)])
+
+
+def run_together(
+    size: int, action: Action, sources: Sequence[object], encoders: list[Watched] | None = None
+) -> list[Any]:
+    """What the main process finds, and how the others end."""
+
+    def act(exchange: ThreadExchange) -> Any:
+        encoder = Watched() if encoders is None else encoders[exchange.rank]
+        if exchange.rank:
+            return follow(exchange, lambda job: help_encode(exchange, job, encoder, ENCODING, sources))
+        team = SharedEncoding(exchange, sources)
+
+        def settled() -> Any:
+            try:
+                return action(replace(ENCODING, team=team))
+            finally:
+                team.settle()
+
+        return lead(exchange, settled, told=lambda _: exchange.size)
+
+    return together(size, act)
+
+
+def same(found: Sequence[EncodedBatch], expected: Sequence[EncodedBatch]) -> bool:
+    def tensors(batch: EncodedBatch) -> list[Tensor | None]:
+        return [batch.read.numbers, batch.read.masks, *batch.features]
+
+    return len(found) == len(expected) and all(
+        (one is None and other is None) or (one is not None and other is not None and torch.equal(one, other))
+        for left, right in zip(found, expected, strict=True)
+        for one, other in zip(tensors(left), tensors(right), strict=True)
+    )
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+@pytest.mark.parametrize("options", [{}, {"pooled": True}, {"patches": False, "registers": False}], ids=str)
+def test__batches_are_those_of_one_process_bit_for_bit(size: int, options: dict[str, bool]) -> None:
+    """Six batches, the last one smaller: also where they are fewer than the processes."""
+    images, labels = photos(), masks()
+    encoders = [Watched() for _ in range(size)]
+
+    def action(encoding: Encoding) -> list[EncodedBatch]:
+        return list(encoded_batches(encoders[0], images, encoding, masks=labels, whole=True, **options))
+
+    found, *others = run_together(size, action, [images, labels], encoders)
+    alone = list(encoded_batches(RandomPatches(), images, ENCODING, masks=labels, whole=True, **options))
+    assert same(found, alone)
+    assert others == [size] * (size - 1)
+    # Batch i is of process i modulo their number, and nobody encodes what is another's.
+    shares = [sum(min(2, COUNT - 2 * item) for item in range(rank, 6, size)) for rank in range(size)]
+    assert [encoder.seen for encoder in encoders] == shares
+
+
+def test__pieces_of_augmented_batches_are_shared_too() -> None:
+    images = photos()
+    batches = AugmentedBatches(images, Frame((8, 8)), torch.arange(COUNT), 5, seed=3, piece_size=2)
+    job = EncodingJob(batches, count=4 * batches.pieces, pooled=True)
+
+    def action(encoding: Encoding) -> list[EncodedBatch]:
+        assert encoding.team is not None
+        return list(encoding.team.encoded(RandomPatches(), job, encoding))
+
+    found, *_ = run_together(3, action, [images])
+    assert same(found, list(encoded_here(RandomPatches(), job, range(job.count), ENCODING)))
+
+
+@pytest.mark.parametrize(("patches", "numbers_an_image"), [(True, 4 * 8), (False, 8)])
+def test__what_is_not_wanted_is_not_sent(patches: bool, numbers_an_image: int) -> None:
+    images, sent = photos(), []
+
+    def act(exchange: ThreadExchange) -> None:
+        if exchange.rank:
+            follow(exchange, lambda job: help_encode(exchange, job, RandomPatches(), ENCODING, [images]))
+            sent.append(exchange.sent_bytes)
+        else:
+            encoding = replace(ENCODING, team=SharedEncoding(exchange, [images]))
+            job = encoded_batches(RandomPatches(), images, encoding, patches=patches)
+            lead(exchange, lambda: len(list(job)), told=lambda found: found)
+
+    assert together(2, act) == [None, None]
+    # Three batches with five images; beside its features each has a number of eight bytes.
+    assert sent == [5 * (4 * numbers_an_image + 8)]
+
+
+def test__a_job_may_be_left_in_the_middle() -> None:
+    images = photos()
+
+    def action(encoding: Encoding) -> list[EncodedBatch]:
+        for count in (0, 1, 2, 3, 6):
+            left = encoded_batches(RandomPatches(), images, encoding)
+            for _ in range(count):
+                next(left)
+        return list(encoded_batches(RandomPatches(), images, encoding))
+
+    found, *others = run_together(3, action, [images])
+    assert same(found, list(encoded_batches(RandomPatches(), images, ENCODING)))
+    assert others == [3, 3]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("broken", [(5, 9), (9, 5), (0, 2), (3,), (10,)], ids=str)
+def test__the_first_failure_in_order_is_told(size: int, broken: tuple[int, ...]) -> None:
+    files = list(photos().contents)
+    for number in broken:
+        files[number] = b"no picture"
+    images = Encoded([f"image {number}" for number in range(COUNT)], files)
+
+    def action(encoding: Encoding) -> list[EncodedBatch]:
+        return list(encoded_batches(RandomPatches(), images, encoding))
+
+    found, *others = run_together(size, action, [images])
+    assert isinstance(found, CapiError)
+    assert f"image {min(broken)} cannot be read" in str(found)
+    assert [(type(other), str(other)) for other in others] == [(SharedError, str(found))] * (size - 1)
+
+
+def test__two_jobs_at_once_are_a_mistake() -> None:
+    images = photos()
+
+    def action(encoding: Encoding) -> None:
+        first = encoded_batches(RandomPatches(), images, encoding)
+        next(first)
+        next(encoded_batches(RandomPatches(), images, encoding))
+        next(first)
+
+    found, _ = run_together(2, action, [images])
+    assert isinstance(found, AssertionError)
+
+
+def test__sources_that_all_have_do_not_travel() -> None:
+    images, labels = photos(), masks()
+    job = EncodingJob(StillBatches(images, Frame((8, 8)), torch.arange(3), 2, labels), 2, pooled=True)
+    word = packed(job, [images, labels])
+    assert len(word) < 2000 < sum(map(len, images.contents))
+    others = source_of([noise(9, 12, 3, seed=99)] * COUNT)
+    found = unpacked(word, [others, labels])
+    assert isinstance(found.batches, StillBatches)
+    assert (found.batches.source, found.batches.masks) == (others, labels)
+    assert (found.count, found.pooled, found.batches.numbers.tolist()) == (2, True, [0, 1, 2])
