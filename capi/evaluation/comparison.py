@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from capi.evaluation.comparison_cells import Cell, Column, Comparison
 from capi.evaluation.comparison_page import write_pages
 from capi.evaluation.evaluating import evaluate
 from capi.evaluation.results import Record, read_record
+from capi.evaluation.table_view import TableView
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
 from capi.weights import Weights
@@ -59,22 +60,29 @@ def compare(
     device: torch.device | str = "cpu",
     progress: Progress = silent,
     on_cell: OnCell | None = None,
+    skipped: Mapping[tuple[str, str], str] | None = None,
+    table: TableView | None = None,
 ) -> Comparison:
     """Evaluate every model on every benchmark; `out` gets comparison.json, .md, .csv, .html and a folder of cells.
 
     Overrides (`key=value`) go to each benchmark that knows the key. `on_cell` is called with a cell when its
     computation begins and when it is done, kept or failed; the comparison that is returned has a list of the failed.
+    `skipped` has pairs of a model and a benchmark's name that are not run, with the reason; `table` is shown on top.
     """
     columns = resolve_columns(benchmarks, overrides)
     rows = tuple(dict.fromkeys(str(model) for model in models))
     if not rows:
         raise CapiError("there is no model to compare: give at least one")
     run = _Run(_empty(rows, columns, _made(Path(out)), weights), device, progress, on_cell)
+    run.comparison.table = table
+    for pair, reason in (skipped or {}).items():
+        run.comparison.cells[pair] = replace(run.comparison.cells[pair], status="skipped", reason=reason)
     try:
         write_pages(run.comparison)
         for model in rows:
             for column in columns:
-                run.compute(model, column)
+                if run.comparison.cells[model, column.name].status != "skipped":
+                    run.compute(model, column)
     finally:
         # Also when someone interrupts: what is done stays, and nothing looks as if it were still going on.
         run.comparison.stop()

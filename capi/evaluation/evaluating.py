@@ -32,6 +32,7 @@ from capi.evaluation.results import (
     refuse_results,
     write_record,
 )
+from capi.released.registry import RELEASED
 from capi.types import VisionEncoder
 from capi.visualize.labels import legend, overlay, side_by_side, stacked
 from capi.weights import Weights
@@ -83,6 +84,7 @@ def evaluate(
             data=fingerprints(data),
             device=str(device),
             seconds=time.monotonic() - begun,
+            licence=licence_of(model, encoder),
         )
         record = as_record(outcome, context)
         if folder is not None:
@@ -90,6 +92,14 @@ def evaluate(
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return Evaluated(outcome, record, folder)
+
+
+def licence_of(model: str | Path | VisionEncoder, encoder: VisionEncoder) -> str | None:
+    """Under what licence the weights of a published model stand; None for one's own."""
+    if str(model) in RELEASED:
+        return RELEASED[str(model)].licence
+    licence: str | None = getattr(encoder, "licence", None)
+    return licence or None
 
 
 def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[str] = ()) -> BenchmarkConfig:

@@ -86,6 +86,4 @@ def through_the_original_layout(baseline: Baseline, encoder: PlainViT, path: Pat
     """The same weights written as the source's own code writes them, and read."""
     state = original(baseline, encoder)
     wrapped = state if contents is None else contents(state)
-    return load_baseline(
-        replace(baseline, architecture=encoder.architecture), save(wrapped, path), None
-    )
+    return load_baseline(replace(baseline, architecture=encoder.architecture), save(wrapped, path), None)

@@ -1,0 +1,18 @@
+"""Baselines by name."""
+
+import pytest
+
+from capi.baselines.registry import BASELINES, OF_THE_PAPER, baseline_named, list_baselines
+from capi.errors import CapiError
+
+
+def test__the_papers_encoders_are_listed_first_and_each_once() -> None:
+    names = [each.name for each in list_baselines()]
+    assert tuple(names[: len(OF_THE_PAPER)]) == OF_THE_PAPER
+    assert sorted(names) == sorted(BASELINES)
+
+
+def test__a_misspelt_name_finds_its_neighbour() -> None:
+    assert baseline_named("mae_vitl16").title == "MAE"
+    with pytest.raises(CapiError, match='no baseline "mae_vit_l16"; did you mean "mae_vitl16"'):
+        baseline_named("mae_vit_l16")
