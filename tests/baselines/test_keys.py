@@ -81,7 +81,7 @@ def test__a_part_is_found_behind_its_names_and_wrappers() -> None:
 def test__an_unknown_part_and_a_name_that_comes_twice_are_told() -> None:
     with pytest.raises(CapiError, match='have no part "three": there is one, two'):
         LAYOUT.part("three")
-    with pytest.raises(CapiError, match='holds "layer.0" twice'):
+    with pytest.raises(CapiError, match=r'holds "layer.0" twice'):
         find_state(
             {"model": {"table": torch.zeros(1), "layer.0": torch.zeros(1), "stack.0": torch.zeros(1)}},
             LAYOUT,

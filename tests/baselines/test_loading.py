@@ -41,12 +41,12 @@ def test__a_checkpoint_of_another_method_says_which_one(tmp_path: Path) -> None:
 
 def test__what_is_no_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
     path = save({"a": torch.zeros(3)}, tmp_path / "odd.pth")
-    with pytest.raises(CapiError, match="expected dino_vitbase16_pretrain.pth of facebookresearch/dino"):
+    with pytest.raises(CapiError, match=r"expected dino_vitbase16_pretrain.pth of facebookresearch/dino"):
         load_baseline(BASELINES["dino_vitb16"], path)
     with pytest.raises(CapiError, match="there is no"):
         load_baseline(BASELINES["dino_vitb16"], tmp_path / "nothing.pth")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(CapiError, match="is a folder without config.json"):
+    with pytest.raises(CapiError, match=r"is a folder without config.json"):
         load_baseline(BASELINES["dino_vitb16"], tmp_path / "folder")
 
 

@@ -73,7 +73,7 @@ def test__an_index_leads_to_no_other_folder(tmp_path: Path) -> None:
 
 
 def test__a_folder_without_weights_says_so(tmp_path: Path) -> None:
-    with pytest.raises(CapiError, match="holds neither model.safetensors nor pytorch_model.bin"):
+    with pytest.raises(CapiError, match=r"holds neither model.safetensors nor pytorch_model.bin"):
         load_baseline(small("dino_vitb16"), _folder(tmp_path / "empty", CONFIG))
 
 

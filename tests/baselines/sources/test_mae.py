@@ -56,7 +56,7 @@ def test__a_fine_tuned_classifier_is_told(tmp_path: Path) -> None:
     baseline = small("mae_vitl16")
     state = original(baseline, random_model(baseline)) | {"head.weight": torch.zeros(10, 24)}
     path = save({"model": state}, tmp_path / "tuned.pth")
-    with pytest.raises(CapiError, match='has "head.weight", which the layout of MAE does not know'):
+    with pytest.raises(CapiError, match=r'has "head.weight", which the layout of MAE does not know'):
         load_baseline(baseline, path)
 
 
