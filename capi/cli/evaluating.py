@@ -167,16 +167,16 @@ def compare(
     machine are named in their cells, and the other cells are computed.
     """
     one_of("--weights", weights, ("teacher", "student"))
-    if out is None:
-        raise CapiError("compare needs --out FOLDER for its tables")
     names = [word for word in words or [] if _is_model(word)] + list(models or [])
     overrides = [word for word in words or [] if not _is_model(word)]
-    if table is None and (not names or not on):
-        raise CapiError("compare needs at least one model before --on, and benchmarks after it, or --table NAME")
+    if out is None or (table is None and not (on and words)):
+        raise typer.BadParameter("compare takes MODEL... --on BENCHMARK... --out FOLDER, or --table NAME --out FOLDER")
+    if table is None and not names:
+        raise CapiError("compare needs at least one model before --on")
     if table is not None and on:
         raise CapiError("--table has its own benchmarks: leave out --on")
-    if table is None and data_root is not None:
-        raise CapiError("--data-root belongs to --table: give data=FOLDER to a benchmark")
+    if table is None and (data_root is not None or models):
+        raise CapiError("--data-root and --models belong to --table: give data=FOLDER, and models before --on")
     done = _compared(names, on or [], overrides, table, data_root, paper, out=out, weights=weights, device=device)
     _print_comparison(done)
     typer.echo(f"{out / 'comparison.html'} shows it.")
