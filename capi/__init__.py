@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from capi.api import build_learner as build_learner
     from capi.api import check as check
     from capi.api import compare as compare
+    from capi.api import compare_table as compare_table
     from capi.api import doctor as doctor
     from capi.api import draw as draw
     from capi.api import evaluate as evaluate
@@ -42,6 +43,7 @@ _HOME = {
     "build_learner": "capi.api",
     "check": "capi.api",
     "compare": "capi.api",
+    "compare_table": "capi.api",
     "doctor": "capi.api",
     "draw": "capi.api",
     "evaluate": "capi.api",

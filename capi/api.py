@@ -9,6 +9,8 @@ import torch
 from rich.console import Console
 
 from capi import checking, exporting, pretraining
+from capi.baseline_weights import is_baseline, open_baseline
+from capi.baselines.vit import PlainViT
 from capi.benchmark import choose_workers
 from capi.build import build_learner, mask_sampler
 from capi.checking import RunCheck
@@ -22,7 +24,7 @@ from capi.errors import CapiError
 from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
 from capi.evals.probe_files import load_probe
-from capi.evaluation import comparison, evaluating, extraction, prediction, similar
+from capi.evaluation import comparison, evaluating, extraction, prediction, similar, tables
 from capi.evaluation.comparison_cells import Cell, Comparison
 from capi.evaluation.evaluating import Evaluated
 from capi.evaluation.extraction import Extracted
@@ -53,6 +55,7 @@ __all__ = [
     "check",
     "choose_device",
     "compare",
+    "compare_table",
     "doctor",
     "draw",
     "evaluate",
@@ -77,15 +80,16 @@ MEETING = torch.device("cpu")
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder:
+def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | PlainViT:
     """The frozen encoder of a run folder, of what `capi export` writes (but ONNX), of a checkpoint in the released
-    layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`).
+    layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`); or of another
+    method, as `baseline:NAME`.
 
     Of a run `weights` chooses the teacher (the moving average) or the student; files hold one of them. Calling the
     encoder on normalised images gives `Features(pooled, registers, feature_map)`; with `pooled=False` the pooled
     vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it.
     """
-    return load_weights(model, weights)
+    return open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
 
 
 def choose_device(name: str | None = None) -> torch.device:
@@ -275,6 +279,42 @@ def compare(
             [str(benchmark) for benchmark in _listed(benchmarks)],
             overrides,
             out=Path(out),
+            weights=weights,
+            device=chosen,
+            progress=progress,
+            on_cell=announce,
+            processes=processes,
+        )
+
+
+def compare_table(
+    table: str,
+    models: Names = (),
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path,
+    data_root: str | Path | None = None,
+    paper: bool = True,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """A result table of the paper, rows and columns as printed, ours beside the paper's; what is missing is said."""
+    with joined(MEETING) as processes, _progress(console) as progress:
+        with prepared(processes):
+            chosen = _device(device)
+
+        def announce(cell: Cell) -> None:
+            if cell.status == "running":
+                progress.begin(f"{cell.model} on {cell.benchmark}: ")
+
+        return tables.compare_table(
+            table,
+            [str(model) for model in _listed(models)],
+            overrides,
+            out=Path(out),
+            data_root=data_root,
+            paper=paper,
             weights=weights,
             device=chosen,
             progress=progress,

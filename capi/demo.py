@@ -14,6 +14,7 @@ from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.data.crops import normalize
 from capi.data.demo import demo_photos
+from capi.encoders import load_weights
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification
 from capi.evals.features import Encoding
@@ -74,7 +75,10 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     folder = RunFolder(path)
     config = pretraining.run_config(folder)
     statistics = build.statistics(config)
-    untrained, trained = build.frozen(build.build_learner(config).teacher.average, statistics), api.load(path)
+    untrained, trained = (
+        build.frozen(build.build_learner(config).teacher.average, statistics),
+        load_weights(path, "teacher"),
+    )
     protocol = _protocol(config, split)
     data = protocol.data
     pixels = raw_pixel_accuracies(data.train, data.tests[split], protocol.encoding, NEIGHBOURS)

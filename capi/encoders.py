@@ -1,5 +1,5 @@
-"""Encoders by the name that a user gives: a file, a run, a published model, raw patches, an untrained recipe, or Python
-of one's own.
+"""Encoders by the name that a user gives: a file, a run, a published model, a baseline, raw patches, an untrained
+recipe, or Python of one's own.
 
 What exists under a name on the disk comes first; only a name that does not is looked for elsewhere.
 """
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from capi import build
+from capi.baseline_weights import is_baseline, open_baseline
 from capi.config.loading import load_config
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
@@ -34,8 +35,8 @@ TRAINED = (
     f"a published model ({', '.join(RELEASED)}), or an id of the Hub (owner/name)"
 )
 KINDS = (
-    f"{TRAINED}; or pixels:PATCH_SIZE (raw patches), untrained:RECIPE (or a run), or FILE.py:NAME or MODULE:NAME (an "
-    "encoder of your own)"
+    f"{TRAINED}; or baseline:NAME (another method's), pixels:PATCH_SIZE (raw patches), untrained:RECIPE (or a run), or "
+    "FILE.py:NAME or MODULE:NAME (an encoder of your own)"
 )
 
 
@@ -67,6 +68,8 @@ def _load_file(path: Path) -> CapiEncoder:
 
 def _load_named(name: str, kinds: str) -> CapiEncoder:
     """A published model or one of the Hub; what has another name is told, with those that are spelt like it."""
+    if is_baseline(name):
+        raise CapiError(f"{name} is no model of CAPI, which this asks for: it can be evaluated, compared and loaded")
     if name in RELEASED:
         return load_released(cached_file(RELEASED[name]))
     if hub.is_hub_id(name):
@@ -114,6 +117,8 @@ def _check_encoder(encoder: VisionEncoder) -> None:
 def _open(name: str, weights: Weights) -> VisionEncoder:
     if Path(name).exists():
         return load_weights(Path(name), weights)
+    if is_baseline(name):
+        return open_baseline(name)
     kind, colon, rest = name.rpartition(":")
     if not colon:
         return _load_named(name, KINDS)

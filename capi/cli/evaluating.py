@@ -21,7 +21,8 @@ datasets_app = typer.Typer(help="List the data sets of evaluations, or show how 
 app.add_typer(datasets_app, name="datasets")
 
 MODEL_HELP = (
-    "A run folder, an exported file, a released checkpoint, pixels:16 (raw patches), untrained:RECIPE, or FILE.py:NAME."
+    "A run folder, an exported file, a released checkpoint, baseline:NAME (another method's), pixels:16 (raw patches), "
+    "untrained:RECIPE, or FILE.py:NAME."
 )
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
@@ -122,52 +123,63 @@ def predict(
         raise typer.Exit(1)
 
 
-class _SeveralBenchmarks(TyperCommand):
-    """Lets `--on` take all words up to the next option or override."""
+class _SeveralWords(TyperCommand):
+    """Lets `--on` and `--models` take all words up to the next option or override."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         spread: list[str] = []
-        listing = False
+        listing = ""
         for word in args:
-            if word == "--on":
-                listing = True
-            elif word.startswith("--") or "=" in word:
-                listing = False
+            if word in ("--on", "--models"):
+                listing = word
+            elif word.startswith("--") or not _is_model(word):
+                listing = ""
                 spread.append(word)
             else:
-                spread += ["--on", word] if listing else [word]
+                spread += [listing, word] if listing else [word]
         return super().parse_args(ctx, spread)
 
 
-@app.command(cls=_SeveralBenchmarks)
+def _is_model(word: str) -> bool:
+    """A model or a benchmark, and no override; the place of a baseline's weights comes after its name."""
+    return "=" not in word or word.startswith("baseline:")
+
+
+@app.command(cls=_SeveralWords)
 def compare(
-    models: Annotated[list[str], typer.Argument(metavar="MODEL|KEY=VALUE", help=MODEL_HELP)],
-    on: Annotated[list[str], typer.Option(metavar="BENCHMARK...", help="DATASET/PROTOCOL, or YAML files.")],
-    out: Annotated[Path, typer.Option(help="Folder for the tables, the page and the cells.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="MODEL|KEY=VALUE", help=MODEL_HELP)] = None,
+    on: Annotated[
+        list[str] | None, typer.Option(metavar="BENCHMARK...", help="DATASET/PROTOCOL, or YAML files.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the tables, the page and the cells.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help="A table of the paper: main, dense, high-res, global, pooling, standardization.")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(metavar="MODEL...", help="With --table: its rows to compute; others are added.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="With --table: the folder that holds the data sets.")] = None,
+    paper: Annotated[bool, typer.Option(help="With --table: show the paper's number beside ours.")] = True,
     weights: Weights = "teacher",
     device: Device = None,
 ) -> None:
-    """Compare models over benchmarks: Markdown, CSV and a page with bars. Finished cells are kept.
+    """Compare models over benchmarks, or compute a table of the paper. Finished cells are kept.
 
-    Overrides (key=value) go to every benchmark that knows the key.
+    Overrides (key=value) go to every benchmark that knows the key. With --table, weights and data that are not on this
+    machine are named in their cells, and the other cells are computed.
     """
-    from capi import api
-
     one_of("--weights", weights, ("teacher", "student"))
-    names = [word for word in models if "=" not in word]
-    if not names:
+    names = [word for word in words or [] if _is_model(word)] + list(models or [])
+    overrides = [word for word in words or [] if not _is_model(word)]
+    if out is None or (table is None and not (on and words)):
+        raise typer.BadParameter("compare takes MODEL... --on BENCHMARK... --out FOLDER, or --table NAME --out FOLDER")
+    if table is None and not names:
         raise CapiError("compare needs at least one model before --on")
-    overrides = [word for word in models if "=" in word]
-    with _resumable("Stopped. Finished cells are kept: the same command goes on."):
-        done = api.compare(
-            names,
-            on,
-            overrides,
-            out=out,
-            weights=weights,  # type: ignore[arg-type]
-            device=device,
-            console=messages(),
-        )
+    if table is not None and on:
+        raise CapiError("--table has its own benchmarks: leave out --on")
+    if table is None and (data_root is not None or models):
+        raise CapiError("--data-root and --models belong to --table: give data=FOLDER, and models before --on")
+    done = _compared(names, on or [], overrides, table, data_root, paper, out=out, weights=weights, device=device)
     if is_first():
         _print_comparison(done)
         typer.echo(f"{out / 'comparison.html'} shows it.")
@@ -175,6 +187,32 @@ def compare(
         fail_silently(1)
     if done.failed:
         raise typer.Exit(1)
+
+
+def _compared(
+    names: list[str],
+    on: list[str],
+    overrides: list[str],
+    table: str | None,
+    data_root: Path | None,
+    paper: bool,
+    *,
+    out: Path,
+    weights: str,
+    device: str | None,
+) -> "Comparison":
+    from capi import api
+
+    common: dict[str, Any] = {
+        "out": out,
+        "weights": weights,
+        "device": device,
+        "console": messages(),
+    }
+    with _resumable("Stopped. Finished cells are kept: the same command goes on."):
+        if table is None:
+            return api.compare(names, on, overrides, **common)
+        return api.compare_table(table, names, overrides, data_root=data_root, paper=paper, **common)
 
 
 @app.command()
@@ -360,14 +398,34 @@ def _short(value: object) -> str:
 
 
 def _print_comparison(done: "Comparison") -> None:
-    table = Table("model", *(escape(column.name) for column in done.columns), box=None, pad_edge=False)
-    for model in done.models:
-        cells = [done.cells[model, column.name] for column in done.columns]
-        table.add_row(escape(model), *(_cell(cell.record) for cell in cells))
     console = Console(highlight=False)
-    console.print(table)
+    if done.table is not None:
+        _print_table(done, console)
+    else:
+        table = Table("model", *(escape(column.name) for column in done.columns), box=None, pad_edge=False)
+        for model in done.models:
+            cells = [done.cells[model, column.name] for column in done.columns]
+            table.add_row(escape(model), *(_cell(cell.record) for cell in cells))
+        console.print(table)
     for cell in done.failed:
         console.print(f"failed: {cell.model} on {cell.benchmark}: {cell.reason}", soft_wrap=True, markup=False)
+
+
+def _print_table(done: "Comparison", console: Console) -> None:
+    """A table of the paper: ours, the paper's number in brackets, and what is missing."""
+    from capi.evaluation.table_view import missing, shown
+
+    view = done.table
+    assert view is not None
+    table = Table(*map(escape, view.heads), title=f"{view.title} ({view.label})", box=None, pad_edge=False)
+    for group, name in view.columns:
+        table.add_column(escape(f"{group} {name}".strip()), justify="right")
+    for row in view.rows:
+        numbers = (shown(row, entry, done.cells, view.paper) for entry in row.entries)
+        table.add_row(*map(escape, row.cells), *numbers)
+    console.print(table)
+    for reason, about in missing(view, done.cells).items():
+        console.print(f"missing in {len(about)} cells: {reason}", soft_wrap=True, markup=False)
 
 
 def _cell(record: Mapping[str, Any] | None) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from capi.cli.app import app, messages, one_of
@@ -28,7 +29,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 
 @app.command()
 def models() -> None:
-    """List the published models that can be loaded by name."""
+    """List the models that can be loaded by name: the published ones, and the baselines of other methods."""
     from capi.released.registry import list_models
 
     table = Table("name", "model", "patch", "trained on", "licence", "source", box=None, pad_edge=False)
@@ -42,6 +43,31 @@ def models() -> None:
         about = ", ".join(model.name for model in list_models() if model.verified == verified)
         console.print(f"\nVerified, {about}: {verified}.", soft_wrap=True)
     console.print("\n`capi.load(NAME)` downloads a file when it is first asked for.", soft_wrap=True)
+    _print_baselines(console)
+
+
+def _print_baselines(console: Console) -> None:
+    """Other methods' encoders: whose they are, under which licence, and how far each was verified."""
+    from capi.baselines.registry import OF_THE_PAPER, list_baselines
+
+    table = Table(
+        "baseline", "model", "patch", "trained on", "licence", "weights", "verified", box=None, pad_edge=False
+    )
+    marks = {
+        text: f"[{number}]" for number, text in enumerate(dict.fromkeys(each.verified for each in list_baselines()), 1)
+    }
+    for each in list_baselines():
+        star = "*" if each.name in OF_THE_PAPER else ""
+        size = f"{each.title} {each.size}, {each.parameters / 1e6:.0f} M"
+        where = f"{each.file} of {each.source}" + (f"; {each.hub_id} on the Hub" if each.hub_id else "")
+        row = (f"{each.name}{star}", size, f"{each.architecture.patch_size} px", each.data, each.licence, where)
+        table.add_row(*(escape(text) for text in (*row, marks[each.verified])))
+    console.print(
+        "\nOther methods, loaded as `baseline:NAME` or `baseline:NAME=PATH` (* in the paper):\n", markup=False
+    )
+    console.print(table)
+    for text, mark in marks.items():
+        console.print(f"{mark} {text}.", soft_wrap=True, markup=False)
 
 
 @app.command()

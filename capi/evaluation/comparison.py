@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -37,6 +37,7 @@ from capi.evaluation.comparison_cells import Cell, Column, Comparison
 from capi.evaluation.comparison_page import write_pages
 from capi.evaluation.evaluating import evaluate
 from capi.evaluation.results import Record, read_record
+from capi.evaluation.table_view import TableView
 from capi.evaluation.teamwork import prepared
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
@@ -64,11 +65,14 @@ def compare(
     progress: Progress = silent,
     on_cell: OnCell | None = None,
     processes: Processes = ALONE,
+    skipped: Mapping[tuple[str, str], str] | None = None,
+    table: TableView | None = None,
 ) -> Comparison:
     """Evaluate every model on every benchmark; `out` gets comparison.json, .md, .csv, .html and a folder of cells.
 
     Overrides (`key=value`) go to each benchmark that knows the key. `on_cell` is called with a cell when its
     computation begins and when it is done, kept or failed; the comparison that is returned has a list of the failed.
+    `skipped` has pairs of a model and a benchmark's name that are not run, with the reason; `table` is shown on top.
     Of several `processes` the main one decides and writes; the others encode for it.
     """
     with prepared(processes):
@@ -79,6 +83,9 @@ def compare(
         if processes.is_main:
             _made(Path(out))
     run = _Run(_empty(rows, columns, Path(out), weights), device, progress, on_cell, processes)
+    run.comparison.table = table
+    for pair, reason in (skipped or {}).items():
+        run.comparison.cells[pair] = replace(run.comparison.cells[pair], status="skipped", reason=reason)
     exchange = Exchange(processes)
     if not processes.is_main:
         found: Comparison = follow(exchange, run.assist)
@@ -136,7 +143,8 @@ class _Run:
             write_pages(self.comparison)
             for model in self.comparison.models:
                 for column in self.comparison.columns:
-                    self.compute(model, column)
+                    if self.comparison.cells[model, column.name].status != "skipped":
+                        self.compute(model, column)
         finally:
             # Also when someone interrupts: what is done stays, and nothing looks as if it were still going on.
             self.comparison.stop()

@@ -8,9 +8,10 @@ from typing import Literal
 
 from capi.config.benchmarks import BenchmarkConfig
 from capi.evaluation.results import Record, percent
+from capi.evaluation.table_view import TableView
 from capi.weights import Weights
 
-Status = Literal["pending", "running", "done", "failed"]
+Status = Literal["pending", "running", "done", "failed", "skipped"]
 Remark = Literal["deviations", "warnings"]
 REMARKS: dict[Remark, str] = {"deviations": "Departures from the paper's protocol", "warnings": "Warnings"}
 _LONG_NAME = 26
@@ -26,7 +27,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model on one benchmark. A `record` is there when it is done, a `reason` when it failed."""
+    """One model on one benchmark. A `record` is there when it is done, a `reason` when it failed or was skipped."""
 
     model: str
     benchmark: str
@@ -60,6 +61,8 @@ class Comparison:
     """By model and name of the benchmark."""
     unrecognised: list[str] = field(default_factory=list)
     """Models that cannot be told from changed ones, so that their results are never kept."""
+    table: TableView | None = None
+    """A table of the paper that the cells are put together to."""
 
     @property
     def failed(self) -> list[Cell]:
@@ -126,9 +129,16 @@ class Comparison:
             prints.setdefault(cell.model, set()).add(cell.record["encoder"]["fingerprint"])
         return [model for model in self.models if len(prints.get(model, ())) > 1]
 
+    def licence(self, model: str) -> str | None:
+        """That of a model's weights, as far as a cell that is done knows it."""
+        known = [cell.record.get("licence") for cell in self.done if cell.model == model and cell.record is not None]
+        return next((each for each in known if each), None)
+
     def model_notes(self, model: str) -> list[str]:
         """What must be said about the results of a model as a whole."""
         notes = []
+        if licence := self.licence(model):
+            notes.append(f"licence of the weights: {licence}")
         if model in self.unrecognised:
             notes.append("it has no weights to know it by, so its cells are computed anew every time")
         if model in self.changed:

@@ -9,6 +9,7 @@ from typing import Any
 
 from capi.evaluation.comparison_cells import REMARKS, Cell, Column, Comparison, Remark, short_names
 from capi.evaluation.results import Record, percent
+from capi.evaluation.table_view import as_html as table_html
 
 # Colours that people with any kind of sight tell apart, on white and on black.
 _COLORS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#999999")
@@ -70,6 +71,7 @@ def as_html(comparison: Comparison, facts: Mapping[str, str]) -> str:
     """The whole page; whatever comes from outside is escaped, and a policy keeps anything from being run or fetched."""
     body = [
         *_opening(comparison, facts),
+        *(() if comparison.table is None else table_html(comparison.table, comparison.cells)),
         *_charts(comparison),
         *_scores(comparison),
         *_failures(comparison),

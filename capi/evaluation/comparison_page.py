@@ -14,12 +14,14 @@ from typing import Any
 from capi.evaluation.comparison_cells import REMARKS, Cell, Column, Comparison, Remark, short_names
 from capi.evaluation.comparison_html import as_html
 from capi.evaluation.results import percent, table
+from capi.evaluation.table_view import as_markdown as table_markdown
+from capi.evaluation.table_view import as_plain as plain_table
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
 
 NAME = "comparison"
 FORMAT_VERSION = 1
-CSV_HEAD = ("model", "benchmark", "score", "value", "seconds", "chosen", "status", "reason")
+CSV_HEAD = ("model", "benchmark", "score", "value", "seconds", "chosen", "status", "reason", "licence")
 
 
 def write_pages(comparison: Comparison) -> None:
@@ -37,6 +39,8 @@ def as_json(comparison: Comparison) -> str:
         "benchmarks": {column.name: column.config.model_dump(mode="json") for column in comparison.columns},
         "weights": comparison.weights,
         "never_kept": comparison.unrecognised,
+        "licences": {model: comparison.licence(model) for model in comparison.models},
+        "table": None if comparison.table is None else plain_table(comparison.table, comparison.cells),
         "cells": [_as_plain(cell) for cell in comparison.in_order],
         "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -62,11 +66,12 @@ def as_csv(comparison: Comparison) -> str:
 
 def _csv_rows(cell: Cell) -> Iterator[tuple[object, ...]]:
     if cell.record is None:
-        yield cell.model, cell.benchmark, None, None, None, None, cell.status, cell.reason
+        yield cell.model, cell.benchmark, None, None, None, None, cell.status, cell.reason, None
         return
     chosen = json.dumps(cell.record["chosen"], ensure_ascii=False)
+    end = (cell.record["seconds"], chosen, cell.status, cell.reason, cell.record.get("licence"))
     for name, value in cell.record["scores"].items():
-        yield cell.model, cell.benchmark, name, value, cell.record["seconds"], chosen, cell.status, cell.reason
+        yield cell.model, cell.benchmark, name, value, *end
 
 
 def facts(comparison: Comparison) -> dict[str, str]:
@@ -74,9 +79,10 @@ def facts(comparison: Comparison) -> dict[str, str]:
     records = [cell.record for cell in comparison.done if cell.record is not None]
     dates = sorted(record["date"] for record in records)
     kept = sum(cell.kept for cell in comparison.done)
+    skipped = sum(cell.status == "skipped" for cell in comparison.in_order)
     found = {
         "cells": f"{len(records)} done ({kept} of them kept from before), {len(comparison.failed)} failed, "
-        f"{len(comparison.unfinished)} pending",
+        f"{len(comparison.unfinished)} pending" + (f", {skipped} skipped" if skipped else ""),
         "seconds": f"{sum(record['seconds'] for record in records):.1f}",
         "evaluated": " to ".join(dict.fromkeys((*dates[:1], *dates[-1:]))),
         "weights of runs": comparison.weights,
@@ -99,6 +105,8 @@ def as_markdown(comparison: Comparison) -> str:
     parts = ["# Comparison"]
     if comparison.unfinished:
         parts.append(f"{len(comparison.unfinished)} of {len(comparison.cells)} cells are still to come.")
+    if comparison.table is not None:
+        parts += [*table_markdown(comparison.table, comparison.cells), "## All cells"]
     parts.append(_table_of_scores(comparison, names))
     parts.append("\n".join(_footnotes(comparison)))
     for kind, title in REMARKS.items():

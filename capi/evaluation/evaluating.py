@@ -36,6 +36,7 @@ from capi.evaluation.results import (
     write_record,
 )
 from capi.evaluation.teamwork import encoding_together, on_a_machine, prepared, sources_of
+from capi.released.registry import RELEASED
 from capi.types import VisionEncoder
 from capi.visualize.labels import legend, overlay, side_by_side, stacked
 from capi.weights import Weights
@@ -100,6 +101,7 @@ def evaluate(
                 data=fingerprints(data),
                 device=str(device),
                 seconds=time.monotonic() - begun,
+                licence=licence_of(model, encoder),
             )
             record = as_record(outcome, context)
             if folder is not None:
@@ -122,6 +124,14 @@ def _room(folder: Path | None) -> Iterator[Path]:
 def _without_tensors(done: Evaluated) -> Evaluated:
     """What other processes are told: a bank of k-NN may be most of the memory."""
     return replace(done, outcome=replace(done.outcome, probe=None, pictures=[]))
+
+
+def licence_of(model: str | Path | VisionEncoder, encoder: VisionEncoder) -> str | None:
+    """Under what licence the weights of a published model stand; None for one's own."""
+    if str(model) in RELEASED:
+        return RELEASED[str(model)].licence
+    licence: str | None = getattr(encoder, "licence", None)
+    return licence or None
 
 
 def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[str] = ()) -> BenchmarkConfig:

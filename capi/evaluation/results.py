@@ -32,6 +32,8 @@ class Context:
     data: dict[str, str]
     device: str
     seconds: float
+    licence: str | None = None
+    """Of the model's weights, where it is known."""
 
 
 def as_record(outcome: Outcome, context: Context) -> Record:
@@ -41,6 +43,7 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "version": FORMAT_VERSION,
             "model": context.model,
             "weights": context.weights,
+            "licence": context.licence,
             "benchmark": context.benchmark,
             "scores": outcome.scores,
             "deviations": outcome.deviations,
@@ -115,6 +118,7 @@ def as_markdown(record: Mapping[str, Any]) -> str:
         parts += ["## All settings", table(tuple(record["grid"][0]), [tuple(row.values()) for row in record["grid"]])]
     facts = {name: value for name, value in record["details"].items() if name != "IoU by class"}
     facts |= {"weights": record["weights"]} if record["weights"] else {}
+    facts |= {"licence of the weights": record["licence"]} if record.get("licence") else {}
     facts |= {"seconds": record["seconds"], "device": record["device"], "date": record["date"]}
     facts |= record["versions"] | {"data fingerprint": record["data_fingerprint"]}
     parts += ["## Facts", table(("what", "value"), list(facts.items()))]

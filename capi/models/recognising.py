@@ -107,18 +107,28 @@ def _unwrapped(name: str) -> str:
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
-def _instead(contents: Any) -> str:
-    """What a file without the released layout is, as the rest of a sentence."""
+def look_of(contents: Any) -> tuple[str, str] | None:
+    """Whose checkpoint of another method this looks like, and the name that tells; None where nothing does."""
     names = [name for _, mapping in _mappings(contents) for name in _tensor_names(mapping)]
     for other, pattern in _OTHERS.items():
         known = re.compile(rf"(?:.*\.)?(?:{pattern})")
         name = next((name for name in names if known.fullmatch(_unwrapped(name))), None)
         if name is not None:
-            own = ": load it with capi.load, which needs the config inside, or export with --format released"
-            return (
-                f'looks like a checkpoint of {other} (it has "{name}") and lacks the names of the released layout of '
-                f"CAPI{own if other == _OWN else ''}"
-            )
+            return other, name
+    return None
+
+
+def _instead(contents: Any) -> str:
+    """What a file without the released layout is, as the rest of a sentence."""
+    seen = look_of(contents)
+    if seen is not None:
+        other, name = seen
+        own = ": load it with capi.load, which needs the config inside, or export with --format released"
+        return (
+            f'looks like a checkpoint of {other} (it has "{name}") and lacks the names of the released layout of '
+            f"CAPI{own if other == _OWN else ''}"
+        )
+    names = [name for _, mapping in _mappings(contents) for name in _tensor_names(mapping)]
     if not names:
         return f"holds no flat dict of tensors, but {_what(contents)}: expected the state dict of a CAPI student"
     return f'lacks the names of the released layout of CAPI, such as "backbone.registers"; it has "{names[0]}"'

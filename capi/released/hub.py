@@ -23,15 +23,18 @@ def is_hub_id(name: str) -> bool:
     return _ID.fullmatch(name) is not None and not name.endswith(_FILES)
 
 
-def hub_folder(name: str, *, endpoint: str | None = None) -> Path:
-    """The folder with the description and the weights of a model on the Hub, fetched if they are not here yet."""
+def hub_folder(name: str, *, endpoint: str | None = None, kind: str | None = MODEL_TYPE) -> Path:
+    """The folder with the description and the weights of a model on the Hub, fetched if they are not here yet.
+
+    The description must speak of a model of type `kind`; None takes any, which whoever reads the folder must check.
+    """
     match = _ID.fullmatch(name)
     if match is None:
         raise CapiError(f'"{name}" is no id of the Hub: expected owner/name or owner/name@revision')
     config = _fetch(name, match, CONFIG, endpoint)
-    kind = _model_type(config)
-    if kind != MODEL_TYPE:
-        raise CapiError(f'{name} on the Hub is a model of type "{kind}", not of CAPI: only those can be loaded by id')
+    found = _model_type(config)
+    if kind is not None and found != kind:
+        raise CapiError(f'{name} on the Hub is a model of type "{found}", not of CAPI: only those can be loaded by id')
     weights = _fetch(name, match, WEIGHTS, endpoint)
     if weights.parent != config.parent:
         raise CapiError(f"{name} changed on the Hub while it was fetched: load it again")
@@ -64,9 +67,7 @@ def _fetch(name: str, match: re.Match[str], file: str, endpoint: str | None) -> 
             "elsewhere into a folder, and load that folder"
         ) from error
     except errors.EntryNotFoundError as error:
-        raise CapiError(
-            f"{name} on the Hub has no {file}: only models in the format of `capi push` are read"
-        ) from error
+        raise CapiError(f"{name} on the Hub has no {file}: only models with {CONFIG} and {WEIGHTS} are read") from error
     except Exception as error:
         said = " ".join(str(error).split())[:200] or type(error).__name__
         raise CapiError(f"{name} could not be fetched from the Hub ({said})") from error

@@ -147,6 +147,18 @@ def test__words_of_compare_may_stand_in_any_order(run_here: RunHere, work: Path,
     assert ran.stdout.splitlines()[1].split() == ["pixels:4", "100.00", "%"]
 
 
+def test__a_table_of_the_paper_says_what_is_missing(
+    run_here: RunHere, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_HOME", str(work / "torch"))
+    words = ["--table", "high-res", "--models", "ijepa_vith14_in1k", "baseline:ijepa_vith16_448=x.pth", "--out", "cmp"]
+    ran = run_here("compare", *words, "--data-root", ".")
+    assert ran.code == 0, ran.stderr
+    assert ran.stdout.count("I-JEPA-H") == 2
+    assert "- (79.4)" in ran.stdout
+    assert "missing in 4 cells: no data: expected imagenet" in ran.stdout
+
+
 def test__a_cell_that_failed_is_told_and_ends_with_1(run_here: RunHere, work: Path) -> None:
     words = ["pixels:4", "nowhere[b]", "--on", "folder/knn", "--out", "cmp", "data=classes", SMALL]
     ran = run_here("compare", *words)
@@ -250,6 +262,10 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "neighbors=[1]"], 'did you mean "neighbours"?'),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "protocol=linear"], "cannot be given"),
         (["compare", "seed=3", "--on", "folder/knn", "--out", "c"], "compare needs at least one model"),
+        (["compare", "--table", "densee", "--out", "c"], 'did you mean "dense"?'),
+        (["compare", "--table", "dense", "--on", "folder/knn", "--out", "c"], "--table has its own benchmarks"),
+        (["compare", "pixels:4", "--on", "folder/knn", "--data-root", "x", "--out", "c"], "belong to --table"),
+        (["evaluate", "baseline:mae", "folder/knn", "--out", "c"], 'no baseline "mae"'),
         (["compare", "pixels:4", "--on", "folder/knn", "other/model", "--out", "c"], 'no protocol "model"'),
         (["extract", "pixels:4", "nowhere", "--out", "f.safetensors"], "there is no folder nowhere"),
         (["extract", "pixels:4", "nowhere.csv", "--out", "f.safetensors"], "there is no file nowhere.csv"),

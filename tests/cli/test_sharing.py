@@ -23,6 +23,13 @@ def test__models_are_listed_with_licence_and_how_they_were_verified(run_here: Ru
         assert word in ran.stdout
 
 
+def test__baselines_are_listed_with_where_their_weights_are(run_here: RunHere) -> None:
+    said = " ".join(run_here("models").stdout.split())
+    for word in ("mae_vitl16*", "aim_3b*", "dinov3_vitl16 ", "facebookresearch/ijepa", "non-commercial", "Apple's own"):
+        assert word in said
+    assert "layout from documentation, not verified with real weights" in said
+
+
 def test__a_checkpoint_becomes_a_folder_that_loads(run_here: RunHere, tmp_path: Path) -> None:
     ran = run_here("export", STUDENT, "--format", "transformers", "--out", tmp_path / "out", "--image-size", 64)
     assert (ran.code, ran.stdout) == (0, f"wrote {tmp_path / 'out'}\n"), ran.stderr

@@ -1,0 +1,212 @@
+"""From the names of a source's state dict to ours, strictly: every tensor is used, known to belong elsewhere, or told.
+
+A `Layout` is a list of rules, one for each kind of tensor; `{n}` stands for the number of a block. A tensor of theirs
+may be several of ours, one after the other in its first dimension: a fused map of queries, keys and values.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from capi.errors import CapiError
+
+State = dict[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Names that training code puts around a model.
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One of their names, and what it is of ours; None stands for a part that is not used."""
+
+    theirs: str
+    ours: tuple[str | None, ...]
+    as_grid: bool = False
+    """Whether their table of positions is (1, rows, columns, width), where ours is (1, rows x columns, width)."""
+
+
+def rule(theirs: str, *ours: str | None, as_grid: bool = False) -> Rule:
+    """One tensor of theirs, which is one of ours or several."""
+    return Rule(theirs, ours, as_grid)
+
+
+def with_bias(theirs: str, *ours: str) -> tuple[Rule, Rule]:
+    """Weight and bias of a linear map or a norm, or of several that are fused."""
+    names = {kind: tuple(f"{name}.{kind}" for name in ours) for kind in ("weight", "bias")}
+    return Rule(f"{theirs}.weight", names["weight"]), Rule(f"{theirs}.bias", names["bias"])
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the networks that a checkpoint holds: where its dict may lie, and what its names may begin with."""
+
+    places: tuple[tuple[str, ...], ...] = ((),)
+    prefixes: tuple[str, ...] = ("",)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a source names its tensors."""
+
+    method: str
+    rules: tuple[Rule, ...]
+    signature: str
+    """A name that every checkpoint in this layout has."""
+    ignored: tuple[str, ...] = ()
+    """Patterns of names that are in such files and do not belong to the encoder: heads, decoders, mask tokens."""
+    parts: Mapping[str, Part] | None = None
+    """By name, the one that is used unless told otherwise first."""
+    renamed: tuple[tuple[str, str], ...] = ()
+    """Patterns of names that come in two forms, and what they are taken for."""
+
+    def part(self, name: str | None) -> Part:
+        """The part of a name; the first one where none is given."""
+        parts = self.parts or {"": Part()}
+        if name is None:
+            return next(iter(parts.values()))
+        if name not in parts:
+            known = ", ".join(each for each in parts if each) or "none: leave it out"
+            raise CapiError(f'checkpoints of {self.method} have no part "{name}": there is {known}')
+        return parts[name]
+
+
+class _Place(NamedTuple):
+    """What one of their names must be."""
+
+    ours: tuple[str | None, ...]
+    shape: tuple[int, ...]
+    as_grid: bool
+
+
+def find_state(contents: Any, layout: Layout, part: Part) -> State | None:
+    """The tensors of one part of a checkpoint by their own names, without wrappers; None where they are not there."""
+    for place in part.places:
+        mapping = _descend(contents, place)
+        if mapping is None:
+            continue
+        plain = _named_tensors(mapping)
+        for prefix in part.prefixes:
+            if prefix + layout.signature in plain:
+                return _renamed(plain, layout, prefix)
+    return None
+
+
+def _renamed(plain: State, layout: Layout, prefix: str) -> State:
+    """Names as the layout has them; two that become the same are told."""
+    state: State = {}
+    for name, value in plain.items():
+        short = name.removeprefix(prefix)
+        for pattern, replacement in layout.renamed:
+            short = re.sub(f"^{pattern}", replacement, short)
+        if short in state:
+            raise CapiError(f'the checkpoint holds "{short}" twice, once as "{name}": save the encoder alone')
+        state[short] = value
+    return state
+
+
+def _descend(contents: Any, place: tuple[str, ...]) -> Mapping[Any, Any] | None:
+    for name in place:
+        contents = contents.get(name) if isinstance(contents, Mapping) else None
+    return contents if isinstance(contents, Mapping) else None
+
+
+def _named_tensors(mapping: Mapping[Any, Any]) -> State:
+    """The tensors of a dict; what else lies beside them (a moving average, settings) is another part or none."""
+    return {
+        ".".join(each for each in name.split(".") if each not in _WRAPPERS): value
+        for name, value in mapping.items()
+        if isinstance(name, str) and isinstance(value, Tensor)
+    }
+
+
+def to_ours(state: State, layout: Layout, shapes: Shapes, source: str) -> State:
+    """Our state dict out of theirs; a missing, extra or misshapen name is an error that says it."""
+    places = _places(layout, shapes)
+    refuse_misfit(state, layout, shapes, source)
+    ours: State = {}
+    for theirs, place in places.items():
+        value = state[theirs].detach().float()
+        value = value.flatten(1, 2) if place.as_grid else value
+        for name, part in zip(place.ours, value.chunk(len(place.ours)), strict=True):
+            if name is not None:
+                ours[name] = part
+    return ours
+
+
+def to_theirs(ours: State, layout: Layout) -> State:
+    """The same tensors in a source's layout, which a test writes; parts that are not used are zero."""
+    shapes = {name: tuple(value.shape) for name, value in ours.items()}
+    theirs: State = {}
+    for name, place in _places(layout, shapes).items():
+        known = [ours[each] for each in place.ours if each is not None]
+        parts = [torch.zeros_like(known[0]) if each is None else ours[each] for each in place.ours]
+        value = torch.cat(parts) if len(parts) > 1 else parts[0]
+        theirs[name] = value.reshape(place.shape).clone()
+    return theirs
+
+
+def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> None:
+    """Every name there, none too many, each of its shape."""
+    places = _places(layout, shapes)
+    missing = [name for name in places if name not in state]
+    extra = [name for name in state if name not in places and not is_ignored(name, layout)]
+    wrong = [name for name in places if name in state and tuple(state[name].shape) != places[name].shape]
+    unreal = [name for name in places if name in state and not state[name].is_floating_point()]
+    if wrong:
+        name = wrong[0]
+        found, asked = tuple(state[name].shape), places[name].shape
+        others = f" (and {len(wrong) - 1} more tensors of other shapes)" if len(wrong) > 1 else ""
+        raise CapiError(f'{source} has "{name}" of shape {found}, expected {asked}{others}')
+    if missing:
+        raise CapiError(f"{source} lacks {some(missing)} of the layout of {layout.method}")
+    if extra:
+        raise CapiError(f"{source} has {some(extra)}, which the layout of {layout.method} does not know")
+    if unreal:
+        raise CapiError(f"{source} has {some(unreal)} that hold no real numbers")
+
+
+def fits(state: State, layout: Layout, shapes: Shapes) -> bool:
+    """Whether these are the tensors of a model of such shapes."""
+    try:
+        refuse_misfit(state, layout, shapes, "")
+    except CapiError:
+        return False
+    return True
+
+
+def is_ignored(name: str, layout: Layout) -> bool:
+    """Whether a name is known to belong to something else than the encoder."""
+    return any(re.fullmatch(pattern, name) for pattern in layout.ignored)
+
+
+def some(names: list[str], most: int = 3) -> str:
+    """The first of them, and how many more there are."""
+    named = ", ".join(f'"{name}"' for name in names[:most])
+    return named if len(names) <= most else f"{named} and {len(names) - most} more names"
+
+
+def _places(layout: Layout, shapes: Shapes) -> dict[str, _Place]:
+    """Their names for a model whose tensors have these shapes."""
+    depth = 1 + max(int(match[1]) for name in shapes if (match := re.match(r"blocks\.(\d+)\.", name)))
+    places: dict[str, _Place] = {}
+    for each in layout.rules:
+        for number in range(depth if "{n}" in each.theirs else 1):
+            ours = tuple(name and name.replace("{n}", str(number)) for name in each.ours)
+            known = [name for name in ours if name is not None]
+            if all(name in shapes for name in known):
+                shape = _their_shape(shapes[known[0]], len(ours), each.as_grid)
+                places[each.theirs.replace("{n}", str(number))] = _Place(ours, shape, each.as_grid)
+    return places
+
+
+def _their_shape(ours: tuple[int, ...], parts: int, as_grid: bool) -> tuple[int, ...]:
+    if as_grid:
+        side = round(ours[1] ** 0.5)
+        return (ours[0], side, side, *ours[2:])
+    return (parts * ours[0], *ours[1:])

@@ -1,0 +1,110 @@
+"""A baseline out of its file: the original checkpoint, or a folder in the format of transformers.
+
+Nothing that a file contains is run (capi/models/files.py). The names must be those of the layout, no more and no fewer;
+what is known not to belong to the encoder is listed in each layout. A checkpoint of another model says which one it
+looks like.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from capi.baselines.architecture import Architecture
+from capi.baselines.baseline import Baseline, shapes_of
+from capi.baselines.keys import Layout, State, find_state, fits, is_ignored, to_ours
+from capi.baselines.registry import BASELINES
+from capi.baselines.transformers_layout import (
+    CONFIG,
+    PICKLE,
+    WEIGHTS,
+    architecture_in,
+    layout_for,
+    read_config,
+    read_weights,
+)
+from capi.baselines.vit import PlainViT
+from capi.errors import CapiError
+from capi.models.files import read_contents
+from capi.models.recognising import look_of
+from capi.models.weightless import without_weights
+
+_LOG = logging.getLogger("capi")
+_MOST_NAMES = 4
+
+
+def load_baseline(baseline: Baseline, path: Path, part: str | None = None) -> PlainViT:
+    """The frozen encoder of a file or folder. `part` names one of several networks that a checkpoint holds."""
+    if not path.exists():
+        raise CapiError(f"there is no {path}: expected {baseline.file} of {baseline.source}")
+    folder = _transformers_folder(path)
+    if folder is None:
+        return _load_original(baseline, path, part)
+    config = read_config(folder)
+    if part is not None:
+        raise CapiError(f'{folder} holds one network in the format of transformers: leave out "@{part}"')
+    architecture = architecture_in(config, baseline, str(folder))
+    layout = layout_for(architecture, str(config["model_type"]))
+    return _build(baseline, architecture, read_weights(folder), layout, None, str(folder))
+
+
+def _transformers_folder(path: Path) -> Path | None:
+    """The folder that a path stands for, where its config.json names a type of transformers."""
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir() and not (folder / CONFIG).is_file():
+        raise CapiError(f"{path} is a folder without {CONFIG}: give a checkpoint file, or a folder of transformers")
+    named = path.is_dir() or path.name in (WEIGHTS, PICKLE)
+    return folder if named and "model_type" in read_config(folder) else None
+
+
+def _load_original(baseline: Baseline, path: Path, part: str | None) -> PlainViT:
+    contents = read_weights(path) if path.is_dir() else read_contents(path)
+    return _build(baseline, baseline.architecture, contents, baseline.layout, part, str(path))
+
+
+def _build(
+    baseline: Baseline, architecture: Architecture, contents: Any, layout: Layout, part: str | None, source: str
+) -> PlainViT:
+    state = find_state(contents, layout, layout.part(part))
+    if state is None:
+        where = f' (its part "{part}")' if part else ""
+        raise CapiError(f"{source} is no checkpoint of {baseline.name}{where}{_likeness(contents, baseline)}")
+    try:
+        weights = to_ours(state, layout, shapes_of(architecture), source)
+    except CapiError as error:
+        raise CapiError(f"{error}, so it is not {baseline.name}{_likeness(contents, baseline)}") from error
+    _tell_ignored(state, layout, source)
+    with without_weights():
+        model = PlainViT(
+            architecture, statistics=baseline.statistics, licence=baseline.licence, verified=baseline.verified
+        )
+    model.load_state_dict(weights, strict=True, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def _tell_ignored(state: State, layout: Layout, source: str) -> None:
+    left = sorted({name.split(".")[0] for name in state if is_ignored(name, layout)})
+    if left:
+        _LOG.info("%s: left out, as they are no part of the encoder: %s", source, ", ".join(left))
+
+
+def _likeness(contents: Any, baseline: Baseline) -> str:
+    """Whose checkpoint it is instead, as the rest of a sentence."""
+    names = fitting(contents)
+    if names:
+        shown = " or ".join(names[:_MOST_NAMES]) + (" or others" if len(names) > _MOST_NAMES else "")
+        return f": its names and shapes are those of {shown}"
+    seen = look_of(contents)
+    if seen is None:
+        return f": expected {baseline.file} of {baseline.source}"
+    method, name = seen
+    return f': it looks like a checkpoint of {method} (it has "{name}"), in a size or form that is not known here'
+
+
+def fitting(contents: Any) -> list[str]:
+    """The baselines whose names and shapes a checkpoint has."""
+    found = []
+    for name, each in BASELINES.items():
+        state = find_state(contents, each.layout, each.layout.part(None))
+        if state is not None and fits(state, each.layout, each.shapes()):
+            found.append(name)
+    return found

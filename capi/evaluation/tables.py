@@ -1,0 +1,205 @@
+"""A result table of the paper as one command: its models and benchmarks, as far as weights and data are there."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from capi.baseline_weights import find_weights, is_baseline
+from capi.baselines.registry import BASELINES, PREFIX, baseline_named
+from capi.config.result_tables import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
+from capi.distributed.leading import ALONE
+from capi.distributed.processes import Processes
+from capi.errors import CapiError
+from capi.evals.datasets.imagenet_shifts import TEST_SETS
+from capi.evals.features import Progress, silent
+from capi.evaluation.comparison import OnCell, compare
+from capi.evaluation.comparison_cells import Column, Comparison
+from capi.evaluation.table_view import Entry, TableView, ViewRow
+from capi.released.cache import cache_folder
+from capi.released.registry import RELEASED
+from capi.weights import Weights
+
+NOT_IN_TABLE = "it is not in this table"
+
+
+@dataclass(frozen=True)
+class _Needed:
+    """A cell of the table with the benchmark that it needs, where its data lies, and what keeps it from being run."""
+
+    asked: Asked
+    reason: str
+    missing_test: str
+
+
+def compare_table(
+    name: str,
+    models: Sequence[str] = (),
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path,
+    data_root: str | Path | None = None,
+    paper: bool = True,
+    weights: Weights = "teacher",
+    device: torch.device | str = "cpu",
+    progress: Progress = silent,
+    on_cell: OnCell | None = None,
+    processes: Processes = ALONE,
+) -> Comparison:
+    """The table `name` of the paper: rows of `models` (all where none is given), and rows of one's own for others.
+
+    Data sets lie in `data_root` under their names, further test sets of ImageNet as imagenet-v2, imagenet-a, ... What
+    is not there, weights or data, is said in its cells, and the others are computed; a cell that fails stops none.
+    """
+    table = table_named(name)
+    root = None if data_root is None else Path(data_root)
+    if root is not None and not root.is_dir():
+        raise CapiError(f"{root} is no folder: --data-root takes the one that holds the data sets, by their names")
+    rows = chosen_rows(table, models)
+    needed = {
+        (number, place): _needed(row, column, table, root)
+        for number, row in enumerate(rows)
+        for place, column in enumerate(table.columns)
+    }
+    columns = {each.asked.name: Column(*each.asked) for each in needed.values()}
+    skipped = _skipped(rows, table, needed, columns)
+    return compare(
+        [row.model for row in rows],
+        list(columns.values()),
+        overrides,
+        out=out,
+        weights=weights,
+        device=device,
+        progress=progress,
+        on_cell=on_cell,
+        skipped=skipped,
+        table=_view(name, table, rows, needed, paper),
+        processes=processes,
+    )
+
+
+def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:
+    """The rows of the models that are asked for; a model that the table lacks gets rows of its own."""
+    if not models:
+        return list(table.rows)
+    rows: list[TableRow] = []
+    for model in dict.fromkeys(models):
+        found = [row for row in table.rows if _plain_name(row.model) == _plain_name(model)]
+        # A name with a place, baseline:NAME=PATH, is the model of its row.
+        full = model if is_baseline(model) or model not in BASELINES else PREFIX + model
+        rows += [row.model_copy(update={"model": full}) for row in found] if found else _own_rows(table, full)
+    return rows
+
+
+def _plain_name(model: str) -> str:
+    return model.removeprefix(PREFIX).partition("=")[0].partition("@")[0]
+
+
+def _own_rows(table: ResultTable, model: str) -> list[TableRow]:
+    """A row for each that CAPI has in the table, without numbers of the paper."""
+    usual = [row for row in table.rows if row.model == "capi_vitl14_lvd"]
+    several = len({row.cells[0] for row in usual}) > 1
+    return [
+        row.model_copy(
+            update={
+                "model": model,
+                "cells": [
+                    f"{model}: {row.cells[0]}" if several else model,
+                    *(text if len(usual) > 1 else "" for text in row.cells[1:]),
+                ],
+                "scores": [None] * len(table.columns),
+            }
+        )
+        for row in usual
+    ]
+
+
+def _needed(row: TableRow, column: TableColumn, table: ResultTable, root: Path | None) -> _Needed:
+    asked = asked_for(row, column)
+    folder = None if root is None else root / column.dataset
+    if folder is None:
+        return _Needed(asked, f"no data: --data-root names the folder that holds {column.dataset}", "")
+    if not folder.exists():
+        return _Needed(asked, f"no data: expected {folder}", "")
+    further = _further_tests(table, column.dataset, folder.parent)
+    config = asked.config.model_copy(update={"data": str(folder), "more": further})
+    lacking = column.score in TEST_SETS and column.score not in further
+    return _Needed(
+        Asked(asked.name, config),
+        weights_reason(row.model),
+        f"no data: expected {folder.parent / f'imagenet-{column.score}'}" if lacking else "",
+    )
+
+
+def _further_tests(table: ResultTable, dataset: str, root: Path) -> dict[str, str]:
+    """The test sets of ImageNet that the table has and that are there."""
+    asked = dict.fromkeys(each.score for each in table.columns if each.dataset == dataset and each.score in TEST_SETS)
+    found: dict[str, str] = {}
+    for name in (name for name in asked if name is not None):
+        places = (root / f"imagenet-{name}", root / f"imagenet-{name}.json")
+        place = next((path for path in places if path.exists()), None)
+        found |= {} if place is None else {name: str(place)}
+    return found
+
+
+def weights_reason(model: str) -> str:
+    """Why the weights of a model cannot be used, as far as that is known without reading them; empty where they can."""
+    if is_baseline(model) and "=" not in model:
+        try:
+            find_weights(baseline_named(_plain_name(model)))
+        except CapiError as error:
+            return str(error)
+    if model in RELEASED and not Path(model).exists() and not (cache_folder() / RELEASED[model].file).is_file():
+        return f'the weights of {model} are not on this machine: capi.load("{model}") downloads them'
+    return ""
+
+
+def _skipped(
+    rows: Sequence[TableRow],
+    table: ResultTable,
+    needed: dict[tuple[int, int], _Needed],
+    columns: Iterable[str],
+) -> dict[tuple[str, str], str]:
+    """Why a model is not run on a benchmark: because the table does not ask for it, or because something is missing."""
+    reasons = {(row.model, column): NOT_IN_TABLE for row in rows for column in columns}
+    for number, row in enumerate(rows):
+        for place in range(len(table.columns)):
+            each = needed[number, place]
+            if each.reason:
+                reasons[row.model, each.asked.name] = each.reason
+            else:
+                reasons.pop((row.model, each.asked.name), None)
+    return reasons
+
+
+def _view(
+    name: str, table: ResultTable, rows: Sequence[TableRow], needed: dict[tuple[int, int], _Needed], paper: bool
+) -> TableView:
+    return TableView(
+        name=name,
+        title=table.title,
+        label=table.label,
+        heads=tuple(table.heads),
+        columns=tuple((column.group, column.name) for column in table.columns),
+        rows=tuple(
+            ViewRow(
+                tuple(row.cells),
+                row.model,
+                tuple(
+                    Entry(each.asked.name, column.score, printed, each.missing_test)
+                    for place, (column, printed) in enumerate(zip(table.columns, row.scores, strict=True))
+                    for each in (needed[number, place],)
+                ),
+            )
+            for number, row in enumerate(rows)
+        ),
+        notes=(*table.notes, *_model_notes(rows)),
+        paper=paper,
+    )
+
+
+def _model_notes(rows: Sequence[TableRow]) -> list[str]:
+    """What is to be known of a baseline's scores."""
+    names = dict.fromkeys(_plain_name(row.model) for row in rows)
+    return [f"{name}: {BASELINES[name].note}." for name in names if name in BASELINES and BASELINES[name].note]

@@ -1,0 +1,57 @@
+"""DINOv3 against transformers, with MLP and SwiGLU, in both layouts, on squares and others."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from capi.baselines.loading import load_baseline
+from capi.baselines.sources.dinov3 import BASELINES
+from capi.types import Features
+from tests.baselines.checkpoints import (
+    assert_same,
+    images,
+    original,
+    random_model,
+    read_back,
+    save,
+    small,
+    through_the_original_layout,
+    transformers_model,
+)
+
+
+@pytest.mark.parametrize(("name", "gated"), [("dinov3_vitl16", False), ("dinov3_vith16plus", True)])
+def test__features_are_those_of_transformers_in_both_layouts(tmp_path: Path, name: str, gated: bool) -> None:
+    theirs = transformers_model("DINOv3ViTModel", "DINOv3ViTConfig", num_register_tokens=4, use_gated_mlp=gated)
+    if gated:
+        theirs.config.hidden_act = "silu"
+        for module in theirs.modules():
+            if hasattr(module, "act_fn"):
+                module.act_fn = torch.nn.SiLU()
+    baseline = small(name)
+    encoder = read_back(baseline, theirs, tmp_path / "folder")
+    other = through_the_original_layout(baseline, encoder, tmp_path / "dinov3.pth")
+    for rows, columns in ((5, 5), (8, 6)):
+        x = images(rows, columns)
+        tokens = theirs(x).last_hidden_state
+        expected = Features(tokens[:, 0], tokens[:, 1:5], tokens[:, 5:].unflatten(1, (rows, columns)))
+        for each in (encoder, other):
+            assert_same(each(x), expected)
+
+
+def test__constants_and_masks_of_the_original_file_are_left_out(tmp_path: Path) -> None:
+    baseline, x = small("dinov3_vitl16"), images()
+    model = random_model(baseline)
+    state = original(baseline, model)
+    # The part of keys is masked in the original: whatever stands there must not matter.
+    state["blocks.0.attn.qkv.bias"][24:48] = float("nan")
+    more = {"rope_embed.periods": torch.ones(2), "mask_token": torch.zeros(1, 24)}
+    more |= {"blocks.0.attn.qkv.bias_mask": torch.ones(72), "local_cls_norm.weight": torch.ones(24)}
+    assert_same(load_baseline(baseline, save(state | more, tmp_path / "dinov3.pth"))(x), model(x))
+
+
+def test__the_sizes_are_those_of_the_authors() -> None:
+    known = {each.name: (each.architecture.mlp_width, each.architecture.eps) for each in BASELINES}
+    assert known["dinov3_vits16plus"] == (1536, 1e-5)
+    assert known["dinov3_vit7b16"] == (8192, 1e-5)
