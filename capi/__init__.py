@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from capi.ablation.studying import ablate as ablate
     from capi.api import build_learner as build_learner
     from capi.api import check as check
+    from capi.api import check_data as check_data
     from capi.api import compare as compare
     from capi.api import doctor as doctor
     from capi.api import draw as draw
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from capi.api import extract as extract
     from capi.api import load as load
     from capi.api import nearest as nearest
+    from capi.api import pack_shards as pack_shards
     from capi.api import predict as predict
     from capi.api import pretrain as pretrain
     from capi.api import push as push
@@ -41,6 +43,7 @@ _HOME = {
     "ablate": "capi.ablation.studying",
     "build_learner": "capi.api",
     "check": "capi.api",
+    "check_data": "capi.api",
     "compare": "capi.api",
     "doctor": "capi.api",
     "draw": "capi.api",
@@ -50,6 +53,7 @@ _HOME = {
     "extract": "capi.api",
     "load": "capi.api",
     "nearest": "capi.api",
+    "pack_shards": "capi.api",
     "predict": "capi.api",
     "pretrain": "capi.api",
     "push": "capi.api",

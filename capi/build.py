@@ -268,6 +268,7 @@ def training_batches(config: Config, source: ImageSource, workers: int) -> Train
         share=Share(optimization.batch_size, optimization.micro_batches),
         masks=GridMasks(mask_sampler(config), Grid(*config.grid)),
         seed=config.seed,
+        window=data.window,
     )
 
 

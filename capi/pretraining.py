@@ -15,8 +15,8 @@ from capi import benchmark, build
 from capi.config.loading import differences, dump_config, parse_config, parse_yaml
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
-from capi.data.demo import demo_photos
-from capi.data.sources import ImageSource, csv_images, image_folder
+from capi.data.opening import Data, describe_data, open_images
+from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
 from capi.method.alarms import RunFacts, Watchman
@@ -55,18 +55,10 @@ class PretrainedRun:
     report: Path | None = None
 
 
-def open_images(data: str | Path) -> ImageSource:
-    """The training images of a run: a folder, a CSV that names them, or `demo` for the built-in photos."""
-    if str(data) == "demo":
-        return demo_photos("train").images
-    path = Path(data)
-    return csv_images(path) if path.suffix.lower() == ".csv" else image_folder(path)
-
-
 def pretrain(
     config: Config,
     *,
-    data: str | Path,
+    data: Data,
     out: str | Path,
     resume: bool = False,
     overwrite: bool = False,
@@ -82,12 +74,12 @@ def pretrain(
     `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `open_encoder`
     opens the encoder that makes the targets of kind `frozen`, and the one that `init` starts from.
     """
-    folder, source = RunFolder(Path(out)), open_images(data)
+    folder, source = RunFolder(Path(out)), open_images(data, console)
     going_on = resume and folder.exists
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
     config, frozen_encoder = build.resolve_target(config, open_encoder)
-    facts = {"path": str(data), "images": len(source), "fingerprint": source.fingerprint}
+    facts = describe_data(data, source)
     if going_on:
         _refuse_other_run(folder, config, facts)
     elif overwrite and folder.exists:
