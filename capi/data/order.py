@@ -46,6 +46,7 @@ class Blocked(Protocol):
         ...
 
 
+@runtime_checkable
 class Order(Protocol):
     """Which image stands where."""
 
@@ -58,6 +59,14 @@ class Order(Protocol):
         ...
 
 
+@runtime_checkable
+class Mixed(Protocol):
+    """A source made of several, numbered one after the other. Without weights each counts by its size."""
+
+    parts: Sequence[ImageSource]
+    weights: Sequence[float] | None
+
+
 def order_of(source: ImageSource, seed: int, window: int | None = None) -> Order:
     """The order of a source's images; `window` is how many of those that lie in blocks are shuffled together."""
     if isinstance(source, Mixed):
@@ -66,14 +75,6 @@ def order_of(source: ImageSource, seed: int, window: int | None = None) -> Order
     if isinstance(source, Blocked):
         return WindowShuffle(source.block_ends, seed, source.usual_window if window is None else window)
     return Shuffle(len(source), seed)
-
-
-@runtime_checkable
-class Mixed(Protocol):
-    """A source made of several, numbered one after the other. Without weights each counts by its size."""
-
-    parts: Sequence[ImageSource]
-    weights: Sequence[float] | None
 
 
 class Shuffle:
