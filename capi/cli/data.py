@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from capi.cli.app import app, messages
 from capi.errors import CapiError
@@ -32,7 +30,7 @@ def shards(
     keep_order: Annotated[bool, typer.Option("--keep-order", help="Pack as they lie, not shuffled.")] = False,
     workers: Workers = None,
 ) -> None:
-    """Pack images into tar shards with an index: fewer, larger files, which disks and networks read faster."""
+    """Pack images into tar shards with an index: few large files in place of many small ones."""
     from capi import api
 
     packed = api.pack_shards(
@@ -73,14 +71,8 @@ def check(
 
         with replacing(json_file) as partial:
             partial.write_text(json.dumps(found.as_record(), indent=1) + "\n", encoding="utf-8")
-    Console(soft_wrap=True, highlight=False, markup=False).print(_table(found))
-
-
-def _table(found: "Survey") -> Table:
-    table = Table(title="Images", box=None, show_header=False, title_justify="left", pad_edge=False)
     for name, value in _rows(found).items():
-        table.add_row(name, value)
-    return table
+        typer.echo(f"{name:<12}{value}")
 
 
 def _rows(found: "Survey") -> dict[str, str]:

@@ -10,10 +10,10 @@ SOURCE@WEIGHT                   among several sources, how often one is drawn
 """
 
 import glob
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,7 +32,8 @@ TABLES = (".parquet", ".arrow")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".zip")
 _WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>\d+(\.\d*)?|\.\d+)", re.DOTALL)
 _COLUMN = re.compile(r"(?P<path>.+)\?column=(?P<column>.+)", re.DOTALL)
-_MOST_SHARDS = 10_000_000
+_RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+_MOST_SHARDS = 1_000_000
 
 
 class Weighted(NamedTuple):
@@ -189,12 +190,13 @@ def _braces(pattern: str) -> list[str]:
         import braceexpand
     except ImportError as error:
         raise CapiError("patterns with braces need an extra: pip install 'capi[shards]'") from error
+    # The library makes all names at once.
+    ranges = [abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern)]
+    if math.prod(ranges) > _MOST_SHARDS:
+        raise CapiError(f"{pattern} stands for more than {_MOST_SHARDS} files: check its numbers")
     try:
-        names = list(islice(braceexpand.braceexpand(pattern), _MOST_SHARDS + 1))
+        return list(braceexpand.braceexpand(pattern))
     except ValueError as error:
         raise CapiError(
             f"{pattern} has a brace without its partner: expected a pattern like {{000..123}}.tar"
         ) from error
-    if len(names) > _MOST_SHARDS:
-        raise CapiError(f"{pattern} stands for more than {_MOST_SHARDS} files: check its numbers")
-    return names

@@ -273,7 +273,8 @@ def _ending(name: str, content: bytes) -> str:
 def _check(settings: PackingSettings) -> None:
     if settings.per_shard is not None and settings.shard_megabytes is not None:
         raise CapiError("a shard has a size or a number of images: give --shard-size or --per-shard, not both")
-    if (settings.per_shard or 1) < 1 or (settings.shard_megabytes or 1) <= 0:
+    given = settings.shard_megabytes if settings.per_shard is None else settings.per_shard
+    if given is not None and given <= 0:
         raise CapiError("a shard must hold something: give a --per-shard or --shard-size above 0")
 
 

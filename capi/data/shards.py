@@ -5,8 +5,9 @@ An image is read at its place, by one positioned read; nothing else of the tar i
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
 from capi.data.keeping import Kept
-from capi.data.shard_index import IndexFacts, ShardIndex, find_index, make_index
+from capi.data.shard_index import IndexFacts, ShardIndex, find_index, index_places, make_index
 from capi.data.telling import Telling
 from capi.errors import CapiError
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks.
+    fcntl = None  # type: ignore[assignment]
 
 # Images that are shuffled together: some shards, whose bytes a machine's memory keeps.
 WINDOW = 65_536
@@ -89,11 +95,14 @@ def open_shards(paths: Sequence[Path], console: Console | None = None, workers: 
     _refuse_missing(paths)
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         found = list(pool.map(find_index, paths))
-    missing = [number for number, index in enumerate(found) if index is None]
-    if missing:
-        made = _make_indices([paths[number] for number in missing], console, workers)
-        for number, index in zip(missing, made, strict=True):
-            found[number] = index
+    if None in found:
+        with _one_at_a_time(paths[0]):
+            # Another process of the same run may have made them meanwhile.
+            found = [index or find_index(path) for path, index in zip(paths, found, strict=True)]
+            missing = [number for number, index in enumerate(found) if index is None]
+            made = _make_indices([paths[number] for number in missing], console, workers)
+            for number, index in zip(missing, made, strict=True):
+                found[number] = index
     indices = [index for index in found if index is not None]
     if not sum(facts.images for _, facts in indices):
         raise CapiError(f"{_several(paths)} hold no images: their members must end as images do, such as 000123.jpg")
@@ -101,7 +110,7 @@ def open_shards(paths: Sequence[Path], console: Console | None = None, workers: 
 
 
 def _make_indices(paths: Sequence[Path], console: Console | None, workers: int | None) -> list[tuple[Path, IndexFacts]]:
-    workers = min(workers or os.cpu_count() or 1, len(paths))
+    workers = max(min(workers or os.cpu_count() or 1, len(paths)), 1)
     made = []
     with Telling("reading the headers of shards", len(paths), console) as telling:
         if workers == 1:
@@ -114,6 +123,18 @@ def _make_indices(paths: Sequence[Path], console: Console | None, workers: int |
                 made.append(index)
                 telling.advance()
     return made
+
+
+@contextmanager
+def _one_at_a_time(shard: Path) -> Iterator[None]:
+    """Let one process of this machine scan while others wait, where the system has locks."""
+    lock = index_places(shard)[1].with_suffix(".lock")
+    with ExitStack() as stack:
+        if fcntl is not None:
+            with suppress(OSError):
+                lock.parent.mkdir(parents=True, exist_ok=True)
+                fcntl.lockf(stack.enter_context(lock.open("a")), fcntl.LOCK_EX)
+        yield
 
 
 def _refuse_missing(paths: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from threading import Lock
 from types import TracebackType
 
 from rich.console import Console
@@ -16,6 +17,8 @@ class Telling:
 
     def __init__(self, what: str, total: int, console: Console | None = None, done: int = 0) -> None:
         self.what, self.total, self.done, self.first = what, total, done, done
+        # Several threads may have something to tell.
+        self.counting = Lock()
         self.begun = self.last_line = time.monotonic()
         self.bar: Progress | None = None
         if console is not None and console.is_terminal:
@@ -37,7 +40,8 @@ class Telling:
 
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
-        self.done += count
+        with self.counting:
+            self.done += count
         if self.bar:
             self.bar.update(self.task, completed=self.done)
         elif time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:

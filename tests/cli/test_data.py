@@ -26,14 +26,14 @@ def test__a_folder_is_packed_and_looked_through(photos: Path, run_here: RunHere)
     ran = run_here("shards", "photos", "--out", "packed", "--per-shard", "4", "--workers", "2")
     assert ran.code == 0
     first, last = ran.stdout.splitlines()
-    assert first.startswith("packed has 6 images in 2 shards, 0.0 MB.")
+    assert first.startswith("packed has 6 images in 2 shards, 0.1 MB.")
     assert last == "Train on them with --data 'packed/{000000..000001}.tar'"
     (photos / "5.png").write_bytes(b"no image")
     (photos / "4.png").write_bytes((photos / "3.png").read_bytes())
     ran = run_here("data", "check", "packed/{000000..000001}.tar", "photos", "--json", "found.json", "--workers", "1")
     assert ran.code == 0
-    rows = dict(line.split(None, 1) for line in ran.stdout.splitlines()[1:])
-    assert rows["images"].strip() == "12; 11 can be read, 1 cannot"
+    rows = {line[:12].strip(): line[12:] for line in ran.stdout.splitlines()}
+    assert rows["images"] == "12; 11 can be read, 1 cannot"
     assert "photos: 5.png (no image that can be read)" in rows["broken"]
     assert rows["copies"].startswith("5 with the same bytes as another: ")
     found = json.loads(Path("found.json").read_text())

@@ -24,11 +24,6 @@ MEMBERS = {
 IMAGES = ["a/0001.jpg", "b.PNG", LONG, "ä ö.webp"]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 @pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
 def test__the_index_leads_to_the_bytes_of_every_image(tmp_path: Path, format: int) -> None:
     shard = write_tar(tmp_path / "a.tar", MEMBERS, format)

@@ -8,6 +8,7 @@ from capi.data import shards as shards_module
 from capi.data.decoding import BrokenImageError, Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
 from capi.data.reader import Reader
+from capi.data.shard_index import make_index
 from capi.data.shards import Shards, open_shards
 from capi.errors import CapiError
 from capi.method.masking import Grid, MaskSampler
@@ -82,19 +83,34 @@ def test__indices_are_made_by_several_processes_and_then_found(tmp_path: Path, m
     assert open_shards(paths).fingerprint == made.fingerprint
 
 
-@pytest.mark.parametrize("processes", [1, 2, 3])
+def test__one_process_scans_while_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While this one waited, another has made them."""
+    paths, lockf = write_shards(tmp_path, COUNTS), shards_module.fcntl.lockf
+
+    def made_meanwhile(*arguments: object) -> None:
+        lockf(*arguments)
+        for path in paths:
+            make_index(path)
+        monkeypatch.setattr(shards_module, "make_index", None)
+
+    monkeypatch.setattr(shards_module.fcntl, "lockf", made_meanwhile)
+    assert len(open_shards(paths)) == 23
+
+
 @pytest.mark.parametrize("window", [None, 6])
-def test__every_image_is_on_exactly_one_process_in_each_pass(
-    source: Shards, processes: int, window: int | None
-) -> None:
-    parts = [batches(source, Share(6, 1, process, processes), window) for process in range(processes)]
-    seen = [number for step in range(23) for part in parts for number in shown(part[step])]
-    assert len(seen) == 6 * 23
-    if processes == 1:
-        for start in range(0, 6 * 23, 23):
-            assert sorted(seen[start : start + 23]) == list(range(23))
+def test__every_image_is_on_exactly_one_process_in_each_pass(source: Shards, window: int | None) -> None:
     whole = batches(source, Share(6), window)
-    assert seen == [number for step in range(23) for number in shown(whole[step])]
+    seen = [number for step in range(23) for number in whole.image_numbers(step, whole.share.samples(0)).tolist()]
+    for start in range(0, 6 * 23, 23):
+        assert sorted(seen[start : start + 23]) == list(range(23))
+    assert [number for step in range(5) for number in shown(whole[step])] == seen[:30]
+    for processes in (2, 3):
+        parts = [batches(source, Share(6, 1, process, processes), window) for process in range(processes)]
+        steps = [(step, part) for step in range(23) for part in parts]
+        assert seen == [
+            number for step, part in steps for number in part.image_numbers(step, part.share.samples(0)).tolist()
+        ]
+        assert [number for part in parts for number in shown(part[4])] == seen[24:30]
 
 
 # A machine may have fewer cores than workers, and here fewer shards.

@@ -50,18 +50,16 @@ def test__parquet_rows_are_read_by_number_and_row_groups_are_blocks(tmp_path: Pa
     assert again.read(5) == plain(5)
 
 
-def test__a_row_group_is_decoded_once_while_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = open_parquet_files(write_parquet(tmp_path, [12]))
-    asked: list[int] = []
-    group = source._group
-    source._groups.make = lambda block: (asked.append(block), group(block))[1]
-    for number in (0, 5, 1, 6, 11, 2, 0):
-        source.read(number)
-    assert asked == [0, 1, 2]
-    source._groups.limit = 1
-    for number in (0, 5, 1):
-        source.read(number)
-    assert asked == [0, 1, 2, 1, 0]
+def test__a_row_group_is_decoded_once_while_it_is_kept(tmp_path: Path) -> None:
+    files = write_parquet(tmp_path, [12])
+    for limit, expected in ((tables.KEPT_BYTES, [0, 1, 2]), (1, [0, 1, 0, 1, 2, 0])):
+        source, asked = open_parquet_files(files), []
+        group = source._group
+        source._groups.make = lambda block, asked=asked, group=group: (asked.append(block), group(block))[1]
+        source._groups.limit = limit
+        for number in (0, 5, 1, 6, 11, 2, 0):
+            assert source.read(number) == plain(number)
+        assert asked == expected
 
 
 @pytest.mark.parametrize("stream", [True, False])

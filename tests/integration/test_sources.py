@@ -53,7 +53,7 @@ def test__shards_and_tables_train_alike_and_go_on_exactly(
 ) -> None:
     """Blocks of both have the same images, so all that is computed is the same."""
     for name in ("shards", "parquet"):
-        capi.pretrain(config, data=sources[name], out=tmp_path / name, device="cpu")
+        capi.pretrain(config, data=sources[name], out=tmp_path / "runs" / name, device="cpu")
     stopped = tmp_path / "stopped"
 
     def stop(record: Any) -> None:
@@ -66,8 +66,8 @@ def test__shards_and_tables_train_alike_and_go_on_exactly(
         config.model_dump(mode="json") | {"data": config.data.model_dump(mode="json") | {"workers": 1}}
     )
     assert capi.pretrain(workers, data=sources["shards"], out=stopped, device="cpu", resume=True).finished
-    expected = weights(tmp_path / "shards")
-    for run in (tmp_path / "parquet", stopped):
+    expected = weights(tmp_path / "runs" / "shards")
+    for run in (tmp_path / "runs" / "parquet", stopped):
         found = weights(run)
         assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert [line["step"] for line in read_metrics(stopped / "metrics.jsonl")] == [1, 2, 3, 4]
