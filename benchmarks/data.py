@@ -1,10 +1,17 @@
 """Reading training crops from JPEG files against plain Pillow, which decodes, converts, cuts and resizes.
 
-python benchmarks/data.py
+    python benchmarks/data.py
+    python benchmarks/data.py --shards
+
+With --shards: tar shards against loose files, each in the order that a run reads it in, from memory and from the disk.
+For the latter the contents are dropped from the memory of the system before each round (Linux). Names and inodes of
+loose files stay there, so this favours loose files against a disk that was never read.
 """
 
 import argparse
+import os
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +21,12 @@ from PIL import Image
 
 from capi.data.crops import crop_draws, random_box
 from capi.data.decoding import Box, Decoder, Pixels
+from capi.data.opening import open_images
+from capi.data.order import order_of
+from capi.data.packing import PackingSettings, pack
 from capi.data.reader import Reader
-from capi.data.sources import Files, image_folder
+from capi.data.retrying import read_bytes
+from capi.data.sources import Files, ImageSource, image_folder
 from capi.randomness import sample_keys
 
 SIZE = (224, 224)
@@ -31,7 +42,13 @@ def main() -> None:
         "--sides", type=int, nargs="+", default=[500, 2000], help="longer side of the photos, in pixels"
     )
     parser.add_argument("--images", type=int, help="photos of each size (default: 12 megapixels of them)")
+    parser.add_argument("--shards", action="store_true", help="compare tar shards with loose files")
+    parser.add_argument("--folder", type=Path, help="where --shards writes, on the disk to be measured")
     arguments = parser.parse_args()
+    if arguments.shards:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            compare_shards(Path(folder), arguments.images or 4000, arguments.sides[0], arguments.rounds)
+        return
     print(f"{'':8} {'Pillow':>10} {'ours':>10} {'cached':>10}   images/s, crops of 0.6 to 1 of the area to 224 px")
     for side in arguments.sides:
         with tempfile.TemporaryDirectory() as folder:
@@ -59,6 +76,49 @@ def compare(source: Files, side: int, rounds: int) -> None:
     print(f"{side:5} px {speed['plain']:10.1f} {speed['ours']:10.1f} {speed['cached']:10.1f}")
     ours, cached_ratio = speed["ours"] / speed["plain"], speed["cached"] / speed["plain"]
     print(f"{'':8} ours {ours:.2f} x Pillow, cached {cached_ratio:.2f} x; pixels differ by {difference:.2f} of 255")
+
+
+def compare_shards(folder: Path, count: int, side: int, rounds: int) -> None:
+    """Bytes alone, and crops of them; every round reads all images of both kinds, one after the other."""
+    (folder / "loose").mkdir()
+    loose = write_photos(folder / "loose", count, side)
+    packed = pack(loose, folder / "shards", PackingSettings(per_shard=max(count // 8, 1)))
+    sources: dict[str, ImageSource] = {"loose files": loose, "shards": open_images(packed.path)}
+    print(f"{count} JPEGs of {side} px, {packed.bytes / count / 1e3:.0f} kB each, {packed.shards} shards: images/s")
+    for what, from_disk in (("bytes, warm", False), ("bytes, from disk", True), ("crops, warm", False)):
+        best = dict.fromkeys(sources, float("inf"))
+        for number in range(rounds + 1):
+            for name, source in sources.items():
+                if from_disk:
+                    forget(folder)
+                best[name] = min(best[name], seconds_of(source, number, crops=what.startswith("crops")))
+        speed = {name: count / seconds for name, seconds in best.items()}
+        told = ", ".join(f"{name} {value:.0f}" for name, value in speed.items())
+        print(f"{what:17} {told}: shards {speed['shards'] / speed['loose files']:.2f} x")
+
+
+def seconds_of(source: ImageSource, number: int, *, crops: bool) -> float:
+    """The time of one pass over a source, in the order of a run."""
+    size, reader = len(source), Reader(source, Decoder(reduced=True))
+    order = order_of(source, 0).images(torch.arange(number * size, (number + 1) * size)).tolist()
+    draws = crop_draws(sample_keys(0, number, torch.arange(size)))
+    start = time.perf_counter()
+    for index, row in zip(order, draws, strict=True):
+        if crops:
+            reader.crop(index, random_box(reader.size(index), row, SCALE, ASPECT), SIZE)
+        else:
+            read_bytes(source, index)
+    return time.perf_counter() - start
+
+
+def forget(folder: Path) -> None:
+    """Have the system drop what it keeps of these files."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
 
 
 def plain_crop(path: Path, box: Box) -> Pixels:

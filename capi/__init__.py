@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from capi.ablation.studying import ablate as ablate
     from capi.api import build_learner as build_learner
     from capi.api import check as check
+    from capi.api import check_data as check_data
     from capi.api import compare as compare
     from capi.api import compare_table as compare_table
     from capi.api import doctor as doctor
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from capi.api import extract as extract
     from capi.api import load as load
     from capi.api import nearest as nearest
+    from capi.api import pack_shards as pack_shards
     from capi.api import predict as predict
     from capi.api import pretrain as pretrain
     from capi.api import push as push
@@ -42,6 +44,7 @@ _HOME = {
     "ablate": "capi.ablation.studying",
     "build_learner": "capi.api",
     "check": "capi.api",
+    "check_data": "capi.api",
     "compare": "capi.api",
     "compare_table": "capi.api",
     "doctor": "capi.api",
@@ -52,6 +55,7 @@ _HOME = {
     "extract": "capi.api",
     "load": "capi.api",
     "nearest": "capi.api",
+    "pack_shards": "capi.api",
     "predict": "capi.api",
     "pretrain": "capi.api",
     "push": "capi.api",

@@ -1,5 +1,6 @@
 """What a user calls."""
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +18,11 @@ from capi.checking import RunCheck
 from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import load_config
 from capi.config.schema import Config
+from capi.data.decoding import Decoder
+from capi.data.opening import Data, open_images
+from capi.data.packing import Packed, PackingSettings, pack
 from capi.data.sources import ImageSource
+from capi.data.survey import Survey, survey
 from capi.distributed.processes import joined, own_device
 from capi.encoders import load_weights, open_encoder
 from capi.errors import CapiError
@@ -28,7 +33,7 @@ from capi.evaluation import comparison, evaluating, extraction, prediction, simi
 from capi.evaluation.comparison_cells import Cell, Comparison
 from capi.evaluation.evaluating import Evaluated
 from capi.evaluation.extraction import Extracted
-from capi.evaluation.image_lists import list_images
+from capi.evaluation.image_lists import labelled_images, list_images
 from capi.evaluation.picturing import DEFAULT_KINDS, Pictured, load_prototypes, picture
 from capi.evaluation.prediction import Predicted
 from capi.evaluation.progress import EvaluationProgress
@@ -53,6 +58,7 @@ from capi.weights import Weights
 __all__ = [
     "build_learner",
     "check",
+    "check_data",
     "choose_device",
     "compare",
     "compare_table",
@@ -65,6 +71,7 @@ __all__ = [
     "load",
     "mask_sampler",
     "nearest",
+    "pack_shards",
     "predict",
     "pretrain",
     "push",
@@ -108,7 +115,7 @@ def pretrain(
     recipe: Recipe,
     overrides: Iterable[str] = (),
     *,
-    data: str | Path,
+    data: Data,
     out: str | Path,
     resume: bool = False,
     overwrite: bool = False,
@@ -117,9 +124,10 @@ def pretrain(
     evaluations: Sequence[Evaluation] = (),
     console: Console | None = None,
 ) -> PretrainedRun:
-    """Pretrain on a folder of unlabelled images.
+    """Pretrain on unlabelled images.
 
-    `data` is the folder, or `demo` for the built-in photos; `out` becomes the folder of the run. `resume` goes on with
+    `data` is a folder, shards, tables, a name of the Hub (docs/data.md), several of these with weights, or `demo` for
+    the built-in photos; `out` becomes the folder of the run. `resume` goes on with
     the run that is there, if there is one; `overwrite` replaces it. A logger is called with every record of metrics.
     With a `console` there is a progress bar. At the end a report is written, report.html in the run's folder.
     """
@@ -535,7 +543,7 @@ def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
 def check(
     config: Config,
     *,
-    data: str | Path | None = None,
+    data: Data | None = None,
     device: torch.device | str | None = None,
     rounds: int = 3,
     progress: Callable[[], None] = lambda: None,
@@ -547,3 +555,37 @@ def check(
     chosen = _device(device)
     opened = partial(open_encoder, device=chosen)
     return checking.check(config, data=data, device=chosen, rounds=rounds, progress=progress, open_encoder=opened)
+
+
+def pack_shards(
+    data: Data,
+    out: str | Path,
+    *,
+    shard_megabytes: float | None = None,
+    per_shard: int | None = None,
+    shuffle: int | None = 0,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> Packed:
+    """Pack images, of a folder or of anything that `pretrain` takes, into tar shards with an index.
+
+    A shard has about `shard_megabytes` (256 by default) or `per_shard` images, in an order shuffled by the seed
+    `shuffle` or, with None, as they lie. The same call goes on where an earlier one was ended.
+    """
+    images, labels = labelled_images(data, console)
+    settings = PackingSettings(shard_megabytes, per_shard, shuffle)
+    return pack(images, Path(out), settings, labels=labels, workers=workers, console=console)
+
+
+def check_data(
+    data: Data,
+    *,
+    limit: int | None = None,
+    channels: int = 3,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> Survey:
+    """Read all images once, or `limit` of them spread evenly, and say what they are like and which are broken."""
+    source = open_images(data, console)
+    processes = os.cpu_count() or 1 if workers is None else workers
+    return survey(source, Decoder(channels, reduced=True), workers=processes, limit=limit, console=console)

@@ -334,6 +334,7 @@ def training_batches(
         share=choose_share(config, processes or Processes()),
         masks=GridMasks(mask_sampler(config), Grid(*config.grid)),
         seed=config.seed,
+        window=data.window,
     )
 
 

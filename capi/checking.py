@@ -4,14 +4,14 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from capi import build, pretraining
+from capi import build
 from capi.build import build_learner, mask_sampler
 from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
+from capi.data.opening import Data, open_images
 from capi.data.statistics import DataSummary, summarize
 from capi.errors import CapiError
 from capi.method.masking import Grid
@@ -31,7 +31,7 @@ class RunCheck:
 def check(
     config: Config,
     *,
-    data: str | Path | None = None,
+    data: Data | None = None,
     device: torch.device,
     rounds: int = 3,
     progress: Callable[[], None] = lambda: None,
@@ -78,9 +78,9 @@ def _noise(config: Config, device: torch.device) -> MaskedBatch:
     )
 
 
-def _look_at(config: Config, data: str | Path) -> tuple[Config, DataSummary, float, list[LoadedBatch]]:
+def _look_at(config: Config, data: Data) -> tuple[Config, DataSummary, float, list[LoadedBatch]]:
     """A sample of the images, and the first batch, timed."""
-    source = pretraining.open_images(data)
+    source = open_images(data)
     config = build.resolve_statistics(config, source)
     summary = summarize(build.build_reader(config, source))
     batches = build.training_batches(config, source, workers=0)

@@ -16,8 +16,8 @@ from capi import benchmark, build
 from capi.config.loading import differences, dump_config, parse_config, parse_yaml
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
-from capi.data.demo import demo_photos
-from capi.data.sources import ImageSource, csv_images, image_folder
+from capi.data.opening import Data, describe_data, open_images
+from capi.data.sources import ImageSource
 from capi.distributed.processes import Processes, joined
 from capi.distributing import distribute, whole_view
 from capi.errors import CapiError
@@ -63,18 +63,10 @@ class PretrainedRun:
     is_main: bool = True
 
 
-def open_images(data: str | Path) -> ImageSource:
-    """The training images of a run: a folder, a CSV that names them, or `demo` for the built-in photos."""
-    if str(data) == "demo":
-        return demo_photos("train").images
-    path = Path(data)
-    return csv_images(path) if path.suffix.lower() == ".csv" else image_folder(path)
-
-
 def pretrain(
     config: Config,
     *,
-    data: str | Path,
+    data: Data,
     out: str | Path,
     resume: bool = False,
     overwrite: bool = False,
@@ -92,7 +84,7 @@ def pretrain(
     """
     with joined(device) as processes, ExitStack() as stack:
         with processes.together():
-            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes)
+            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes, console)
             configured = benchmark.build_evaluations(given.config, device)
         processes.refuse_differences("config", dump_config(given.config))
         processes.refuse_differences("set of images", given.source.fingerprint)
@@ -124,19 +116,20 @@ class _Given:
 def _examine(
     config: Config,
     folder: RunFolder,
-    data: str | Path,
+    data: Data,
     resume: bool,
     overwrite: bool,
     open_encoder: Callable[[str], VisionEncoder] | None,
     processes: Processes,
+    console: Console | None,
 ) -> _Given:
     """Bad input is told here, before anything is written."""
-    source = open_images(data)
+    source = open_images(data, console if processes.is_main else None)
     going_on = resume and folder.exists
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
     config, frozen_encoder = build.resolve_target(config, open_encoder)
-    facts = {"path": str(data), "images": len(source), "fingerprint": source.fingerprint}
+    facts = describe_data(data, source)
     if going_on:
         _refuse_other_run(folder, config, facts)
     elif overwrite and folder.exists:

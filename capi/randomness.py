@@ -29,6 +29,10 @@ class Stream(IntEnum):
     REPLACEMENT = 6
     ORDER = 7
     STEP = 8
+    BLOCKS = 9
+    WINDOW = 10
+    SOURCE = 11
+    PACKING = 12
 
 
 def sample_keys(seed: int, step: int, sample_index: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
@@ -47,7 +51,13 @@ def uniforms(keys: Int[Tensor, " b"], stream: Stream, count: int) -> Float[Tenso
 
 
 def permuted(
-    positions: Int[Tensor, " b"], size: int, seed: int, epoch: Int[Tensor, " b"], *, rounds: int = 6
+    positions: Int[Tensor, " b"],
+    size: int,
+    seed: int,
+    epoch: Int[Tensor, " b"],
+    *,
+    stream: Stream = Stream.ORDER,
+    rounds: int = 6,
 ) -> Int[Tensor, " b"]:
     """Where a shuffle of range(size), another one for each epoch, puts these positions; nothing is stored.
 
@@ -56,7 +66,7 @@ def permuted(
     """
     half = np.uint64(max((size - 1).bit_length() + 1, 2) // 2)
     low = np.uint64(2 ** int(half) - 1)
-    keys = _absorb(np.full(epoch.shape, seed % 2**64, dtype=np.uint64), np.uint64(Stream.ORDER))
+    keys = _absorb(np.full(epoch.shape, seed % 2**64, dtype=np.uint64), np.uint64(stream))
     keys = _absorb(keys, epoch.numpy().astype(np.uint64))
     result = positions.numpy().astype(np.uint64)
     outside = np.ones(len(result), dtype=bool)
@@ -68,6 +78,12 @@ def permuted(
         result[outside] = (left << half) | right
         outside = result >= size
     return torch.from_numpy(result.astype(np.int64))
+
+
+def source_seed(seed: int, number: int) -> int:
+    """The seed of one of several sources, so that two of the same size are not shuffled alike."""
+    state = _absorb(np.array([seed % 2**64], dtype=np.uint64), np.uint64(Stream.SOURCE))
+    return int(_absorb(state, np.uint64(number))[0])
 
 
 def step_seed(seed: int, step: int, process: int = 0) -> int:

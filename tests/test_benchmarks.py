@@ -40,6 +40,11 @@ def test__data_prints_speeds_and_stays_close_to_plain_decoding() -> None:
     assert max(differences) < 2
 
 
+def test__data_compares_shards_with_loose_files() -> None:
+    output = run("data.py", "--shards", "--rounds=1", "--images=16", "--sides", "64")
+    assert len(re.findall(r"loose files \d+, shards \d+: shards [\d.]+ x", output)) == 3
+
+
 def test__evals_agree_with_the_plain_ways_they_are_measured_against() -> None:
     output = run("evals.py", "--quick")
     above = [float(value) for value in re.findall(r"above the minimum by (?:at most )?([\d.e+-]+)", output)]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from capi.randomness import Stream, permuted, sample_keys, step_seed, uniforms
+from capi.randomness import Stream, permuted, sample_keys, source_seed, step_seed, uniforms
 
 
 def test__draws_depend_on_seed_step_sample_and_stream() -> None:
@@ -92,3 +92,13 @@ def test__seeds_of_steps_differ() -> None:
     assert len(seeds) == 1000
     assert all(0 <= seed < 2**63 for seed in seeds)
     torch.manual_seed(step_seed(0, 10))
+
+
+def test__streams_of_shuffles_and_seeds_of_sources_differ() -> None:
+    positions, epoch = torch.arange(50), torch.zeros(50, dtype=torch.int64)
+    streams = [Stream.ORDER, Stream.BLOCKS, Stream.WINDOW, Stream.PACKING]
+    shuffles = [permuted(positions, 50, 0, epoch, stream=stream).tolist() for stream in streams]
+    assert all(sorted(each) == list(range(50)) for each in shuffles)
+    assert len({tuple(each) for each in shuffles}) == 4
+    assert len({source_seed(seed, number) for seed in range(10) for number in range(10)}) == 100
+    assert source_seed(3, 4) == source_seed(3, 4)

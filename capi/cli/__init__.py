@@ -1,6 +1,7 @@
 """The command line: parse, build the config, call api. Bad input ends with one sentence and exit code 2."""
 
 from capi.cli import ablating as _ablating
+from capi.cli import data as _data
 from capi.cli import evaluating as _evaluating
 from capi.cli import recipes as _recipes
 from capi.cli import seeing as _seeing
@@ -10,4 +11,4 @@ from capi.cli.app import main
 
 __all__ = ["main"]
 # Commands come to be when their module is imported.
-del _ablating, _evaluating, _recipes, _seeing, _sharing, _training
+del _ablating, _data, _evaluating, _recipes, _seeing, _sharing, _training

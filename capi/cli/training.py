@@ -19,11 +19,19 @@ if TYPE_CHECKING:
     from capi.train.check import StepCost
 
 
+DataOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Folder of images, tar shards, tables, hf://name or demo; several as SOURCE@WEIGHT (docs/data.md)."
+    ),
+]
+
+
 @app.command()
 def pretrain(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
     overrides: Overrides = None,
-    data: Annotated[str | None, typer.Option(help="Folder of images, nested or flat; or demo.")] = None,
+    data: DataOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
     check: Annotated[bool, typer.Option("--check", help="Try one batch, say what it costs, write nothing.")] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
@@ -31,7 +39,7 @@ def pretrain(
     device: Device = None,
     rounds: Annotated[int, typer.Option(min=1, help="Iterations that --check times; the best counts.")] = 3,
 ) -> None:
-    """Pretrain an encoder on a folder of unlabelled images."""
+    """Pretrain an encoder on unlabelled images."""
     if check:
         _check(recipe, loading.load_config(recipe, overrides or []), data, device, rounds)
         return
@@ -44,7 +52,7 @@ def pretrain(
         # All processes are given the same, and one of them tells what is wrong with it.
         with processes.together():
             config = loading.load_config(recipe, overrides or [])
-            if data is None or out is None:
+            if not data or out is None:
                 raise CapiError(
                     "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
                 )
@@ -106,13 +114,13 @@ def _demo_table(summary: "DemoSummary") -> Table:
     return table
 
 
-def _check(recipe: str, config: "Config", data: str | None, device: str | None, rounds: int) -> None:
+def _check(recipe: str, config: "Config", data: list[str] | None, device: str | None, rounds: int) -> None:
     from capi import api
 
     chosen = api.choose_device(device)
     with Progress(transient=True, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
-        found = api.check(config, data=data, device=chosen, rounds=rounds, progress=lambda: bar.advance(task))
+        found = api.check(config, data=data or None, device=chosen, rounds=rounds, progress=lambda: bar.advance(task))
     console = Console()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))

@@ -261,6 +261,8 @@ class DataConfig(Section):
     """Share of the images that may be unreadable before the run stops."""
     reduced_decoding: bool = True
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where the crop stays larger than the model's input."""
+    window: Count | None = None
+    """Images of shards and tables that are shuffled together, at least; null: 65536, parquet 4096. Not of folders."""
     workers: Annotated[int, Field(ge=0)] | None = None
     """Processes that read images; null chooses by device. Changes nothing but speed."""
     cache_mib: Annotated[int, Field(ge=0)] = 1024

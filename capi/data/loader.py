@@ -1,6 +1,6 @@
 """Batches by number: any step can be asked for, by any worker, and is always the same.
 
-Which images a step sees follows from a shuffle that is computed, not stored; their crops, flips and masks follow from
+Which images a step sees follows from an order that is computed, not stored; their crops, flips and masks follow from
 the sample's key. So neither the number of workers nor a restart changes anything, and the position in the data is one
 integer. An image that cannot be read is replaced by another, drawn from the same key.
 """
@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset
 
 from capi.data.crops import crop_draws, flips, random_box
 from capi.data.decoding import BrokenImageError, Pixels
+from capi.data.order import order_of
 from capi.data.reader import Reader
 from capi.errors import CapiError
-from capi.randomness import Stream, permuted, sample_keys, uniforms
+from capi.randomness import Stream, sample_keys, uniforms
 from capi.types import Int
 
 # Images that are tried in place of a broken one, before the data set is given up.
@@ -72,8 +73,18 @@ class Share:
 class TrainingBatches(Dataset[LoadedBatch]):
     """Item i is micro-batch i % micro_batches of step i // micro_batches."""
 
-    def __init__(self, reader: Reader, *, cropping: Cropping, share: Share, masks: MaskDraw, seed: int) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        *,
+        cropping: Cropping,
+        share: Share,
+        masks: MaskDraw,
+        seed: int,
+        window: int | None = None,
+    ) -> None:
         self.reader, self.cropping, self.share, self.masks, self.seed = reader, cropping, share, masks, seed
+        self.order = order_of(reader.source, seed, window)
 
     def __getitem__(self, item: int) -> LoadedBatch:
         step, micro_batch = divmod(item, self.share.micro_batches)
@@ -90,14 +101,12 @@ class TrainingBatches(Dataset[LoadedBatch]):
 
     def image_numbers(self, step: int, samples: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         """Which images these samples are: every image once, in another order each time around."""
-        size = len(self.reader.source)
-        position = step * self.share.batch_size + samples
-        return permuted(position % size, size, self.seed, position // size)
+        return self.order.images(step * self.share.batch_size + samples)
 
     def _images(self, step: int, samples: Tensor, keys: Tensor, broken: dict[str, str]) -> Tensor:
-        size = len(self.reader.source)
-        first = self.image_numbers(step, samples)
-        others = (uniforms(keys, Stream.REPLACEMENT, REPLACEMENTS) * size).long()
+        positions = step * self.share.batch_size + samples
+        first = self.order.images(positions)
+        others = self.order.instead(positions, uniforms(keys, Stream.REPLACEMENT, REPLACEMENTS))
         candidates = torch.cat([first[:, None], others], 1).tolist()
         rows = zip(candidates, crop_draws(keys), flips(keys), strict=True)
         images = np.stack([self._image(numbers, draws, flip, broken) for numbers, draws, flip in rows])

@@ -4,10 +4,14 @@ Kept is the image at the factor it was decoded with, so a crop is the same from 
 ever thrown out: a data set is passed through in turns, where the oldest image is the one that comes next.
 """
 
+from pathlib import Path
+
 from PIL import Image
 
 from capi.data.decoding import Box, BrokenImageError, Decoded, Decoder, Picture, Pixels, Shape, crop_decoded
+from capi.data.retrying import retried
 from capi.data.sources import ImageSource
+from capi.data.tiff import is_tiff
 
 
 class Reader:
@@ -54,10 +58,20 @@ class Reader:
         """The image's header, read once for its size and its crop."""
         if self._opened is None or self._opened[0] != index:
             try:
-                self._opened = index, self.decoder.open(self.source.read(index))
+                self._opened = index, self.decoder.open(retried(lambda: read_content(self.source, index)))
             except OSError as error:
-                raise BrokenImageError(error.strerror or type(error).__name__) from error
+                raise BrokenImageError(_reason(error)) from error
         return self._opened[1]
+
+
+def read_content(source: ImageSource, index: int) -> Path | bytes:
+    """The bytes of an image; of a TIFF its file, of which a part may be enough."""
+    content = source.read(index)
+    return content.read_bytes() if isinstance(content, Path) and not is_tiff(content) else content
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error) or type(error).__name__
 
 
 def _bytes_of(decoded: Decoded) -> int:

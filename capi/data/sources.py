@@ -90,6 +90,11 @@ def image_folder(path: Path) -> Files:
     return Files(path, names)
 
 
+def has_images(path: Path) -> bool:
+    """Whether there is any image under a folder."""
+    return next(_image_names(path), None) is not None
+
+
 def csv_images(path: Path, split: str = "train") -> Files:
     """The images that the column `file` of a CSV names, from its folder on; of a column `split`, those of one split."""
     columns, rows = read_csv(path)

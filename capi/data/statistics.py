@@ -11,9 +11,9 @@ from capi.data.reader import Reader
 from capi.errors import CapiError
 
 SAMPLE = 512
-_SIDE = 64
+THUMBNAIL = 64
 # A constant channel would have a deviation of 0, and nothing can be divided by that.
-_SMALLEST_DEVIATION = 1e-3
+SMALLEST_DEVIATION = 1e-3
 
 
 @dataclass
@@ -37,7 +37,7 @@ def evenly(total: int, count: int) -> list[int]:
 
 def summarize(reader: Reader, count: int = SAMPLE) -> DataSummary:
     """Look at images spread evenly over the source. Mean and deviation are in units of full scale."""
-    source = reader.source
+    source, shape = reader.source, (THUMBNAIL, THUMBNAIL)
     summary = DataSummary(total=len(source))
     sizes: list[tuple[int, int]] = []
     moments: list[np.ndarray] = []
@@ -45,7 +45,7 @@ def summarize(reader: Reader, count: int = SAMPLE) -> DataSummary:
         summary.looked_at += 1
         try:
             size = reader.size(index)
-            pixels = reader.crop(index, centre_box(size, (_SIDE, _SIDE), 1.0), (_SIDE, _SIDE)).astype(np.float64) / 255
+            pixels = reader.crop(index, centre_box(size, shape, 1.0), shape).astype(np.float64) / 255
         except BrokenImageError as error:
             summary.broken[source.name(index)] = str(error)
             continue
@@ -56,7 +56,7 @@ def summarize(reader: Reader, count: int = SAMPLE) -> DataSummary:
         raise CapiError(f"none of {summary.looked_at} images could be read; {name}: {reason}")
     mean, square = np.mean(moments, axis=0)
     summary.mean = mean.tolist()
-    summary.std = np.sqrt(np.maximum(square - mean**2, _SMALLEST_DEVIATION**2)).tolist()
+    summary.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_DEVIATION**2)).tolist()
     summary.smallest = min(sizes, key=lambda size: size[0] * size[1])
     summary.largest = max(sizes, key=lambda size: size[0] * size[1])
     endings = Counter(source.name(index).rpartition(".")[2].lower() for index in evenly(len(source), count))

@@ -5,8 +5,8 @@ MASTER_ADDR, MASTER_PORT). `joined` brings them together; without that environme
 gives back what went in, and no process group exists.
 
 Values of a batch go over the device's own network (NCCL, or gloo on a CPU). What is agreed on goes over groups on the
-CPU, so that it never waits for a device: `control` from step to step, `patient` where one process may take hours, and
-`background` for a thread that saves while the others train.
+CPU, so that it never waits for a device: `control` from step to step, `patient` where one process may take hours over
+its data or an evaluation, and `background` for a thread that saves while the others train.
 """
 
 import os
@@ -91,7 +91,7 @@ class Processes:
             return [value]
         found: list[Any] = [None] * self.size
         with lost_process_is_an_error():
-            dist.all_gather_object(found, value, group=self.control)
+            dist.all_gather_object(found, value, group=self.patient)
         return found
 
     def from_main(self, action: Callable[[], Result]) -> Result:
@@ -104,7 +104,7 @@ class Processes:
             return found  # type: ignore[return-value]
         box = [found]
         with lost_process_is_an_error():
-            dist.broadcast_object_list(box, src=0, group=self.control)
+            dist.broadcast_object_list(box, src=0, group=self.patient)
         return box[0]  # type: ignore[return-value]
 
     @contextmanager

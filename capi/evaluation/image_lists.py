@@ -6,7 +6,10 @@ A folder of class folders gives the names of these as labels.
 from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
+
 from capi.data.demo import COUNTS, demo_photos
+from capi.data.opening import Data, open_images
 from capi.data.sources import Files, ImageSource, image_folder, read_csv
 from capi.errors import CapiError, nearest
 
@@ -33,10 +36,25 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
     if path.suffix.lower() == ".csv":
         return _from_csv(path, split, label)
     images = image_folder(path / split if split else path)
-    return ListedImages(images, _class_folders(images))
+    return ListedImages(images, class_folders(images))
 
 
-def _class_folders(images: Files) -> list[str] | None:
+def labelled_images(data: Data, console: Console | None = None) -> ListedImages:
+    """Whatever a run can be trained on, with labels where its folders or its CSV give them."""
+    source = open_images(data, console)
+    if data == "demo":
+        return list_images("demo")
+    if isinstance(source, Files) and isinstance(data, str | Path):
+        if not str(data).lower().endswith(".csv"):
+            return ListedImages(source, class_folders(source))
+        listed = list_images(str(data))
+        if listed.labels is not None:
+            by_name = {listed.images.name(number): label for number, label in enumerate(listed.labels)}
+            return ListedImages(source, [by_name[source.name(number)] for number in range(len(source))])
+    return ListedImages(source, None)
+
+
+def class_folders(images: Files) -> list[str] | None:
     """The folder that each image lies in, where all lie one folder deep and there are several; else no labels.
 
     Of deeper folders it cannot be told which name is the class, and folders that are called as splits are splits.

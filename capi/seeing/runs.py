@@ -8,10 +8,10 @@ import torch
 
 from capi import build
 from capi.config.schema import Config
+from capi.data.opening import described_data, open_images
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, Progress, silent
-from capi.pretraining import open_images
 from capi.seeing.galleries import FOLDER, INDEX, write_gallery
 from capi.seeing.reporting import write_report
 from capi.seeing.snapshots import Snapshots
@@ -45,7 +45,7 @@ def conclude(run: Path, *, finished: bool, device: torch.device) -> Path | None:
 def draw_gallery(run: Path, *, device: torch.device, progress: Progress = silent) -> None:
     """Draw the prototypes by the images that the run was trained on, where those are still there."""
     try:
-        place = RunFolder(run).record()["data"]["path"]
+        place = described_data(RunFolder(run).record()["data"])
         write_gallery(run, open_images(place), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
         _LOG.warning("the prototypes could not be drawn: %s", error)

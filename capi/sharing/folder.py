@@ -134,9 +134,19 @@ def _training(report: RunReport, config: Config, weights: str) -> str:
 
 def _data(record: Record) -> str:
     known = _section(record.get("data"))
-    place = str(known.get("path", "an unknown place"))
-    named = "the photos that come with `capi demo`" if place == "demo" else f"a folder called {plain(Path(place).name)}"
+    places = [each["path"] for each in known.get("sources", ())] or [known.get("path", "an unknown place")]
+    named = " and ".join(_place(str(place)) for place in places)
     return f"{known.get('images', 'an unknown number of')} images of {named}, without labels."
+
+
+def _place(place: str) -> str:
+    """Where images came from, without the path that leads there."""
+    if place == "demo":
+        return "the photos that come with `capi demo`"
+    if place.startswith("hf://"):
+        return f"the data set {plain(place.removeprefix('hf://'))}"
+    kind = "files called" if place.endswith((".tar", ".parquet", ".arrow", ".csv")) else "a folder called"
+    return f"{kind} {plain(Path(place).name)}"
 
 
 def _origin(record: Record, config: Config) -> str:

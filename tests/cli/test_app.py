@@ -16,8 +16,8 @@ from capi.errors import CapiError
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
-    *("ablate", "compare", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "models"),
-    *("nearest", "predict", "pretrain", "push", "recipes", "report", "visualize", "watch"),
+    *("ablate", "compare", "data", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "models"),
+    *("nearest", "predict", "pretrain", "push", "recipes", "report", "shards", "visualize", "watch"),
 ]
 
 
@@ -28,7 +28,7 @@ def test__the_commands_are_these() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], *([name] for name in COMMANDS), ["recipes", "show"], ["datasets", "show"]],
+    [[], *([name] for name in COMMANDS), ["recipes", "show"], ["datasets", "show"], ["data", "check"]],
     ids=lambda arguments: " ".join(arguments) or "capi",
 )
 def test__every_command_has_help(run_here: RunHere, arguments: list[str]) -> None:

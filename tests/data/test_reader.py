@@ -120,5 +120,18 @@ def test__a_source_that_cannot_be_read_is_a_broken_image(monkeypatch: pytest.Mon
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(Encoded, "read", fail)
+    monkeypatch.setattr("capi.data.retrying.PAUSES", (0.0, 0.0))
     with pytest.raises(BrokenImageError, match="Input/output error"):
         Reader(Encoded(["a"], [b""]), Decoder()).size(0)
+
+
+def test__a_read_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors, read = [OSError(5, "Input/output error"), OSError(116, "Stale file handle")], Encoded.read
+    monkeypatch.setattr(Encoded, "read", lambda self, index: _raise(errors.pop()) if errors else read(self, index))
+    monkeypatch.setattr("capi.data.retrying.PAUSES", (0.0, 0.0))
+    assert Reader(Encoded(["a"], [encoded(noise(9, 8), "PNG")]), Decoder()).size(0) == (9, 8)
+    assert not errors
+
+
+def _raise(error: Exception) -> bytes:
+    raise error

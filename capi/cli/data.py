@@ -1,0 +1,113 @@
+"""Commands about images: pack them into shards, look through them."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from capi.cli.app import app, messages
+from capi.errors import CapiError
+
+if TYPE_CHECKING:
+    from capi.data.survey import Survey
+
+data_app = typer.Typer(help="Look through images before a run.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+Sources = Annotated[list[str], typer.Argument(help="Anything that --data takes: a folder, shards, tables, hf://name.")]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="How many work at once; by default as many as there are cores.")
+]
+
+
+@app.command()
+def shards(
+    source: Annotated[str, typer.Argument(help="Folder of images, or anything else that --data takes.")],
+    out: Annotated[Path, typer.Option(help="Folder of the shards; one that was begun is gone on with.")],
+    shard_size: Annotated[float | None, typer.Option(help="Megabytes of a shard, about. [default: 256]")] = None,
+    per_shard: Annotated[int | None, typer.Option(help="Images of a shard, in place of its size.")] = None,
+    shuffle: Annotated[int, typer.Option(help="Seed of the order in the shards.")] = 0,
+    keep_order: Annotated[bool, typer.Option("--keep-order", help="Pack as they lie, not shuffled.")] = False,
+    workers: Workers = None,
+) -> None:
+    """Pack images into tar shards with an index: few large files in place of many small ones."""
+    from capi import api
+
+    packed = api.pack_shards(
+        source,
+        out,
+        shard_megabytes=shard_size,
+        per_shard=per_shard,
+        shuffle=None if keep_order else shuffle,
+        workers=workers,
+        console=messages(),
+    )
+    kept = f", of which {packed.kept} were there already" if packed.kept else ""
+    typer.echo(
+        f"{packed.path} has {packed.images} images in {packed.shards} shards{kept}, {packed.bytes / 1e6:.1f} MB."
+    )
+    if packed.left_out:
+        name, reason = next(iter(packed.left_out.items()))
+        typer.echo(f"{len(packed.left_out)} images could not be read and were left out, for example {name}: {reason}")
+    typer.echo(f"Train on them with --data '{packed.pattern}'")
+
+
+@data_app.command("check")
+def check(
+    source: Sources,
+    limit: Annotated[int | None, typer.Option(min=1, help="Look at so many only, spread evenly.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
+    channels: Annotated[int, typer.Option(min=1, help="Channels of an image.")] = 3,
+    workers: Workers = None,
+) -> None:
+    """Read all images once: counts, sizes, channel statistics, broken images, copies, images per second."""
+    from capi import api
+
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
+    found = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
+    if json_file is not None:
+        from capi.data.replacing import replacing
+
+        with replacing(json_file) as partial:
+            partial.write_text(json.dumps(found.as_record(), indent=1) + "\n", encoding="utf-8")
+    for name, value in _rows(found).items():
+        typer.echo(f"{name:<12}{value}")
+
+
+def _rows(found: "Survey") -> dict[str, str]:
+    some = "" if found.looked_at == found.total else f", of which {found.looked_at} were looked at"
+    rows = {
+        "images": f"{found.total}{some}; {found.readable} can be read, {len(found.broken)} cannot",
+        "broken": f"{len(found.broken)}{_examples([f'{name} ({why})' for name, why in found.broken.items()])}",
+    }
+    if found.readable:
+        rows |= {
+            "formats": ", ".join(f"{kind} {count}" for kind, count in found.formats.items()),
+            "bytes": f"{found.bytes / 1e6:.1f} MB, {found.bytes / found.readable / 1e3:.1f} kB an image",
+            "widths": _percentiles(found.widths),
+            "heights": _percentiles(found.heights),
+            "mean, std": f"data.mean=[{_numbers(found.mean)}] data.std=[{_numbers(found.std)}]",
+            "copies": f"{found.copies} with the same bytes as another{_pairs(found.copied, ' = ')}",
+            "look alike": f"{found.alike} more{_pairs(found.looking_alike, ' ~ ')}",
+        }
+    return rows | {
+        "speed": f"{found.images_per_second:.0f} images/s with {found.workers} processes ({found.seconds:.1f} s)"
+    }
+
+
+def _examples(names: list[str]) -> str:
+    return f": {'; '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
+
+
+def _pairs(groups: list[list[str]], between: str) -> str:
+    return _examples([between.join(group[:2]) for group in groups])
+
+
+def _percentiles(values: dict[str, float]) -> str:
+    smallest, low, median, high, largest = (round(values[share]) for share in ("0", "5", "50", "95", "100"))
+    return f"{smallest} to {largest} pixels, median {median}, 90 % within {low} to {high}"
+
+
+def _numbers(values: list[float]) -> str:
+    return ",".join(f"{value:.3f}" for value in values)

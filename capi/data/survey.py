@@ -1,0 +1,198 @@
+"""Reading every image once and saying what they are like: `capi data check`.
+
+Counts, formats, sizes, channel statistics, images that cannot be read with the reason, copies, and how fast it went.
+Copies are the same bytes; images that look alike have the same 64 bits of brightness differences in a tiny thumbnail,
+which finds most of those that were only saved or scaled anew, and now and then two that merely resemble each other.
+"""
+
+import hashlib
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from torch.utils.data import Dataset
+
+from capi.data.crops import centre_box
+from capi.data.decoding import BrokenImageError, Decoder, PillowPicture
+from capi.data.loader import made_ahead
+from capi.data.retrying import read_bytes
+from capi.data.sources import ImageSource
+from capi.data.statistics import SMALLEST_DEVIATION, THUMBNAIL, evenly
+from capi.data.telling import Telling
+from capi.errors import CapiError
+
+PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
+# Images that a worker looks at before it reports, which are neighbours in the source.
+_CHUNK = 32
+# Groups of copies that are named one by one.
+_NAMED = 20
+
+
+class _Seen(NamedTuple):
+    """What was seen of some images: numbers of those that could be read, a row each, and reasons for the others."""
+
+    asked: int
+    numbers: npt.NDArray[np.int64]
+    """Number of the image, bytes, width, height, and both hashes."""
+    moments: npt.NDArray[np.float64]
+    """For each image the mean of each channel and of its square."""
+    formats: Counter[str]
+    broken: dict[str, str]
+    failure: str | None = None
+
+
+@dataclass
+class Survey:
+    """What all images are like."""
+
+    total: int
+    looked_at: int = 0
+    readable: int = 0
+    broken: dict[str, str] = field(default_factory=dict)
+    formats: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    widths: dict[str, float] = field(default_factory=dict)
+    """By percentile."""
+    heights: dict[str, float] = field(default_factory=dict)
+    mean: list[float] = field(default_factory=list)
+    """Of each channel, in units of full scale, as data.mean takes it."""
+    std: list[float] = field(default_factory=list)
+    copies: int = 0
+    """Images that could go without losing one: the same bytes are there already."""
+    copied: list[list[str]] = field(default_factory=list)
+    """Names of copies, the first groups of them."""
+    alike: int = 0
+    """Images that look like another one, copies not counted."""
+    looking_alike: list[list[str]] = field(default_factory=list)
+    seconds: float = 0.0
+    workers: int = 0
+    fingerprint: str = ""
+
+    @property
+    def images_per_second(self) -> float:
+        return self.looked_at / max(self.seconds, 1e-9)
+
+    def as_record(self) -> dict[str, Any]:
+        """All of it, for a JSON file."""
+        return asdict(self) | {"images_per_second": self.images_per_second}
+
+
+class _Chunks(Dataset[_Seen]):
+    """Item i is what is seen of the i-th run of images."""
+
+    def __init__(self, source: ImageSource, decoder: Decoder, chosen: list[int] | range) -> None:
+        self.source, self.decoder, self.chosen = source, decoder, chosen
+
+    def __len__(self) -> int:
+        return len(range(0, len(self.chosen), _CHUNK))
+
+    def __getitem__(self, item: int) -> _Seen:
+        rows, moments, formats, broken = [], [], Counter[str](), {}
+        some = self.chosen[item * _CHUNK : (item + 1) * _CHUNK]
+        for index in some:
+            try:
+                row, moment, kind = _look(self.source, self.decoder, index)
+            except BrokenImageError as error:
+                broken[self.source.name(index)] = str(error)
+            except OSError as error:
+                broken[self.source.name(index)] = error.strerror or str(error)
+            except CapiError as error:
+                # Told as text, since an exception that crosses processes arrives as a traceback.
+                return _Seen(len(some), np.empty((0, 6), np.int64), np.empty(0), formats, broken, str(error))
+            else:
+                rows.append((index, *row))
+                moments.append(moment)
+                formats[kind] += 1
+        numbers = np.array(rows, dtype=np.int64).reshape(-1, 6)
+        shape = (-1, 2, self.decoder.channels)
+        return _Seen(len(some), numbers, np.array(moments, dtype=np.float64).reshape(shape), formats, broken)
+
+
+def survey(
+    source: ImageSource,
+    decoder: Decoder,
+    *,
+    workers: int = 0,
+    limit: int | None = None,
+    console: Console | None = None,
+) -> Survey:
+    """Read all images once, or `limit` of them spread evenly, with so many processes beside this one."""
+    chosen = range(len(source)) if limit is None else evenly(len(source), limit)
+    chunks = _Chunks(source, decoder, chosen)
+    result = Survey(total=len(source), workers=workers, fingerprint=source.fingerprint)
+    begun, seen = time.perf_counter(), []
+    with Telling("looking at images", len(chosen), console) as telling:
+        for some in _watched(chunks, workers, telling):
+            seen.append(some)
+            result.broken |= some.broken
+    result.looked_at, result.seconds = len(chosen), time.perf_counter() - begun
+    numbers = np.concatenate([some.numbers for some in seen])
+    result.readable = len(numbers)
+    if len(numbers):
+        _sum_up(result, source, numbers, seen)
+    return result
+
+
+def _watched(chunks: _Chunks, workers: int, telling: Telling) -> Iterator[_Seen]:
+    for some in made_ahead(chunks, range(len(chunks)), workers=min(workers, len(chunks))):
+        if some.failure is not None:
+            raise CapiError(some.failure)
+        telling.advance(some.asked)
+        yield some
+
+
+def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64], seen: list[_Seen]) -> None:
+    formats = sum((some.formats for some in seen), Counter[str]())
+    result.formats = dict(formats.most_common())
+    index, size, width, height, content, look = numbers.T
+    result.bytes = int(size.sum())
+    result.widths, result.heights = _percentiles(width), _percentiles(height)
+    mean, square = np.concatenate([some.moments for some in seen]).mean(axis=0)
+    result.mean = mean.tolist()
+    result.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_DEVIATION**2)).tolist()
+    result.copies, groups = _groups(content)
+    result.copied = [[source.name(int(index[row])) for row in rows] for rows in groups]
+    first = np.sort(np.unique(content, return_index=True)[1])
+    result.alike, groups = _groups(look[first])
+    result.looking_alike = [[source.name(int(index[first[row]])) for row in rows] for rows in groups]
+
+
+def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int, ...], npt.NDArray[np.float64], str]:
+    """Bytes, width, height and both hashes of an image; its moments; its format."""
+    content = read_bytes(source, index)
+    picture = decoder.open(content)
+    shape = picture.shape
+    box = centre_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
+    pixels = picture.crop(box, (THUMBNAIL, THUMBNAIL)).astype(np.float64) / 255
+    kind = str(picture.image.format) if isinstance(picture, PillowPicture) else "TIFF"
+    digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
+    moments = np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2))])
+    return (len(content), shape.width, shape.height, digest, _look_hash(pixels.mean(0))), moments, kind
+
+
+def _look_hash(grey: npt.NDArray[np.float64]) -> int:
+    """64 bits: whether each of 8 x 8 parts is brighter than the one to its right, around the edge."""
+    side = THUMBNAIL // 8
+    parts = grey.reshape(8, side, 8, side).mean((1, 3))
+    bits = np.packbits(parts > np.roll(parts, -1, axis=1))
+    return int.from_bytes(bits.tobytes(), "little", signed=True)
+
+
+def _groups(keys: npt.NDArray[np.int64]) -> tuple[int, list[list[int]]]:
+    """How many come again, and the rows of the first groups that do, in order."""
+    order = np.argsort(keys, kind="stable")
+    starts = np.concatenate([[0], np.flatnonzero(np.diff(keys[order])) + 1, [len(keys)]])
+    lengths = np.diff(starts)
+    several = np.flatnonzero(lengths > 1)
+    first = several[np.argsort(order[starts[several]])][:_NAMED]
+    return int((lengths - 1)[several].sum()), [order[starts[group] : starts[group + 1]].tolist() for group in first]
+
+
+def _percentiles(values: npt.NDArray[np.int64]) -> dict[str, float]:
+    found = np.percentile(values, PERCENTILES)
+    return {str(share): float(value) for share, value in zip(PERCENTILES, found, strict=True)}

@@ -1,0 +1,102 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from capi.data.decoding import Decoder
+from capi.data.reader import Reader
+from capi.data.sources import Encoded, ImageSource, image_folder
+from capi.data.statistics import summarize
+from capi.data.survey import survey
+from capi.errors import CapiError
+from tests.data.pictures import encoded, noise, photo
+
+
+def memory(contents: list[bytes]) -> Encoded:
+    return Encoded([f"{number:02d}.png" for number in range(len(contents))], contents)
+
+
+@pytest.fixture(scope="module")
+def mixed() -> Encoded:
+    """Photos of several sizes and formats, copies, one that was scaled and saved anew, and broken ones."""
+    photos = [photo(96 + 2 * number, 128, seed=7 * number) for number in range(12)]
+    contents = [encoded(pixels, "PNG" if number < 4 else "JPEG") for number, pixels in enumerate(photos)]
+    smaller = Image.fromarray(photos[2]).resize((96, 75), Image.Resampling.LANCZOS)
+    contents += [contents[0], contents[5], contents[0], encoded(smaller, "WEBP", quality=95)]
+    return memory([*contents, b"no image", contents[4][:200]])
+
+
+def test__everything_is_counted(mixed: Encoded) -> None:
+    found = survey(mixed, Decoder(reduced=True))
+    assert (found.total, found.looked_at, found.readable) == (18, 18, 16)
+    assert found.formats == {"JPEG": 9, "PNG": 6, "WEBP": 1}
+    assert found.broken["16.png"] == "no image that can be read"
+    assert set(found.broken) == {"16.png", "17.png"}
+    assert found.bytes == sum(len(content) for content in mixed.contents[:16])
+    heights = [96 + 2 * number for number in (*range(12), 0, 5, 0)] + [75]
+    for share in (0, 5, 50, 95, 100):
+        assert found.heights[str(share)] == np.percentile(heights, share)
+    assert found.widths["100"] == 128
+    assert found.images_per_second > 0
+    assert found.as_record()["images_per_second"] == found.images_per_second
+
+
+def test__copies_and_images_that_look_alike_are_named(mixed: Encoded) -> None:
+    found = survey(mixed, Decoder(reduced=True))
+    assert found.copies == 3
+    assert found.copied == [["00.png", "12.png", "14.png"], ["05.png", "13.png"]]
+    assert found.alike == 1
+    assert found.looking_alike == [["02.png", "15.png"]]
+
+
+def test__the_statistics_are_those_that_auto_takes(mixed: Encoded) -> None:
+    found, auto = survey(mixed, Decoder(reduced=True)), summarize(Reader(mixed, Decoder(reduced=True)))
+    assert found.mean == pytest.approx(auto.mean, abs=1e-12)
+    assert found.std == pytest.approx(auto.std, abs=1e-12)
+
+
+# A machine may have fewer cores than workers.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test__workers_change_nothing(mixed: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capi.data.survey._CHUNK", 4)
+    ways = [survey(mixed, Decoder(reduced=True), workers=workers).as_record() for workers in (0, 2)]
+    for record in ways:
+        for key in ("seconds", "images_per_second", "workers"):
+            del record[key]
+    assert ways[0] == ways[1]
+
+
+def test__a_limit_spreads_evenly() -> None:
+    contents = [encoded(np.full((8, 8, 3), number, dtype=np.uint8), "PNG") for number in range(100)]
+    found = survey(memory(contents), Decoder(), limit=5)
+    assert (found.total, found.looked_at, found.readable) == (100, 5, 5)
+    assert found.mean == pytest.approx([(0 + 24 + 49 + 74 + 99) / 5 / 255] * 3)
+
+
+def test__when_nothing_can_be_read_it_says_so() -> None:
+    found = survey(memory([b"no image", b"nor this"]), Decoder())
+    assert (found.readable, len(found.broken), found.mean, found.copies) == (0, 2, [], 0)
+
+
+def test__grey_and_many_channels(tmp_path: Path) -> None:
+    found = survey(memory([encoded(noise(20, 20), "PNG")]), Decoder(channels=1))
+    assert len(found.mean) == 1
+
+
+def test__an_error_of_reading_is_a_broken_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("capi.data.retrying.PAUSES", ())
+
+    class Failing(Encoded):
+        def read(self, index: int) -> Path | bytes:
+            raise OSError(5, "Input/output error")
+
+    assert survey(Failing(["a"], [b""]), Decoder()).broken == {"a": "Input/output error"}
+
+
+def test__what_is_missing_to_read_any_image_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Image.fromarray(noise(8, 8)).save(tmp_path / "a.tif")
+    monkeypatch.setattr("capi.data.tiff.has_tiff_reader", lambda: False)
+    source: ImageSource = image_folder(tmp_path)
+    with pytest.raises(CapiError, match=r"capi\[tiff\]"):
+        survey(source, Decoder(channels=5))
