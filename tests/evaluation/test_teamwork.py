@@ -124,13 +124,7 @@ def three(work: Path) -> Callable[[str], list[dict[str, Any]]]:
         # Those that fail come first: nothing of them may be left over in what follows.
         "missing": ["evaluate", run, "folder/knn", "data=nowhere"],
         # The main process's own batch fails while the others wait to be asked for theirs.
-        "broken": [
-            "evaluate",
-            f"{work / 'broken.py'}:Broken",
-            "folder/knn",
-            f"data={work / 'folder'}",
-            "encode_batch=2",
-        ],
+        "broken": ["evaluate", f"{work / 'broken.py'}:Broken", "folder/knn", *few],
         "other data": ["evaluate", run, "folder/knn", f"data={work / 'own'}RANK"],
         "alone": ["explore", run],
         "damaged": extraction(work, "damaged", "damaged.safetensors"),
