@@ -9,9 +9,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from capi.baselines.architecture import Architecture
 from capi.baselines.baseline import Baseline, shapes_of
 from capi.baselines.keys import Layout, State, find_state, fits, is_ignored, to_ours
+from capi.baselines.positions import column_first_sincos, row_first_sincos
 from capi.baselines.registry import BASELINES
 from capi.baselines.transformers_layout import (
     CONFIG,
@@ -30,6 +33,9 @@ from capi.models.weightless import without_weights
 
 _LOG = logging.getLogger("capi")
 _MOST_NAMES = 4
+# What comes first in fixed tables of sines and cosines, by method.
+_FIXED_POSITIONS = {"MAE": "column", "I-JEPA": "column", "data2vec 2.0": "column", "MoCo v3": "row"}
+_LEARNED_POSITIONS = ("DINO", "iBOT", "MSN", "DINOv2")
 
 
 def load_baseline(baseline: Baseline, path: Path, part: str | None = None) -> PlainViT:
@@ -73,6 +79,7 @@ def _build(
     except CapiError as error:
         raise CapiError(f"{error}, so it is not {baseline.name}{_likeness(contents, baseline)}") from error
     _tell_ignored(state, layout, source)
+    _tell_doubtful(weights, architecture, baseline, source)
     with without_weights():
         model = PlainViT(
             architecture, statistics=baseline.statistics, licence=baseline.licence, verified=baseline.verified
@@ -85,6 +92,23 @@ def _tell_ignored(state: State, layout: Layout, source: str) -> None:
     left = sorted({name.split(".")[0] for name in state if is_ignored(name, layout)})
     if left:
         _LOG.info("%s: left out, as they are no part of the encoder: %s", source, ", ".join(left))
+
+
+def _tell_doubtful(weights: State, architecture: Architecture, baseline: Baseline, source: str) -> None:
+    """Names and shapes of several methods are the same; whether positions are learned tells some of them apart."""
+    if "positions" not in weights:
+        return
+    side, width = architecture.grid, architecture.width
+    table = weights["positions"][:, -side * side :]
+    tables = {"column": column_first_sincos(side, side, width), "row": row_first_sincos(side, side, width, 1)}
+    found = {name for name, known in tables.items() if torch.allclose(table, known, atol=1e-3)}
+    fixed = _FIXED_POSITIONS.get(baseline.layout.method)
+    if fixed is not None and fixed not in found:
+        _LOG.warning(
+            "%s has other positions than the fixed ones of %s: is it another method's?", source, baseline.title
+        )
+    if baseline.layout.method in _LEARNED_POSITIONS and found:
+        _LOG.warning("%s has fixed positions, where %s learns them: is it another's?", source, baseline.title)
 
 
 def _likeness(contents: Any, baseline: Baseline) -> str:

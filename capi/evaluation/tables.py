@@ -128,7 +128,7 @@ def _needed(row: TableRow, column: TableColumn, table: ResultTable, root: Path |
     return _Needed(
         Asked(asked.name, config),
         weights_reason(row.model),
-        f"no data: expected {folder.parent / f'imagenet-{column.score}'}" if lacking else "",
+        f"no data: expected {folder.parent / _test_name(str(column.score))}" if lacking else "",
     )
 
 
@@ -137,10 +137,14 @@ def _further_tests(table: ResultTable, dataset: str, root: Path) -> dict[str, st
     asked = dict.fromkeys(each.score for each in table.columns if each.dataset == dataset and each.score in TEST_SETS)
     found: dict[str, str] = {}
     for name in (name for name in asked if name is not None):
-        places = (root / f"imagenet-{name}", root / f"imagenet-{name}.json")
-        place = next((path for path in places if path.exists()), None)
-        found |= {} if place is None else {name: str(place)}
+        place = root / _test_name(name)
+        found |= {name: str(place)} if place.exists() else {}
     return found
+
+
+def _test_name(name: str) -> str:
+    """What a further test set of ImageNet is called in the folder of data sets; ReaL is a file of labels alone."""
+    return f"imagenet-{name}" + (".json" if name == "real" else "")
 
 
 def weights_reason(model: str) -> str:

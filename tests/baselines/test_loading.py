@@ -8,6 +8,7 @@ import torch
 from capi.baselines.baseline import Baseline
 from capi.baselines.keys import to_theirs
 from capi.baselines.loading import fitting, load_baseline
+from capi.baselines.positions import column_first_sincos
 from capi.baselines.registry import BASELINES
 from capi.errors import CapiError
 from tests.baselines.checkpoints import images, original, random_model, save, small
@@ -65,3 +66,18 @@ def test__a_part_is_refused_where_there_is_one_network(tmp_path: Path) -> None:
     path = save({"model": original(baseline, random_model(baseline))}, tmp_path / "mae.pth")
     with pytest.raises(CapiError, match='checkpoints of MAE have no part "teacher"'):
         load_baseline(baseline, path, "teacher")
+
+
+def test__positions_that_another_method_has_are_doubted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """MAE and DINO have the same names and shapes; the former's table is fixed, the latter's learned."""
+    mae, dino = small("mae_vitl16"), small("dino_vitb16")
+    model = random_model(mae)
+    state = original(mae, model)
+    load_baseline(mae, save({"model": state}, tmp_path / "learned.pth"))
+    assert "has other positions than the fixed ones of MAE" in caplog.text
+    caplog.clear()
+    state["pos_embed"][:, 1:] = column_first_sincos(5, 5, 24)
+    load_baseline(mae, save({"model": state}, tmp_path / "fixed.pth"))
+    assert caplog.text == ""
+    load_baseline(dino, save(state, tmp_path / "dino.pth"))
+    assert "has fixed positions, where DINO learns them" in caplog.text

@@ -52,9 +52,9 @@ def _tiny_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("main", ["msn_vitl16", "capi_vitl14_lvd"], PROBES, 2 * 7),
         ("dense", ["beit_vitl16"], SEGMENTATION, 6),
         ("high-res", [], PROBES, 3 * 2),
-        ("global", [], [*PROBES, "neighbours=[1]", "votes=[majority]"], 2 * 4),
+        pytest.param(*("global", [], [*PROBES, "neighbours=[1]", "votes=[majority]"], 2 * 4), marks=pytest.mark.long),
         ("pooling", [], PROBES, 4 * 6),
-        ("standardization", ["mae_vitl16"], SEGMENTATION, 2 * 6),
+        pytest.param("standardization", ["mae_vitl16"], SEGMENTATION, 2 * 6, marks=pytest.mark.long),
     ],
 )
 def test__each_table_runs_from_end_to_end(
