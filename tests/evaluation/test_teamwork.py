@@ -120,6 +120,7 @@ def three(work: Path) -> Callable[[str], list[dict[str, Any]]]:
     unfinished(work, folder / "resumed.safetensors")
     before = json.loads((folder / ".resumed.safetensors.partial" / "progress.json").read_text())["done"]
     assert before == 6
+    few = [f"data={work / 'folder'}", "encode_batch=2"]
     commands = {
         # Those that fail come first: nothing of them may be left over in what follows.
         "missing": ["evaluate", run, "folder/knn", "data=nowhere"],
