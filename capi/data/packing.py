@@ -264,10 +264,13 @@ def _ending(name: str, content: bytes) -> str:
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
-            return {"JPEG": "jpg", "MPO": "jpg", "PPM": "ppm"}.get(str(image.format), str(image.format).lower())
+        with Image.open(io.BytesIO(content)) as image:
+            kind = str(image.format)
     except Exception as error:
         raise BrokenImageError("no image that can be read") from error
+    if kind not in FORMATS:
+        raise BrokenImageError(f"{kind} is not one of {', '.join(FORMATS)}")
+    return "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
 
 
 def _check(settings: PackingSettings) -> None:

@@ -144,8 +144,9 @@ def _place(place: str) -> str:
     if place == "demo":
         return "the photos that come with `capi demo`"
     if place.startswith("hf://"):
-        return f"the data set {plain(place.removeprefix('hf://'))}"
-    kind = "files called" if place.endswith((".tar", ".parquet", ".arrow", ".csv")) else "a folder called"
+        return f"the data set {plain(short_place(place.removeprefix('hf://')))}"
+    name = place.partition("?column=")[0]
+    kind = "files called" if name.endswith((".tar", ".parquet", ".arrow", ".csv")) else "a folder called"
     return f"{kind} {plain(Path(place).name)}"
 
 

@@ -90,7 +90,7 @@ def test__downloaded_and_streamed_data_sets_hold_the_same_images(folder: Path, s
     test = open_hub(f"{name}&split=test&column=photo")
     assert [pixels(test.read(number)) for number in range(len(test))] == [3, 5]
     assert isinstance(source, ParquetImages if streaming == "true" else ArrowImages)
-    for wrong, message in (("split=all", "all"), ("column=label", "holds int64")):
+    for wrong, message in (("split=validation", "validation"), ("column=label", "holds int64")):
         with pytest.raises(CapiError, match=message):
             open_hub(f"{name}&{wrong}")
 

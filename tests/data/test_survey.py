@@ -8,7 +8,7 @@ from capi.data.decoding import Decoder
 from capi.data.reader import Reader
 from capi.data.sources import Encoded, ImageSource, image_folder
 from capi.data.statistics import summarize
-from capi.data.survey import survey
+from capi.data.survey import _joined, survey
 from capi.errors import CapiError
 from tests.data.pictures import encoded, noise, photo
 
@@ -48,6 +48,22 @@ def test__copies_and_images_that_look_alike_are_named(mixed: Encoded) -> None:
     assert found.copied == [["00.png", "12.png", "14.png"], ["05.png", "13.png"]]
     assert found.alike == 1
     assert found.looking_alike == [["02.png", "15.png"]]
+
+
+def test__close_bits_are_joined_as_by_comparing_all() -> None:
+    generator = np.random.default_rng(0)
+    looks = generator.integers(-(2**63), 2**63 - 1, 40, dtype=np.int64)
+    # Some differ from an earlier one in up to seven bits, and some from those.
+    for number in range(10, 40):
+        looks[number] = looks[number - 10]
+        for bit in generator.choice(64, number % 8, replace=False).tolist():
+            looks[number] ^= np.int64(1) << np.int64(bit)
+    groups, expected = _joined(looks), list(range(40))
+    apart = [[bin(int(one ^ other) & (2**64 - 1)).count("1") for other in looks] for one in looks]
+    for _ in range(40):
+        expected = [min(expected[other] for other in range(40) if apart[one][other] <= 4) for one in range(40)]
+    assert groups.tolist() == expected
+    assert 10 < len(set(expected)) < 40
 
 
 def test__the_statistics_are_those_that_auto_takes(mixed: Encoded) -> None:

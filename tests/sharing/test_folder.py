@@ -93,6 +93,24 @@ def test__it_names_no_place_of_this_machine(run: Path, tmp_path: Path) -> None:
     assert shared.optimization == load_config(run / "config.yaml").optimization
 
 
+def test__several_sources_are_told_without_their_places(run: Path, tmp_path: Path) -> None:
+    known = json.loads((run / "run.json").read_text())
+    places = [
+        "/home/ana/secret/fruit",
+        "/home/ana/secret/{00..12}.tar",
+        "hf://owner/name?split=train",
+        "hf:///secret/set",
+    ]
+    known["data"]["sources"] = [{"path": place, "weight": None} for place in places]
+    known["data"]["path"] = ", ".join(places)
+    (run / "run.json").write_text(json.dumps(known))
+    text = prepared(run, tmp_path / "out")
+    assert (
+        "images of a folder called fruit and files called {00..12}.tar and the data set owner/name?split=train" in text
+    )
+    assert "secret" not in text
+
+
 def test__paths_are_shortened_and_names_are_not() -> None:
     assert without_places({"a": ["/x/y/z", 3, "folder/knn"], "b": {"c": "~/z"}}) == {
         "a": ["z", 3, "folder/knn"],
