@@ -105,14 +105,18 @@ class TrainingBatches(Dataset[LoadedBatch]):
 
     def _images(self, step: int, samples: Tensor, keys: Tensor, broken: dict[str, str]) -> Tensor:
         positions = step * self.share.batch_size + samples
-        first = self.order.images(positions)
-        others = self.order.instead(positions, uniforms(keys, Stream.REPLACEMENT, REPLACEMENTS))
-        candidates = torch.cat([first[:, None], others], 1).tolist()
+        candidates = map(self._candidates, self.order.images(positions).tolist(), positions, keys)
         rows = zip(candidates, crop_draws(keys), flips(keys), strict=True)
         images = np.stack([self._image(numbers, draws, flip, broken) for numbers, draws, flip in rows])
         return torch.from_numpy(images)
 
-    def _image(self, numbers: list[int], draws: list[float], flip: bool, broken: dict[str, str]) -> Pixels:
+    def _candidates(self, number: int, position: Int[Tensor, ""], key: Int[Tensor, ""]) -> Iterator[int]:
+        """The image at a position, and others that are drawn only when they are needed."""
+        yield number
+        draws = uniforms(key[None], Stream.REPLACEMENT, REPLACEMENTS)
+        yield from self.order.instead(position[None], draws)[0].tolist()
+
+    def _image(self, numbers: Iterator[int], draws: list[float], flip: bool, broken: dict[str, str]) -> Pixels:
         """The crop of the first of these images that can be read."""
         reason = ""
         for number in numbers:
@@ -124,7 +128,7 @@ class TrainingBatches(Dataset[LoadedBatch]):
                 broken[self.reader.source.name(number)] = str(error)
                 continue
             return np.ascontiguousarray(pixels[:, :, ::-1] if flip and self.cropping.flip else pixels)
-        raise BrokenImageError(f"{len(numbers)} images in a row could not be read, the last was {reason}")
+        raise BrokenImageError(f"{REPLACEMENTS + 1} images in a row could not be read, the last was {reason}")
 
 
 def load_batches(

@@ -132,14 +132,13 @@ class WindowShuffle:
 
     def instead(self, positions: Int[Tensor, " b"], draws: Float[Tensor, "b r"]) -> Int[Tensor, "b r"]:
         """From the same window, whose blocks are at hand."""
-        rows = []
-        for position, draw in zip(positions.tolist(), draws.numpy(), strict=True):
+        result = np.empty(tuple(draws.shape), dtype=np.int64)
+        for row, position in enumerate(positions.tolist()):
             number, within = divmod(position, self.size)
             layout = self._layout(number)
-            window = int(np.searchsorted(layout.window_ends, within, side="right"))
-            first, end = self._bounds(layout, window)
-            rows.append(self._numbers(layout, first + (draw * (end - first)).astype(np.int64)))
-        return torch.from_numpy(np.stack(rows)) if rows else torch.empty(draws.shape, dtype=torch.int64)
+            first, end = self._bounds(layout, int(np.searchsorted(layout.window_ends, within, side="right")))
+            result[row] = self._numbers(layout, first + (draws[row].numpy() * (end - first)).astype(np.int64))
+        return torch.from_numpy(result)
 
     def _within(self, layout: _Layout, number: int, window: int, positions: Integers) -> Integers:
         first, end = self._bounds(layout, window)

@@ -175,7 +175,7 @@ def test__tables_and_shards_can_be_packed_too(tmp_path: Path, photos: Path) -> N
     with tarfile.open(tmp_path / "out" / "000000.tar") as tar:
         names = [name for name in tar.getnames() if not name.endswith("json")]
     assert names == ["000000000.png", "000000001.jpg", "000000002.png", "000000003.jpg"]
-    again = capi.pack_shards(packed.pattern, tmp_path / "again", shard_megabytes=1, shuffle=None)
+    again = capi.pack_shards(packed.pattern, tmp_path / "again", shard_megabytes=1.0, shuffle=None)
     assert isinstance(again, Packed)
     source = open_images(tmp_path / "again")
     assert [source.read(number) for number in range(6)] == rows
