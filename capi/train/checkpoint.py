@@ -15,8 +15,8 @@ import pickle
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -84,6 +84,7 @@ class Checkpoints:
         self.folder, self.keep, self.milestone_steps = folder, keep, milestone_steps
         self.processes, self.asynchronous = processes or Processes(), asynchronous
         self._pending: _Pending | None = None
+        self._thread = ThreadPoolExecutor(1)
 
     def steps(self) -> list[int]:
         """Steps of the complete checkpoints, ascending."""
@@ -143,26 +144,22 @@ class Checkpoints:
             raise CapiError(_cause(error)) from error
 
     def _start_writing(self, state: dict[str, Tensor], partial: Path) -> "Future[Any]":
-        alone = self.processes.size == 1
+        """The tensors on their way to the disk. In the background it is a copy of them, since training goes on."""
         writer = FileSystemWriter(partial, sync_files=True)
-        if self.asynchronous:
-            # What the library copies from an accelerator it does not copy from a CPU, where the next step changes it.
-            copied = {name: value.clone() if value.device.type == "cpu" else value for name, value in state.items()}
-            with _quiet():
-                return state_dict_saver.async_save(  # type: ignore[return-value]
-                    copied, storage_writer=writer, process_group=self.processes.background, no_dist=alone
-                )
-        written: Future[Any] = Future()
-        try:
-            with _quiet():
-                state_dict_saver.save(
-                    state, storage_writer=writer, process_group=self.processes.background, no_dist=alone
-                )
-            written.set_result(None)
-        # The library's own exception is no Exception.
-        except (Exception, CheckpointException) as error:
-            written.set_exception(error)
-        return written
+        if not self.asynchronous:
+            return _finished(lambda: self._write(state, writer))
+        # What the library copies from an accelerator it does not copy from a CPU.
+        copied = {name: value.clone() if value.device.type == "cpu" else value for name, value in state.items()}
+        if self.processes.size > 1:
+            group = self.processes.background
+            return state_dict_saver.async_save(copied, storage_writer=writer, process_group=group)  # type: ignore[return-value]
+        copied = {name: value.to("cpu") for name, value in copied.items()}
+        return self._thread.submit(self._write, copied, writer)
+
+    def _write(self, state: dict[str, Tensor], writer: FileSystemWriter) -> None:
+        group, alone = self.processes.background, self.processes.size == 1
+        with _quiet():
+            state_dict_saver.save(state, storage_writer=writer, process_group=group, no_dist=alone)
 
     def _complete(self) -> None:
         """Give a checkpoint its name once its tensors are there; when the main process knows, all have written."""
@@ -345,6 +342,18 @@ def _moments(prefix: str, module: nn.Module, optimizer: AdamW) -> dict[str, Tens
         for key in ("step", *_MOMENTS):
             found[f"{prefix}.{name}.{key}"] = state[key]
     return found
+
+
+def _finished(action: Callable[[], None]) -> "Future[Any]":
+    """What was done here and now, as if it had been done elsewhere."""
+    done: Future[Any] = Future()
+    try:
+        action()
+        done.set_result(None)
+    # The library's own exception is no Exception.
+    except (Exception, CheckpointException) as error:
+        done.set_exception(error)
+    return done
 
 
 @contextmanager
