@@ -1,7 +1,7 @@
 """Reading training crops from JPEG files against plain Pillow, which decodes, converts, cuts and resizes.
 
     python benchmarks/data.py
-    python benchmarks/data.py --shards
+    python benchmarks/data.py --shards 2000
 
 With --shards: tar shards against loose files, each in the order that a run reads it in, from memory and from the disk.
 For the latter the contents are dropped from the memory of the system before each round (Linux). Names and inodes of
@@ -42,18 +42,17 @@ def main() -> None:
         "--sides", type=int, nargs="+", default=[500, 2000], help="longer side of the photos, in pixels"
     )
     parser.add_argument("--images", type=int, help="photos of each size (default: 12 megapixels of them)")
-    parser.add_argument("--shards", action="store_true", help="compare tar shards with loose files")
+    parser.add_argument("--shards", type=int, help="also compare so many photos in tar shards with loose files")
     parser.add_argument("--folder", type=Path, help="where --shards writes, on the disk to be measured")
     arguments = parser.parse_args()
-    if arguments.shards:
-        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-            compare_shards(Path(folder), arguments.images or 2000, arguments.sides[0], arguments.rounds)
-        return
     print(f"{'':8} {'Pillow':>10} {'ours':>10} {'cached':>10}   images/s, crops of 0.6 to 1 of the area to 224 px")
     for side in arguments.sides:
         with tempfile.TemporaryDirectory() as folder:
             count = arguments.images or max(PIXELS * 4 // (3 * side**2), 1)
             compare(write_photos(Path(folder), count, side), side, arguments.rounds)
+    if arguments.shards:
+        with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+            compare_shards(Path(folder), arguments.shards, arguments.sides[0], arguments.rounds)
 
 
 def compare(source: Files, side: int, rounds: int) -> None:

@@ -43,9 +43,8 @@ def shards(
         console=messages(),
     )
     kept = f", of which {packed.kept} were there already" if packed.kept else ""
-    typer.echo(
-        f"{packed.path} has {packed.images} images in {packed.shards} shards{kept}, {packed.bytes / 1e6:.1f} MB."
-    )
+    number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
+    typer.echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:
         name, reason = next(iter(packed.left_out.items()))
         typer.echo(f"{len(packed.left_out)} images could not be read and were left out, for example {name}: {reason}")

@@ -74,7 +74,8 @@ class Packed:
     @property
     def pattern(self) -> str:
         """What to give as --data."""
-        return str(self.path / f"{{{_number(0)}..{_number(self.shards - 1)}}}.tar")
+        several = f"{{{_number(0)}..{_number(self.shards - 1)}}}"
+        return str(self.path / f"{several if self.shards > 1 else _number(0)}.tar")
 
 
 def pack(

@@ -40,6 +40,12 @@ def sources(tmp_path: Path) -> dict[str, str]:
     return {"shards": packed.pattern, "parquet": str(tmp_path / "photos.parquet"), "photos": str(tmp_path / "photos")}
 
 
+@pytest.fixture(autouse=True)
+def _without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing them takes longer than these runs."""
+    monkeypatch.setattr("capi.visualize.curves.draw_curves", lambda *_: None)
+
+
 class _StoppedError(Exception):
     pass
 
