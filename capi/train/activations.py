@@ -9,7 +9,6 @@ block keeps less.
     q   tokens that ask, t tokens that are read (the same in self-attention), d width, m width of the hidden layer
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -75,16 +74,14 @@ def student_activations(student: Student, counts: Counts, images: int, keeping: 
     """What one forward pass of the student over so many images keeps, its loss included."""
     encoder, predictor = student.encoder, student.predictor
     inner, outer = _sequences(student, counts)
-    own = _blocks(predictor) if outer else []
-    stacks = [(_blocks(encoder), inner), *([(own, outer)] if outer else [])]
-    recomputed = max(_recomputed(blocks[0], sequence, images, keeping) for blocks, sequence in stacks if blocks)
+    stacks = [(_blocks(encoder), inner), *([(_blocks(predictor), outer)] if outer else [])]
     return Activations(
         encoder=_embedded(encoder, counts, keeping) * images + _stack(encoder, inner, images, keeping),
         predictor=_between(student, counts, keeping) * images
         + (_stack(predictor, outer, images, keeping) if outer else 0),
         head=head_bytes(student.head, counts.predicted * images, keeping),
-        weight_copies=_weight_copies([*_blocks(encoder), *own], keeping),
-        recomputed=recomputed,
+        weight_copies=sum(len(blocks) * _weight_copies(blocks[0], keeping) for blocks, _ in stacks),
+        recomputed=max(_recomputed(blocks[0], sequence, images, keeping) for blocks, sequence in stacks),
     )
 
 
@@ -138,7 +135,8 @@ def _stack(stack: nn.Module, sequence: Sequence, images: int, keeping: Keeping) 
     """A row of blocks and the norm at its end."""
     blocks = _blocks(stack)
     rotary = _rotary_bytes(blocks[0], sequence) if _rotates(stack) else 0
-    each = sum(_block(block, sequence, images, keeping, rotary) for block in blocks)
+    # All blocks of a stack are alike.
+    each = len(blocks) * _block(blocks[0], sequence, images, keeping, rotary)
     tables_once = keeping.checkpointing != "off" or not (keeping.mixed or _drops(blocks[0]))
     width = blocks[0].attention.query.out_features
     last = FLOAT32 * sequence.queries * (width + 1)
@@ -223,17 +221,18 @@ def _recomputed(block: Block, sequence: Sequence, images: int, keeping: Keeping)
         return 0
     everything = Keeping(keeping.compute_bytes, keeping.fused_norms)
     rotary = _rotary_bytes(block, sequence)
-    again = _block(block, sequence, images, everything, rotary) + _weight_copies([block], everything)
+    again = _block(block, sequence, images, everything, rotary) + _weight_copies(block, everything)
     kept = _block(block, sequence, images, keeping, rotary) if keeping.checkpointing == "selective" else 0
     return max(again - kept, 0)
 
 
-def _weight_copies(blocks: Iterable[Block], keeping: Keeping) -> int:
+def _weight_copies(block: Block, keeping: Keeping) -> int:
     """In mixed precision a rounded copy of every matrix stays until the backward pass."""
     if not keeping.mixed or keeping.checkpointing != "off":
         return 0
-    matrices = (weight for block in blocks for weight in block.parameters() if weight.ndim == 2)
-    return keeping.compute_bytes * sum(weight.numel() for weight in matrices)
+    attention, mlp = block.attention, block.mlp
+    layers = (attention.query, attention.key, attention.value, attention.output, mlp.expand, mlp.contract)
+    return keeping.compute_bytes * sum(layer.in_features * layer.out_features for layer in layers)
 
 
 def head_bytes(head: nn.Module, predictions: int, keeping: Keeping) -> int:
