@@ -83,3 +83,13 @@ def test__loading_prints_memory_by_the_weights_and_time_by_the_products() -> Non
     found = re.search(r"one image of 28 px: ([\d.]+) ms, .* alone ([\d.]+) ms: ([\d.]+) x \(asked: 1.25\)", output)
     assert found
     assert float(found[3]) > 0
+
+
+def test__scaling_prints_exponents_and_the_speed_of_processes(tmp_path: Path) -> None:
+    picture = tmp_path / "growth.png"
+    small = ["--quick", "--batch-size=4", "--only", "prototypes", "processes", "--processes", "1", "--steps=4"]
+    output = run("scaling.py", *small, f"--picture={picture}")
+    assert len(re.findall(r"prototypes +\d+: +[\d.]+ s, +\d+ MiB \(planned [\d.]+ s, \d+ MiB\)", output)) == 2
+    assert re.search(r"prototypes time grows with exponent -?[\d.]+, memory with -?[\d.]+", output)
+    assert re.search(r"1 processes: [\d.]+ images/s, [\d.]+ s a step, 1.00 x", output)
+    assert picture.stat().st_size > 1000

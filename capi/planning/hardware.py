@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -46,19 +46,18 @@ class Gpu:
 def gpus() -> dict[str, Gpu]:
     """All that there is data of, by name."""
     text = (resources.files("capi.planning") / "gpus.yaml").read_text(encoding="utf-8")
-    return {name: _from_data_sheet(name, **sheet) for name, sheet in yaml.safe_load(text).items()}
+    return {name: _from_data_sheet(name, sheet) for name, sheet in yaml.safe_load(text).items()}
 
 
-def _from_data_sheet(
-    name: str, *, title: str, memory: float, bfloat16: float | None, float32: float, watts: float
-) -> Gpu:
+def _from_data_sheet(name: str, sheet: dict[str, Any]) -> Gpu:
+    rounded = sheet["bfloat16"]
     return Gpu(
         name=name,
-        title=title,
-        memory=memory * 1e9,
-        bfloat16=None if bfloat16 is None else bfloat16 * 1e12,
-        float32=float32 * 1e12,
-        watts=float(watts),
+        title=sheet["title"],
+        memory=sheet["memory"] * 1e9,
+        bfloat16=None if rounded is None else rounded * 1e12,
+        float32=sheet["float32"] * 1e12,
+        watts=float(sheet["watts"]),
     )
 
 
@@ -67,7 +66,9 @@ def find_gpu(name: str, *, device: torch.device | None = None) -> Gpu:
     if name == THIS:
         return this_machine(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if name not in gpus():
-        close = nearest(name, [*gpus(), THIS])
+        # A name that is cut short means the ones that go on with it.
+        longer = [known for known in gpus() if known.startswith(name)]
+        close = nearest(name, longer or [*gpus(), THIS])
         raise CapiError(f'there is no GPU "{name}"{close} (known: {THIS}, {", ".join(gpus())})')
     return gpus()[name]
 

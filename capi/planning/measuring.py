@@ -32,7 +32,7 @@ class Measured:
     def comparisons(self) -> list[Comparison]:
         found = [Comparison("seconds a step", self.plan.effort.seconds_a_step, self.seconds)]
         if self.peak_bytes is not None:
-            found.append(Comparison("peak bytes", self.plan.memory.peak, self.peak_bytes))
+            found.append(Comparison("peak bytes", float(self.plan.memory.peak), float(self.peak_bytes)))
         return found
 
     @property

@@ -51,7 +51,7 @@ class Part(NamedTuple):
     """A part of the memory, in bytes, and the phase that it belongs to."""
 
     name: str
-    bytes: float
+    bytes: int
     phase: str
 
 
@@ -61,11 +61,11 @@ class MemoryPlan:
 
     parts: list[Part] = field(default_factory=list)
 
-    def of_phase(self, phase: str) -> float:
+    def of_phase(self, phase: str) -> int:
         return sum(part.bytes for part in self.parts if part.phase == phase)
 
     @cached_property
-    def phases(self) -> dict[str, float]:
+    def phases(self) -> dict[str, int]:
         """Bytes of each phase with what is always there."""
         return {phase: self.of_phase(ALWAYS) + self.of_phase(phase) for phase in (TEACHER, CLUSTERING, STUDENT)}
 
@@ -74,7 +74,7 @@ class MemoryPlan:
         return max(self.phases, key=self.phases.__getitem__)
 
     @property
-    def peak(self) -> float:
+    def peak(self) -> int:
         return self.phases[self.peak_phase]
 
 
@@ -112,7 +112,7 @@ class Planned:
         return MemoryPlan([*everywhere, *self._clustering(images, saving), *self._student(at_once, saving)])
 
     def _held(self, images: int, saving: Saving) -> list[Part]:
-        student, target = self.student_bytes / saving.shards, self.target_bytes
+        student, target = self.student_bytes // saving.shards, self.target_bytes
         height, width = self.config.data.height_and_width
         pixels = FLOAT32 * self.config.model.channels * height * width
         return [
@@ -125,17 +125,19 @@ class Planned:
             Part("block gathered from all shards", self._gathered(saving), ALWAYS),
         ]
 
-    def _gathered(self, saving: Saving) -> float:
+    def _gathered(self, saving: Saving) -> int:
         """One block in use and the next one on its way, as a sharded run has them."""
         if saving.shards == 1:
-            return 0.0
+            return 0
         size = 2 if saving.mixed_precision else FLOAT32
-        return 2.0 * size * self.block_parameters
+        return 2 * size * self.block_parameters
 
     def _teacher(self, images: int, at_once: int, saving: Saving) -> list[Part]:
         if not self.learner.target.reads_teacher:
             return []
-        working = at_once * _encoding(self.learner.student.encoder, self.counts, saving.keeping(accelerator=self.accelerator))
+        working = at_once * _encoding(
+            self.learner.student.encoder, self.counts, saving.keeping(accelerator=self.accelerator)
+        )
         return [
             Part("teacher's forward pass", working, TEACHER),
             *(Part("teacher's tokens", self._tokens(images), phase) for phase in (TEACHER, CLUSTERING, STUDENT)),
@@ -165,19 +167,19 @@ class Planned:
             *(Part("factors that rebuild targets", factors, phase) for phase in (CLUSTERING, STUDENT)),
         ]
 
-    def _walk(self, target: OnlineClustering, images: int, saving: Saving) -> float:
+    def _walk(self, target: OnlineClustering, images: int, saving: Saving) -> int:
         """The chunks of the bounded clustering, or the arrays of the plain one."""
         prototypes, width = target.prototypes.shape
         rows = images * self.counts.patches
         if not saving.bounded_clustering:
-            return float(PLAIN_ARRAYS * FLOAT32 * rows * prototypes)
+            return PLAIN_ARRAYS * FLOAT32 * rows * prototypes
         default = ACCELERATOR_CHUNK_BYTES if self.accelerator else CPU_CHUNK_BYTES
         budget = target.settings.chunk_bytes or default
         group = images if target.settings.sinkhorn == "positionwise" else rows
         chunks = plan_chunks(rows, group, prototypes, width, budget)
         # Logits and tokens of a chunk, and three buffers of a piece.
         floats = chunks.chunk_rows * (prototypes + 3 * width) + 3 * chunks.piece_rows * prototypes
-        return float(FLOAT32 * floats)
+        return FLOAT32 * floats
 
     def _targets(self, images: int) -> int:
         return FLOAT32 * images * self.counts.predicted * self.outputs
@@ -187,7 +189,7 @@ class Planned:
         kept = student_activations(self.learner.student, self.counts, at_once, keeping)
         # A sharded run gathers blocks in the precision of the products, and keeps no copies.
         copies = 0 if saving.shards > 1 else kept.weight_copies
-        gradients = self.student_bytes / saving.shards
+        gradients = self.student_bytes // saving.shards
         return [
             # Gradients come while activations go; but what is freed has other sizes than what is needed, so both count.
             Part("student's gradients", gradients, STUDENT),

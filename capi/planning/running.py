@@ -220,27 +220,36 @@ def variants(saving: Saving, gpu: Gpu, gpus: int) -> dict[str, Saving]:
 def largest_images(planned: Planned, saving: Saving, usable: float) -> int:
     """How many images a GPU can have in an iteration with this saving, in equal micro-batches."""
     parts = saving.micro_batches
-    return parts * _largest(lambda number: planned.memory(parts * number, saving).peak <= usable)
+    return parts * _largest(lambda number: planned.memory(parts * number, saving).peak, usable)
 
 
 def accumulation(planned: Planned, saving: Saving, images: int, gpus: int, usable: float) -> Accumulation:
     """The fewest micro-batches in which a GPU's images fit. The teacher's tokens of all of them stay in memory."""
 
-    def fits(number: int, parts: int) -> bool:
-        return planned.memory(number, replace(saving, micro_batches=parts)).peak <= usable
+    def peak(number: int, parts: int) -> int:
+        return planned.memory(number, replace(saving, micro_batches=parts)).peak
 
-    wanted = (parts for parts in range(1, images + 1) if images % parts == 0 and fits(images, parts))
-    return Accumulation(next(wanted, None), gpus * _largest(lambda number: fits(number, number)))
+    wanted = (parts for parts in range(1, images + 1) if images % parts == 0 and peak(images, parts) <= usable)
+    return Accumulation(next(wanted, None), gpus * _largest(lambda number: peak(number, number), usable))
 
 
-def _largest(fits: Callable[[int], bool], limit: int = 2**24) -> int:
-    """The largest number that fits, 0 if none does; smaller ones fit wherever a larger one does."""
-    low, high = 0, 1
-    while high < limit and fits(high):
-        low, high = high, 2 * high
+def _largest(peak: Callable[[int], int], usable: float) -> int:
+    """The largest number whose peak can be had, 0 if none; peaks rise, and nearly in proportion."""
+    first, many = peak(1), 256
+    if first > usable:
+        return 0
+    # A straight line says where to look first; from there in steps that grow, and then by halves.
+    guess = max(int((usable - first) * (many - 1) / max(peak(many) - first, 1)), 2)
+    step = max(guess // 64, 1)
+    low, high = 1, guess
+    while peak(high) <= usable:
+        low, high, step = high, high + step, 2 * step
+    while high - low > step and peak(high - step) > usable:
+        high, step = high - step, 2 * step
+    low = max(low, high - step)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        low, high = (middle, high) if peak(middle) <= usable else (low, middle)
     return low
 
 

@@ -167,7 +167,9 @@ def _block(block: Block, sequence: Sequence, images: int, keeping: Keeping, rota
     # Both branches draw images of their own; the storage of the permutation is kept whole.
     drawn = 2 * INT64 * images if _drops(block) else 0
     return drawn + kept * (
-        _attention(block, sequence, keeping) + _mlp(block, sequence, keeping) + _turned(block, sequence, keeping, rotary)
+        _attention(block, sequence, keeping)
+        + _mlp(block, sequence, keeping)
+        + _turned(block, sequence, keeping, rotary)
     )
 
 

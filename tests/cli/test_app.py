@@ -16,7 +16,7 @@ from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
     *("ablate", "compare", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "models"),
-    *("nearest", "predict", "pretrain", "push", "recipes", "report", "visualize", "watch"),
+    *("launch", "nearest", "plan", "predict", "pretrain", "push", "recipes", "report", "visualize", "watch"),
 ]
 
 
@@ -27,7 +27,7 @@ def test__the_commands_are_these() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], *([name] for name in COMMANDS), ["recipes", "show"], ["datasets", "show"]],
+    [[], *([name] for name in COMMANDS), ["recipes", "show"], ["datasets", "show"], ["launch", "slurm"]],
     ids=lambda arguments: " ".join(arguments) or "capi",
 )
 def test__every_command_has_help(run_here: RunHere, arguments: list[str]) -> None:
@@ -69,6 +69,8 @@ def test__a_flag_shows_the_traceback(run_here: RunHere) -> None:
         ["compare", "--on", "demo/knn", "--out", "x"],
         ["extract", "pixels:4", "demo", "--out", "x", "--batch-size", "0"],
         ["nearest", "features", "image", "--count", "none"],
+        ["plan", "demo", "--gpus", "0"],
+        ["launch", "slurm", "demo", "--out", "x"],
     ],
     ids=" ".join,
 )
