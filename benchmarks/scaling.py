@@ -1,10 +1,11 @@
-"""How a run scales: step time with several processes, and how time and memory grow with batch, prototypes, tokens, width.
+"""How a run scales: step time with several processes; how time and memory grow with batch, prototypes, tokens, width.
 
     python benchmarks/scaling.py --picture docs/pictures/scaling.png
 
-Each point of the growth is a process of its own (`capi plan --measure`), so that its peak memory is its own; the plan for
-the same step is drawn beside it. The exponent is the slope between the last two points on logarithmic axes. Processes are
-compared by short real runs of `capi pretrain`, the second one under torchrun, with the same global batch.
+Each point of the growth is a process of its own (`capi plan --measure`), so that its peak memory is its own; the plan
+for the same step is drawn beside it. The exponent is the slope between the last two points on logarithmic axes.
+Processes are compared by short real runs of `capi pretrain`, under torchrun where there are several, with the same
+global batch.
 """
 
 import argparse
@@ -66,7 +67,8 @@ def measured(axis: str, size: int, recipe: str, batch_size: int) -> Point:
     images = size if axis == "batch" else batch_size
     overrides = [*BASE, AXES[axis][1].format(size)]
     command = [sys.executable, "-m", "capi", "plan", recipe, *overrides, "--measure", "--images", str(images), "--json"]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
+    found = json.loads(ran.stdout)
     rows = {row["name"]: row for row in found["measured"]["comparisons"]}
     time, memory = rows["seconds a step"], rows["peak bytes"]
     shown = (size // PATCH) ** 2 if axis == "tokens" else size
@@ -109,7 +111,7 @@ def run_speed(recipe: str, batch_size: int, processes: int, steps: int) -> float
         if processes > 1:
             command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *command]
         threads = str(max((os.cpu_count() or 1) // processes, 1))
-        subprocess.run(
+        subprocess.run(  # noqa: S603 - our own command
             [sys.executable, *command],
             env={**os.environ, "OMP_NUM_THREADS": threads},
             check=True,

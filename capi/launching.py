@@ -1,9 +1,9 @@
 """A run as a Slurm job: the script is written beside the run and submitted.
 
-One task for each GPU, started by `srun`; each task learns its rank from Slurm and calls `capi pretrain --resume`, so that
-the same script starts a run and goes on with it. Some minutes before the time is up, or when the job must make room,
-Slurm sends SIGUSR1 to every task: the run saves and leaves with exit code 75, and exactly then the job is put back into
-the queue. Any other code but 0 ends the job with that code.
+One task for each GPU, started by `srun`; each task learns its rank from Slurm and calls `capi pretrain --resume`, so
+that the same script starts a run and goes on with it. Some minutes before the time is up Slurm sends SIGUSR1 to every
+task, and SIGTERM when the job must make room: the run saves and leaves with exit code 75, and exactly then the job is
+put back into the queue. Any other code but 0 ends the job with that code.
 """
 
 import re
@@ -130,7 +130,7 @@ def _one_word(name: str, value: str) -> str:
 def _plain_folder(folder: Path) -> Path:
     if not re.fullmatch(r"[\w./+=@,:-]+", str(folder)):
         raise CapiError(
-            f"Slurm writes its log beside --out, and its file names may not hold spaces, quotes or %: {str(folder)!r} does"
+            f"Slurm's log lies beside --out, and its name cannot hold spaces, quotes or %, as {str(folder)!r} does"
         )
     return folder
 

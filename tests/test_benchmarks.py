@@ -85,6 +85,7 @@ def test__loading_prints_memory_by_the_weights_and_time_by_the_products() -> Non
     assert float(found[3]) > 0
 
 
+@pytest.mark.long
 def test__scaling_prints_exponents_and_the_speed_of_processes(tmp_path: Path) -> None:
     picture = tmp_path / "growth.png"
     small = ["--quick", "--batch-size=4", "--only", "prototypes", "processes", "--processes", "1", "--steps=4"]

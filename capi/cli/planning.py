@@ -96,13 +96,13 @@ def _summary(recipe: str, planned: "RunPlan") -> Table:
         "encoder": f"{planned.encoder_parameters / 1e6:.1f} M parameters",
         "trained": f"{planned.trained_parameters / 1e6:.1f} M parameters, prototypes and predictor included",
         "required": f"{sum(planned.flop_an_image) / 1e9:.2f} GFLOP an image ({flop})",
-        "images": f"{planned.images_seen:.3g} seen in batches of {planned.batch_size}: {planned.images_a_gpu} for a GPU",
+        "images": f"{planned.images_seen:.3g} seen, {planned.batch_size} in a batch: {planned.images_a_gpu} for a GPU",
         "GPU": f"{planned.gpu.memory / 1e9:.0f} GB, {peak:.4g} TFLOP/s in {precision}"
         f" ({'measured' if planned.gpu.measured else 'data sheet'})",
         "time": f"{effort.hours:,.1f} h, {effort.gpu_hours:,.1f} GPU hours, {effort.seconds_a_step:.3g} s a step"
         f" (assumed: {planned.mfu:.0%} of the peak, --mfu)",
         "energy": _energy(planned),
-        "memory": f"{planned.memory.peak / GIB:.2f} GiB at its peak (while the {planned.memory.peak_phase} is at work), "
+        "memory": f"{planned.memory.peak / GIB:.2f} GiB at its peak (phase: {planned.memory.peak_phase}), "
         f"{planned.usable_memory / GIB:.2f} GiB can be used ({chosen.usable:.0%})",
         "fits": _fit(planned),
     }
@@ -130,8 +130,8 @@ def _fit(planned: "RunPlan") -> str:
             f"no: {room}; optimization.micro_batches={found.micro_batches} reaches the batch, or see the savings below"
         )
     return (
-        f"no: {room}, and no number of micro-batches reaches {planned.batch_size}, since the teacher's tokens of a whole "
-        f"batch stay in memory; the largest batch here is {found.largest_batch}"
+        f"no: {room}, and no number of micro-batches reaches {planned.batch_size}, since the teacher's tokens of a "
+        f"whole batch stay in memory; the largest batch here is {found.largest_batch}"
     )
 
 

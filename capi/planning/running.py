@@ -24,8 +24,8 @@ class Assumptions:
     """What a plan cannot know. None chooses `mfu` by where the peak comes from."""
 
     # The share of the peak that required FLOP reach. Large transformers were trained at 21 to 46 % of the data sheet
-    # (GPT-3 21.3, MT-NLG 30.2, Gopher 32.5, PaLM 46.2: table 3 of the PaLM paper); 35 % is the middle of that. Of a measured
-    # product's speed the steps of docs/performance.md reach 58 to 75 %.
+    # (GPT-3 21.3, MT-NLG 30.2, Gopher 32.5, PaLM 46.2: table 3 of the PaLM paper); 35 % lies near the middle. Of the
+    # speed of a measured product the steps of docs/performance.md reach 58 to 75 %.
     mfu: float | None = None
     # Power of the whole data centre over that of its computers: what Google publishes for its own, 1.10.
     pue: float = 1.1

@@ -179,7 +179,7 @@ def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterat
         reason, origin = _side_reason(rung, images, side)
         yield Choice("data.image_size", side, reason, origin)
     yield from rung.changes
-    yield Choice("optimization.batch_size", batch, *_batch_reason(rung, batch))
+    yield Choice("optimization.batch_size", batch, *_batch_reason(batch))
     yield _prototypes(recipe, batch)
     length = steps or _length(rung, recipe, batch, images)
     yield Choice("optimization.steps", length, *_length_reason(rung, length, batch, images, steps is not None))
@@ -206,7 +206,7 @@ def _batch(rung: Rung, images: Images, gpus: int) -> int:
     return -(-batch // gpus) * gpus
 
 
-def _batch_reason(rung: Rung, batch: int) -> tuple[str, Origin]:
+def _batch_reason(batch: int) -> tuple[str, Origin]:
     if batch <= 128:
         return "64 and 128 did about as well, 256 less (trials c1, c3, b7)", "measured"
     if batch == 16384:
@@ -243,7 +243,7 @@ def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened
     if steps == FEWEST_STEPS:
         return f"as in the recipe demo, {passes:.0f} passes over the images", "measured"
     return (
-        f"{passes:.0f} passes over the images, as in what was measured (97 and 123) and in the paper's vitl16 (about 115)",
+        f"{passes:.0f} passes over the images; measured were 97 and 123, the paper's vitl16 has about 115",
         "measured" if images.count < 20_000 else "paper",
     )
 

@@ -18,7 +18,7 @@ from capi.method.student import Student
 from capi.models.encoder import Encoder
 from capi.models.heads import LinearHead, LinearMap, MlpHead
 from capi.models.layers import Block
-from capi.models.predictor import CrossPredictor, FusedPredictor, SelfPredictor
+from capi.models.predictor import CrossPredictor, FusedPredictor, SelfPredictor, SplitPredictor
 from capi.train.flop import Counts
 
 ActivationCheckpointing = Literal["off", "full", "selective"]
@@ -75,10 +75,10 @@ def student_activations(student: Student, counts: Counts, images: int, keeping: 
     encoder, predictor = student.encoder, student.predictor
     inner, outer = _sequences(student, counts)
     stacks = [(_blocks(encoder), inner), *([(_blocks(predictor), outer)] if outer else [])]
+    own = _stack(predictor, outer, images, keeping) if outer and isinstance(predictor, SplitPredictor) else 0
     return Activations(
         encoder=_embedded(encoder, counts, keeping) * images + _stack(encoder, inner, images, keeping),
-        predictor=_between(student, counts, keeping) * images
-        + (_stack(predictor, outer, images, keeping) if outer else 0),
+        predictor=_between(student, counts, keeping) * images + own,
         head=head_bytes(student.head, counts.predicted * images, keeping),
         weight_copies=sum(len(blocks) * _weight_copies(blocks[0], keeping) for blocks, _ in stacks),
         recomputed=max(_recomputed(blocks[0], sequence, images, keeping) for blocks, sequence in stacks),
@@ -131,7 +131,7 @@ def _read_by_blocks(predictor: CrossPredictor, counts: Counts, width: int, keepi
     return read - (0 if copied else FLOAT32 * counts.predicted * predictor.width)
 
 
-def _stack(stack: nn.Module, sequence: Sequence, images: int, keeping: Keeping) -> int:
+def _stack(stack: Encoder | SplitPredictor, sequence: Sequence, images: int, keeping: Keeping) -> int:
     """A row of blocks and the norm at its end."""
     blocks = _blocks(stack)
     rotary = _rotary_bytes(blocks[0], sequence) if _rotates(stack) else 0
@@ -143,8 +143,8 @@ def _stack(stack: nn.Module, sequence: Sequence, images: int, keeping: Keeping) 
     return each + images * (last + (rotary if tables_once else 0))
 
 
-def _rotates(stack: nn.Module) -> bool:
-    return getattr(stack, "positions").kind != "learned"  # noqa: B009 - modules have no such attribute to a checker
+def _rotates(stack: Encoder | SplitPredictor) -> bool:
+    return stack.positions.kind != "learned"
 
 
 def _rotary_bytes(block: Block, sequence: Sequence) -> int:
@@ -241,8 +241,9 @@ def head_bytes(head: nn.Module, predictions: int, keeping: Keeping) -> int:
     """The head, and the loss to targets that are in float32 as well as what it compares them with."""
     c = keeping.compute_bytes
     if isinstance(head, MlpHead):
-        first, hidden = head.layers[0].in_features, head.layers[0].out_features
-        layers = c * predictions * (int(first) + 4 * int(hidden))
+        first = head.layers[0]
+        assert isinstance(first, nn.Linear)
+        layers = c * predictions * (first.in_features + 4 * first.out_features)
         copies = c * sum(w.numel() for w in head.layers.parameters() if w.ndim == 2) if keeping.mixed else 0
         return layers + copies + _linear_head(head.last, predictions, keeping, c)
     if isinstance(head, LinearHead):

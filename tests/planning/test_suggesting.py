@@ -33,7 +33,7 @@ LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, mea
     ],
 )
 def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, count: int, recipe: str) -> None:
-    found = suggest(images, gpu, count, hours=48)
+    found = suggest(images, gpu, count, hours=48.0)
     words = shlex.split(found.command("my photos"))
     overrides = [word for word in words if "=" in word]
     named = words[words.index("--data") - len(overrides) - 1]
@@ -61,13 +61,13 @@ def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
 
 
 def test__the_hours_shorten_the_run() -> None:
-    long, short = (suggest(Images(675, 348), LAPTOP, hours=hours).plan for hours in (1, 0.02))
+    long, short = (suggest(Images(675, 348), LAPTOP, hours=hours).plan for hours in (1.0, 0.02))
     assert short.effort.hours == pytest.approx(0.02, rel=0.02)
     assert short.images_seen < long.images_seen
 
 
 def test__micro_batches_make_it_fit() -> None:
-    found = suggest(Images(1_281_167, 400), gpus()["rtx3090"], 8, hours=500)
+    found = suggest(Images(1_281_167, 400), gpus()["rtx3090"], 8, hours=500.0)
     assert found.config.optimization.micro_batches > 1
     assert found.plan.fits
 
@@ -75,11 +75,11 @@ def test__micro_batches_make_it_fit() -> None:
 def test__many_gpus_are_started_by_what_can_start_them() -> None:
     images = Images(14_000_000, 400)
     assert (
-        suggest(images, gpus()["h100"], 8, hours=1000)
+        suggest(images, gpus()["h100"], 8, hours=1000.0)
         .command("x")
         .startswith("torchrun --nproc-per-node 8 -m capi pretrain ")
     )
-    many = suggest(images, gpus()["h100"], 32, hours=1000).command("x")
+    many = suggest(images, gpus()["h100"], 32, hours=1000.0).command("x")
     assert many.startswith("capi launch slurm --nodes 4 --gpus-per-node 8 vitl16 ")
 
 

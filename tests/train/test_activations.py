@@ -107,7 +107,7 @@ def test__full_checkpointing_keeps_what_torch_s_own_does() -> None:
     full = kept_by_autograd(config, learner, torch.float32)
     count = planned(config, learner, Keeping(checkpointing="full"))
     assert full < plain / 2
-    # torch holds arguments that are no tensors, such as rotary tables, without telling: cosine and sine of 17 tokens in the
-    # encoder, and of those and 20 more in the predictor, 16 floats each.
+    # torch holds arguments that are no tensors, such as rotary tables, without telling: cosine and sine of 17 tokens in
+    # the encoder, and of those and 20 more in the predictor, 16 floats each.
     tables = 6 * 2 * 4 * 16 * (17 + 17 + 20)
     assert sum(count) - count.recomputed == pytest.approx(full + tables, rel=0.005)
