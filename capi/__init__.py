@@ -26,10 +26,12 @@ if TYPE_CHECKING:
     from capi.api import load as load
     from capi.api import nearest as nearest
     from capi.api import pack_shards as pack_shards
+    from capi.api import plan as plan
     from capi.api import predict as predict
     from capi.api import pretrain as pretrain
     from capi.api import push as push
     from capi.api import report as report
+    from capi.api import suggest as suggest
     from capi.api import transform as transform
     from capi.api import watch as watch
     from capi.config.loading import load_config as load_config
@@ -56,10 +58,12 @@ _HOME = {
     "load": "capi.api",
     "nearest": "capi.api",
     "pack_shards": "capi.api",
+    "plan": "capi.api",
     "predict": "capi.api",
     "pretrain": "capi.api",
     "push": "capi.api",
     "report": "capi.api",
+    "suggest": "capi.api",
     "transform": "capi.api",
     "watch": "capi.api",
     "load_config": "capi.config.loading",

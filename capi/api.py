@@ -43,6 +43,10 @@ from capi.evaluation.teamwork import on_a_machine, prepared
 from capi.exporting import ExportFormat, ExportOptions
 from capi.models.features import CapiEncoder
 from capi.onnx_export.tracing import Precision
+from capi.planning.hardware import find_gpu
+from capi.planning.running import Assumptions, RunPlan, plan_run
+from capi.planning.suggesting import Suggestion, look_at
+from capi.planning.suggesting import suggest as suggest_run
 from capi.pretraining import PretrainedRun
 from capi.seeing import explored, runs
 from capi.seeing.doctor import Diagnosis, diagnose
@@ -72,10 +76,12 @@ __all__ = [
     "mask_sampler",
     "nearest",
     "pack_shards",
+    "plan",
     "predict",
     "pretrain",
     "push",
     "report",
+    "suggest",
     "transform",
     "watch",
 ]
@@ -148,6 +154,27 @@ def pretrain(
     if not config.run.report or not done.is_main:
         return done
     return replace(done, report=runs.conclude(done.path, finished=done.finished, device=chosen))
+
+
+def plan(
+    recipe: Recipe,
+    overrides: Iterable[str] = (),
+    *,
+    gpu: str = "this",
+    gpus: int = 1,
+    assumptions: Assumptions | None = None,
+) -> RunPlan:
+    """What a run would need on so many GPUs, without running anything: memory part by part, what fits, hours, energy.
+
+    `gpu` is a name that `capi plan --gpu list` gives, or `this` for the machine at hand. `assumptions` holds what no
+    plan can know: the share of the peak that is reached, and what power costs.
+    """
+    return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
+
+
+def suggest(data: str | Path, *, gpu: str = "this", gpus: int = 1, hours: float = 24.0) -> Suggestion:
+    """A recipe with batch, prototypes and length for these images on this hardware, each with its reason."""
+    return suggest_run(look_at(pretraining.open_images(data)), find_gpu(gpu), gpus, hours=hours)
 
 
 def export(

@@ -92,3 +92,14 @@ def test__sinkhorn_queue_prints_what_each_length_costs_beside_a_larger_batch() -
     found = re.findall(r"^(batch [\d, que]+?) +clustering +[\d.]+ ms +iteration +[\d.]+ ms", output, re.MULTILINE)
     assert found == ["batch 2", "batch 2, queue 4", "batch 2, queue 8", "batch 10"]
     assert len(re.findall(r"MiB more +queue [\d.]+ MiB", output)) == 4
+
+
+@pytest.mark.long
+def test__scaling_prints_exponents_and_the_speed_of_processes(tmp_path: Path) -> None:
+    picture = tmp_path / "growth.png"
+    small = ["--quick", "--batch-size=4", "--only", "prototypes", "processes", "--processes", "1", "--steps=4"]
+    output = run("scaling.py", *small, f"--picture={picture}")
+    assert len(re.findall(r"prototypes +\d+: +[\d.]+ s, +\d+ MiB \(planned [\d.]+ s, \d+ MiB\)", output)) == 2
+    assert re.search(r"prototypes time grows with exponent -?[\d.]+, memory with -?[\d.]+", output)
+    assert re.search(r"1 processes: [\d.]+ images/s, [\d.]+ s a step, 1.00 x", output)
+    assert picture.stat().st_size > 1000

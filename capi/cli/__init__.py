@@ -3,6 +3,8 @@
 from capi.cli import ablating as _ablating
 from capi.cli import data as _data
 from capi.cli import evaluating as _evaluating
+from capi.cli import launching as _launching
+from capi.cli import planning as _planning
 from capi.cli import recipes as _recipes
 from capi.cli import seeing as _seeing
 from capi.cli import sharing as _sharing
@@ -11,4 +13,4 @@ from capi.cli.app import main
 
 __all__ = ["main"]
 # Commands come to be when their module is imported.
-del _ablating, _data, _evaluating, _recipes, _seeing, _sharing, _training
+del _ablating, _data, _evaluating, _launching, _planning, _recipes, _seeing, _sharing, _training

@@ -16,8 +16,8 @@ from capi.errors import CapiError
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
-    *("ablate", "compare", "data", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "models"),
-    *("nearest", "predict", "pretrain", "push", "recipes", "report", "shards", "visualize", "watch"),
+    *("ablate", "compare", "data", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "launch"),
+    *("models", "nearest", "plan", "predict", "pretrain", "push", "recipes", "report", "shards", "visualize", "watch"),
 ]
 
 
@@ -28,7 +28,11 @@ def test__the_commands_are_these() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], *([name] for name in COMMANDS), ["recipes", "show"], ["datasets", "show"], ["data", "check"]],
+    [
+        [],
+        *([name] for name in COMMANDS),
+        *(["recipes", "show"], ["datasets", "show"], ["data", "check"], ["launch", "slurm"]),
+    ],
     ids=lambda arguments: " ".join(arguments) or "capi",
 )
 def test__every_command_has_help(run_here: RunHere, arguments: list[str]) -> None:
@@ -70,6 +74,8 @@ def test__a_flag_shows_the_traceback(run_here: RunHere) -> None:
         ["compare", "--on", "demo/knn", "--out", "x"],
         ["extract", "pixels:4", "demo", "--out", "x", "--batch-size", "0"],
         ["nearest", "features", "image", "--count", "none"],
+        ["plan", "demo", "--gpus", "0"],
+        ["launch", "slurm", "demo", "--out", "x"],
     ],
     ids=" ".join,
 )

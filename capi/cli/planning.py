@@ -1,0 +1,300 @@
+"""The command that plans a run on paper: plan."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from rich.text import Text
+
+from capi.cli.app import Overrides, app
+from capi.config import loading
+from capi.errors import CapiError
+
+if TYPE_CHECKING:
+    from capi.planning.measuring import Measured
+    from capi.planning.running import Assumptions, Comparison, RunPlan
+    from capi.planning.suggesting import Images, Suggestion
+
+GIB = 2**30
+
+
+@app.command("plan")
+def plan(
+    recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a YAML file.")] = None,
+    overrides: Overrides = None,
+    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs, over all machines.")] = 1,
+    gpu: Annotated[
+        str, typer.Option(help="Which; `this` is the machine at hand, --gpu list names the others.")
+    ] = "this",
+    suggest: Annotated[str | None, typer.Option(help="Images to suggest a run for, in place of a recipe.")] = None,
+    hours: Annotated[float, typer.Option(min=0.01, help="With --suggest: how long the run may take.")] = 24.0,
+    measure: Annotated[bool, typer.Option("--measure", help="With --gpu this: run real steps and compare.")] = False,
+    images: Annotated[int | None, typer.Option(min=1, help="Images of a step that --measure runs.")] = None,
+    mfu: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, max=1, help="Share of the peak; by default 0.35 of a data sheet, 0.6 of a measured one."
+        ),
+    ] = None,
+    pue: Annotated[float, typer.Option(min=1, help="Power of the data centre over that of its GPUs.")] = 1.1,
+    carbon_intensity: Annotated[
+        float, typer.Option(min=0, help="kgCO2eq a kWh; by default the world's average.")
+    ] = 0.48,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Say what a run would need on so many GPUs: memory, hours, energy; or suggest one for a folder of images."""
+    if gpu == "list":
+        _print_gpus(as_json)
+        return
+    if (recipe is None) == (suggest is None):
+        raise CapiError("capi plan needs one of both: a recipe, or --suggest with images")
+    if measure and gpu != "this":
+        raise CapiError(f"--measure runs steps on this machine, not on {gpu}: leave --gpu out")
+    from capi.planning.running import Assumptions
+
+    assumptions = Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon_intensity)
+    if suggest is not None:
+        _suggest(suggest, gpu, gpus, hours, assumptions, as_json)
+        return
+    assert recipe is not None
+    config = loading.load_config(recipe, overrides or [])
+    if measure:
+        _measure(config, images, assumptions, as_json)
+        return
+    from capi.planning.hardware import find_gpu
+    from capi.planning.running import against_paper, plan_run
+
+    planned = plan_run(config, find_gpu(gpu), gpus, assumptions=assumptions)
+    paper = against_paper(config, assumptions)
+    if as_json:
+        _print_json(plan_json(planned, paper))
+        return
+    _print_plan(recipe, planned, paper)
+
+
+def _print_plan(recipe: str, planned: "RunPlan", paper: "list[Comparison] | None") -> None:
+    console = _console()
+    for table in (_summary(recipe, planned), _memory_table(planned), _variant_table(planned)):
+        console.print(table)
+        console.print()
+    if paper is not None:
+        console.print(_comparison_table("Against the paper: 32 A100-80GB, with the same assumptions", "paper", paper))
+
+
+def _summary(recipe: str, planned: "RunPlan") -> Table:
+    effort, chosen = planned.effort, planned.assumptions
+    flop = ", ".join(f"{_words(name)} {value / 1e9:.2f}" for name, value in planned.flop_an_image._asdict().items())
+    precision = "bfloat16" if planned.saving.mixed_precision else "float32"
+    peak = planned.gpu.peak("bfloat16" if planned.saving.mixed_precision else "float32") / 1e12
+    rows = {
+        "encoder": f"{planned.encoder_parameters / 1e6:.1f} M parameters",
+        "trained": f"{planned.trained_parameters / 1e6:.1f} M parameters, prototypes and predictor included",
+        "required": f"{sum(planned.flop_an_image) / 1e9:.2f} GFLOP an image ({flop})",
+        "images": f"{planned.images_seen:.3g} seen, {planned.batch_size} in a batch: {planned.images_a_gpu} for a GPU",
+        "GPU": f"{planned.gpu.memory / 1e9:.0f} GB, {peak:.4g} TFLOP/s in {precision}"
+        f" ({'measured' if planned.gpu.measured else 'data sheet'})",
+        "time": f"{effort.hours:,.1f} h, {effort.gpu_hours:,.1f} GPU hours, {effort.seconds_a_step:.3g} s a step"
+        f" (assumed: {planned.mfu:.0%} of the peak, --mfu)",
+        "energy": _energy(planned),
+        "memory": f"{planned.memory.peak / GIB:.2f} GiB at its peak (phase: {planned.memory.peak_phase}), "
+        f"{planned.usable_memory / GIB:.2f} GiB can be used ({chosen.usable:.0%})",
+        "fits": _fit(planned),
+    }
+    return _two_columns(f"{recipe} on {planned.gpus} x {planned.gpu.title}: a plan, nothing was run", rows)
+
+
+def _energy(planned: "RunPlan") -> str:
+    effort, chosen = planned.effort, planned.assumptions
+    if effort.kwh is None or effort.kg_co2 is None:
+        return "not known: the power of this machine is not"
+    return (
+        f"{effort.kwh:,.1f} kWh, {effort.kg_co2:,.1f} kgCO2eq (assumed: {planned.gpu.watts:.0f} W a GPU, "
+        f"--pue {chosen.pue:g}, --carbon-intensity {chosen.carbon_intensity:g} kg/kWh)"
+    )
+
+
+def _fit(planned: "RunPlan") -> str:
+    """What a GPU can have, and how the recipe's batch is reached."""
+    found = planned.accumulation
+    room = f"a GPU has room for {planned.largest_images} images"
+    if planned.fits:
+        return f"yes; {room}"
+    if found.micro_batches is not None:
+        return (
+            f"no: {room}; optimization.micro_batches={found.micro_batches} reaches the batch, or see the savings below"
+        )
+    return (
+        f"no: {room}, and no number of micro-batches reaches {planned.batch_size}, since the teacher's tokens of a "
+        f"whole batch stay in memory; the largest batch here is {found.largest_batch}"
+    )
+
+
+def _memory_table(planned: "RunPlan") -> Table:
+    table = Table(title="Memory of a GPU, part by part", title_justify="left", box=None, pad_edge=False)
+    for name in ("part", "when"):
+        table.add_column(name)
+    table.add_column("GiB", justify="right")
+    for part in planned.memory.parts:
+        if part.bytes:
+            table.add_row(part.name, part.phase, f"{part.bytes / GIB:.3f}")
+    for phase, size in planned.memory.phases.items():
+        table.add_row(Text(f"peak of the phase, with what is there always: {phase}"), phase, f"{size / GIB:.3f}")
+    return table
+
+
+def _variant_table(planned: "RunPlan") -> Table:
+    table = Table(title="With and without each saving", title_justify="left", box=None, pad_edge=False)
+    table.add_column("saving")
+    for name in ("peak GiB", *(f"{phase} GiB" for phase in planned.memory.phases), "largest images a GPU"):
+        table.add_column(name, justify="right")
+    for one in planned.variants:
+        sizes = (one.memory.peak, *one.memory.phases.values())
+        table.add_row(one.name, *(f"{size / GIB:.2f}" for size in sizes), str(one.largest_images))
+    return table
+
+
+def _comparison_table(title: str, other: str, rows: "list[Comparison]") -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("")
+    for name in ("plan", other, "plan / " + other, "error"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        values = (f"{value:,.4g}" if value < 1000 else f"{value:,.0f}" for value in (row.planned, row.measured))
+        table.add_row(row.name, *values, f"{1 + row.error:.2f}", f"{row.error:+.0%}")
+    return table
+
+
+def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_json: bool) -> None:
+    from capi import api
+    from capi.planning.hardware import this_machine
+    from capi.planning.measuring import measure, measured_config
+
+    device, tried, rounds = api.choose_device(), measured_config(config, images), 2
+    with Progress(transient=True, console=Console(stderr=True)) as bar:
+        task = bar.add_task(f"{rounds + 1} iterations on {device}", total=rounds + 1)
+        found = measure(
+            tried,
+            lambda: this_machine(device),
+            device,
+            assumptions=assumptions,
+            rounds=rounds,
+            progress=lambda: bar.advance(task),
+        )
+    if as_json:
+        _print_json(plan_json(found.plan, None) | {"measured": measured_json(found)})
+        return
+    title = f"A step of {found.plan.batch_size} images on {found.plan.gpu.title}"
+    console = _console()
+    console.print(_comparison_table(title, "measured", found.comparisons))
+    console.print(f"It reached {found.mfu:.0%} of the peak of a large product; the plan assumes {found.plan.mfu:.0%}.")
+
+
+def _suggest(data: str, gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
+    from capi.planning.hardware import find_gpu
+    from capi.planning.suggesting import look_at, suggest
+    from capi.pretraining import open_images
+
+    images = look_at(open_images(data))
+    found = suggest(images, find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)
+    if as_json:
+        _print_json(suggestion_json(found, images, data))
+        return
+    console = _console()
+    console.print(_suggestion_table(found, images, data))
+    console.print(f"\nplanned: {found.plan.effort.hours:,.2f} h on {gpus} x {found.plan.gpu.title}\n")
+    console.print(found.command(data), soft_wrap=True, markup=False)
+
+
+def _suggestion_table(found: "Suggestion", images: "Images", data: str) -> Table:
+    title = f"For {images.count:,} images of about {images.side} px in {data}"
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
+    for name in ("", "value", "why", "from"):
+        table.add_column(name)
+    for choice in (found.recipe, *found.choices):
+        table.add_row(choice.key, str(choice.value), choice.reason, choice.origin)
+    return table
+
+
+def plan_json(planned: "RunPlan", paper: "list[Comparison] | None") -> dict[str, Any]:
+    """A plan as plain values, bytes and seconds."""
+    whole = asdict(planned) | {
+        "mfu": planned.mfu,
+        "fits": planned.fits,
+        "images_a_gpu": planned.images_a_gpu,
+        "flop_an_image": planned.flop_an_image._asdict(),
+        "effort": planned.effort._asdict(),
+        "accumulation": planned.accumulation._asdict(),
+        "memory": {"peak": planned.memory.peak, "phases": planned.memory.phases, "parts": list(_parts(planned))},
+        "variants": [
+            {
+                "name": one.name,
+                "peak": one.memory.peak,
+                "phases": one.memory.phases,
+                "largest_images": one.largest_images,
+            }
+            for one in planned.variants
+        ],
+    }
+    return whole if paper is None else whole | {"paper": [row._asdict() | {"error": row.error} for row in paper]}
+
+
+def _parts(planned: "RunPlan") -> Iterator[dict[str, Any]]:
+    return (part._asdict() for part in planned.memory.parts)
+
+
+def measured_json(found: "Measured") -> dict[str, Any]:
+    """What was measured, as plain values."""
+    rows = [row._asdict() | {"error": row.error} for row in found.comparisons]
+    return {"comparisons": rows, "mfu": found.mfu}
+
+
+def suggestion_json(found: "Suggestion", images: "Images", data: str) -> dict[str, Any]:
+    """A suggestion as plain values."""
+    choices = [choice._asdict() for choice in (found.recipe, *found.choices)]
+    return {
+        "images": asdict(images),
+        "choices": choices,
+        "hours": found.plan.effort.hours,
+        "command": found.command(data),
+    }
+
+
+def _print_gpus(as_json: bool) -> None:
+    from capi.planning.hardware import gpus
+
+    if as_json:
+        _print_json({name: asdict(one) for name, one in gpus().items()})
+        return
+    table = Table("name", "GPU", "GB", "bfloat16 TFLOP/s", "float32 TFLOP/s", "W", box=None, pad_edge=False)
+    number: Callable[[float | None], str] = lambda value: "-" if value is None else f"{value / 1e12:g}"  # noqa: E731
+    for name, one in gpus().items():
+        table.add_row(
+            name, one.title, f"{one.memory / 1e9:g}", number(one.bfloat16), number(one.float32), f"{one.watts:g}"
+        )
+    _console().print(table)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _two_columns(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, box=None, show_header=False, title_justify="left", pad_edge=False)
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _print_json(values: dict[str, Any]) -> None:
+    typer.echo(json.dumps(values, indent=2))
+
+
+def _console() -> Console:
+    """Where tables go; a pipe or a file has no width, so nothing is cut there."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)

@@ -1,0 +1,113 @@
+"""The counts against the bytes that autograd really keeps."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from capi.build import build_learner, mask_sampler
+from capi.config.loading import load_config
+from capi.config.schema import Config
+from capi.method.masking import Grid
+from capi.train.activations import Activations, Keeping, student_activations
+from capi.train.check import random_batch
+from capi.train.flop import Counts
+from capi.train.step import Learner
+
+SMALL = ["model.width=48", "model.heads=3", "model.depth=2", "clustering.prototypes=40", "optimization.batch_size=6"]
+
+
+def counts_of(config: Config) -> Counts:
+    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    return Counts(config.model.registers, Grid(*config.grid).size, visible, predicted)
+
+
+def planned(config: Config, learner: Learner, keeping: Keeping) -> Activations:
+    return student_activations(learner.student, counts_of(config), config.optimization.batch_size, keeping)
+
+
+def kept_by_autograd(config: Config, learner: Learner, precision: torch.dtype) -> int:
+    """Bytes of all storages that the backward pass of the student's loss would read, weights left out."""
+    batch = random_batch(
+        masks=mask_sampler(config),
+        grid=Grid(*config.grid),
+        image_shape=(config.model.channels, *config.data.height_and_width),
+        batch_size=config.optimization.batch_size,
+        seed=0,
+        device=torch.device("cpu"),
+    )
+    weights = {weight.untyped_storage().data_ptr() for weight in learner.student.parameters()}
+    storages: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            storages[storage.data_ptr()] = storage.nbytes()
+        # A storage that is freed might have its address given out again.
+        alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+            outputs = learner.student(batch.images, batch.visible_index, batch.predict_index)
+        learner.target.student_loss(outputs, torch.rand(outputs.shape))
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("drop", [0.0, 0.3])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["optimization.batch_size=17"],
+        ["model.width=96", "model.predictor.width=64", "model.predictor.heads=4"],
+        ["model.depth=5"],
+        ["data.image_size=96", "masking.predict=9"],
+        ["model.registers=0", "model.mlp_ratio=2.5", "clustering.prototypes=700"],
+        ["model.predictor.kind=self"],
+        ["model.predictor.kind=self", "model.predictor.mask_tokens=masked", "model.predictor.width=24"],
+        ["model.predictor.kind=fused"],
+        ["model.head=mlp"],
+        ["model.positions=learned"],
+        ["target.kind=features"],
+    ],
+    ids=lambda overrides: " ".join(overrides) or "as it is",
+)
+def test__the_count_is_what_autograd_keeps(overrides: list[str], drop: float) -> None:
+    config = load_config("demo", [*SMALL, *overrides, f"model.stochastic_depth={drop}"])
+    learner = build_learner(config)
+    for precision, size in ((torch.float32, 4), (torch.bfloat16, 2)):
+        count = sum(planned(config, learner, Keeping(compute_bytes=size)))
+        assert count == pytest.approx(kept_by_autograd(config, learner, precision), rel=0.005), precision
+
+
+def test__what_is_computed_anew_is_not_kept() -> None:
+    config = load_config("vits16", ["optimization.batch_size=64", "model.stochastic_depth=0.2"])
+    with torch.device("meta"):
+        learner = build_learner(config, "meta")
+    kept = [planned(config, learner, Keeping(2, True, mode)) for mode in ("off", "selective", "full")]
+    assert kept[0].encoder > 1.5 * kept[1].encoder > 3 * kept[2].encoder
+    assert (kept[0].recomputed, kept[0].weight_copies > 0) == (0, True)
+    # All that a block keeps comes back for one block at a time; there are twelve.
+    assert kept[2].recomputed == pytest.approx((kept[0].encoder + kept[0].weight_copies * 12 / 18) / 12, rel=0.05)
+    assert 0 < kept[1].recomputed < kept[2].recomputed
+
+
+def test__full_checkpointing_keeps_what_torch_s_own_does() -> None:
+    """Each block of encoder and predictor under torch.utils.checkpoint, as an engine would wrap it."""
+    config = load_config("demo", [*SMALL, "model.depth=4", "model.stochastic_depth=0.3"])
+    learner = build_learner(config)
+    plain = kept_by_autograd(config, learner, torch.float32)
+    for stack in (learner.student.encoder, learner.student.predictor):
+        for block in stack.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+    full = kept_by_autograd(config, learner, torch.float32)
+    count = planned(config, learner, Keeping(checkpointing="full"))
+    assert full < plain / 2
+    # torch holds arguments that are no tensors, such as rotary tables, without telling: cosine and sine of 17 tokens in
+    # the encoder, and of those and 20 more in the predictor, 16 floats each.
+    tables = 6 * 2 * 4 * 16 * (17 + 17 + 20)
+    assert sum(count) - count.recomputed == pytest.approx(full + tables, rel=0.005)
