@@ -174,7 +174,7 @@ def plan(
 
 def suggest(data: str | Path, *, gpu: str = "this", gpus: int = 1, hours: float = 24.0) -> Suggestion:
     """A recipe with batch, prototypes and length for these images on this hardware, each with its reason."""
-    return suggest_run(look_at(pretraining.open_images(data)), find_gpu(gpu), gpus, hours=hours)
+    return suggest_run(look_at(open_images(data)), find_gpu(gpu), gpus, hours=hours)
 
 
 def export(
