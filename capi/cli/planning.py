@@ -196,9 +196,9 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
 
 
 def _suggest(data: str, gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
+    from capi.data.opening import open_images
     from capi.planning.hardware import find_gpu
     from capi.planning.suggesting import look_at, suggest
-    from capi.data.opening import open_images
 
     images = look_at(open_images(data))
     found = suggest(images, find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)
