@@ -53,6 +53,7 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/health.py
 	$(BIN)/python benchmarks/masking.py
 	$(BIN)/python benchmarks/pca.py
+	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/sinkhorn_queue.py
 	$(BIN)/python benchmarks/step.py
 

@@ -47,6 +47,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=[*AXES, "processes"], default=[*AXES, "processes"])
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=40, help="of the runs that compare processes")
+    parser.add_argument("--workers", type=int, default=1, help="processes that read images, for each that trains")
     parser.add_argument("--quick", action="store_true", help="two small points on each axis")
     parser.add_argument("--picture", type=Path, help="where to draw the growth")
     arguments = parser.parse_args()
@@ -56,7 +57,8 @@ def main() -> None:
         grown[axis] = [measured(axis, size, arguments.recipe, arguments.batch_size) for size in sizes]
         print_growth(axis, grown[axis])
     if "processes" in arguments.only:
-        compare_processes(arguments.recipe, arguments.batch_size, arguments.processes, arguments.steps)
+        short = [f"optimization.steps={arguments.steps}", f"data.workers={arguments.workers}"]
+        compare_processes(arguments.recipe, arguments.batch_size, arguments.processes, short)
     if arguments.picture is not None and grown:
         draw(grown, arguments.picture)
         print(f"drawn into {arguments.picture}")
@@ -92,9 +94,9 @@ def print_growth(axis: str, points: Sequence[Point]) -> None:
     print(f"{axis:10} time grows with exponent {time:.2f}, memory with {memory:.2f}", flush=True)
 
 
-def compare_processes(recipe: str, batch_size: int, counts: Sequence[int], steps: int) -> None:
+def compare_processes(recipe: str, batch_size: int, counts: Sequence[int], overrides: Sequence[str]) -> None:
     """The same global batch by one process and by several."""
-    speeds = {count: run_speed(recipe, batch_size, count, steps) for count in counts}
+    speeds = {count: run_speed(recipe, batch_size, count, overrides) for count in counts}
     for count, speed in speeds.items():
         against = speed / speeds[counts[0]]
         print(
@@ -102,11 +104,11 @@ def compare_processes(recipe: str, batch_size: int, counts: Sequence[int], steps
         )
 
 
-def run_speed(recipe: str, batch_size: int, processes: int, steps: int) -> float:
+def run_speed(recipe: str, batch_size: int, processes: int, overrides: Sequence[str]) -> float:
     """Images per second of a short run on the built-in photos, its first half left out; the cores are shared evenly."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["-m", "capi", "pretrain", recipe, *BASE, f"optimization.batch_size={batch_size}"]
-        command += [f"optimization.steps={steps}", "run.log_steps=1", "run.report=false", "run.snapshots=0"]
+        command += [*overrides, "run.log_steps=1", "run.report=false", "run.snapshots=0"]
         command += ["evaluations=[]", "run.loggers=[]", "--device", "cpu", "--data", "demo", "--out", f"{folder}/run"]
         if processes > 1:
             command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), *command]

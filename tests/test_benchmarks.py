@@ -1,5 +1,6 @@
 """The benchmarks run, and say what they claim to measure; their numbers stand in docs/performance.md."""
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -94,12 +95,27 @@ def test__sinkhorn_queue_prints_what_each_length_costs_beside_a_larger_batch() -
     assert len(re.findall(r"MiB more +queue [\d.]+ MiB", output)) == 4
 
 
-@pytest.mark.long
-def test__scaling_prints_exponents_and_the_speed_of_processes(tmp_path: Path) -> None:
-    picture = tmp_path / "growth.png"
-    small = ["--quick", "--batch-size=4", "--only", "prototypes", "processes", "--processes", "1", "--steps=4"]
-    output = run("scaling.py", *small, f"--picture={picture}")
-    assert len(re.findall(r"prototypes +\d+: +[\d.]+ s, +\d+ MiB \(planned [\d.]+ s, \d+ MiB\)", output)) == 2
-    assert re.search(r"prototypes time grows with exponent -?[\d.]+, memory with -?[\d.]+", output)
+def test__scaling_prints_the_speed_of_processes() -> None:
+    output = run("scaling.py", "--only", "processes", "--processes", "1", "--batch-size=4", "--steps=4", "--workers=0")
     assert re.search(r"1 processes: [\d.]+ images/s, [\d.]+ s a step, 1.00 x", output)
+
+
+def test__scaling_fits_exponents_and_draws_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the measurement replaced by laws that are known; real ones are a process a point."""
+    specification = importlib.util.spec_from_file_location("scaling", BENCHMARKS / "scaling.py")
+    assert specification
+    assert specification.loader
+    scaling = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(scaling)
+    monkeypatch.setattr(
+        scaling, "measured", lambda _, size, *__: scaling.Point(size, size**1.5, 2.0**20 * size, 1.0, 1.0)
+    )
+    picture = tmp_path / "growth.png"
+    monkeypatch.setattr(sys, "argv", ["scaling.py", "--quick", "--only", "batch", "width", f"--picture={picture}"])
+    scaling.main()
+    output = capsys.readouterr().out
+    assert "batch      time grows with exponent 1.50, memory with 1.00" in output
+    assert "width          64:  512.000 s,      64 MiB (planned 1.000 s, 0 MiB)" in output
     assert picture.stat().st_size > 1000
