@@ -19,6 +19,7 @@ from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
 from capi.data.sources import ImageSource
 from capi.distributed.processes import Processes, joined
+from capi.distributed.sharding import chosen_shards
 from capi.distributing import distribute, whole_view
 from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
@@ -138,6 +139,8 @@ def _examine(
     else:
         folder.refuse_unless_free()
     _try_first_batch(config, source, processes)
+    if processes.size > 1:
+        chosen_shards(processes, config.distributed.shards)
     require_loggers(config.run.loggers or [])
     return _Given(config, folder, source, facts, going_on, frozen_encoder)
 

@@ -8,6 +8,7 @@ the last ones are kept. Both need pyarrow (extra `parquet`); nothing is unpickle
 import hashlib
 import json
 import os
+from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -61,8 +62,9 @@ class TableImages:
             digest.update(f"{os.path.basename(file)}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:16]
 
+    @abstractmethod
     def _value(self, index: int) -> Any:
-        raise NotImplementedError
+        """What the column holds for an image: bytes, a path, or both."""
 
     def _keep(self) -> None:
         """Nothing is open at first, and nothing opened goes to another process."""

@@ -23,16 +23,22 @@ if TYPE_CHECKING:
 
 
 def device_mesh(processes: Processes, shards: int | None, device: torch.device) -> "DeviceMesh":
-    """Replicas times shards; neighbours share a copy. Without a number one copy lies on all processes."""
+    """Replicas times shards; neighbours share a copy."""
     from torch.distributed.device_mesh import init_device_mesh
 
+    shards = chosen_shards(processes, shards)
+    return init_device_mesh(device.type, (processes.size // shards, shards), mesh_dim_names=("replicas", "shards"))
+
+
+def chosen_shards(processes: Processes, shards: int | None) -> int:
+    """How many processes share a copy; without a number all of them do."""
     shards = shards or processes.size
     if processes.size % shards:
         raise CapiError(
             f"distributed.shards is {shards}, which does not divide the {processes.size} processes: set a divisor of "
             f"{processes.size}"
         )
-    return init_device_mesh(device.type, (processes.size // shards, shards), mesh_dim_names=("replicas", "shards"))
+    return shards
 
 
 def shard(root: nn.Module, units: Mapping[nn.Module, torch.dtype], mesh: "DeviceMesh") -> None:

@@ -179,6 +179,7 @@ def test__every_process_says_why_a_run_cannot_begin(runs: Path) -> None:
             assert f"batch_size = 11 cannot be shared equally by {world} processes" in told["undivided"]
             assert f"distributed.shards is 4, which does not divide the {world} processes" in told["shards"]
             assert not (runs / folder / "undivided").exists()
+            assert not (runs / folder / "shards").exists()
 
 
 def test__the_broken_image_of_any_process_is_known_and_starts_are_noted(runs: Path) -> None:
