@@ -146,6 +146,7 @@ def draw(grown: Mapping[str, Sequence[Point]], path: Path) -> None:
             panel.loglog(sizes, values, marker="o", label="measured")
             panel.loglog(sizes, planned, linestyle="--", color="grey", label="planned")
             panel.set_xticks(sizes, [str(size) for size in sizes])
+            panel.set_yticks(values, [f"{value:.3g}" for value in values])
             panel.minorticks_off()
             panel.set_xlabel(AXES[axis][0])
             panel.set_ylabel(label)
