@@ -18,8 +18,9 @@ from capi.method.bounded import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_c
 from capi.method.clustering import OnlineClustering
 from capi.models.encoder import Encoder
 from capi.models.layers import Block
-from capi.train.activations import FLOAT32, ActivationCheckpointing, Keeping, student_activations
+from capi.train.activations import FLOAT32, Keeping, student_activations
 from capi.train.flop import Counts
+from capi.train.recomputation import Recomputation
 from capi.train.step import Learner
 
 # The plain clustering holds logits, assignments, probabilities, a product and a gradient at the least: in
@@ -27,6 +28,7 @@ from capi.train.step import Learner
 PLAIN_ARRAYS = 5
 # AdamW keeps two moments of each parameter.
 MOMENTS = 2
+BFLOAT16 = 2
 ALWAYS, TEACHER, CLUSTERING, STUDENT = "always", "teacher", "clustering", "student"
 
 
@@ -39,12 +41,12 @@ class Saving:
 
     shards: int = 1
     mixed_precision: bool = False
-    checkpointing: ActivationCheckpointing = "off"
+    checkpointing: Recomputation = "off"
     micro_batches: int = 1
     bounded_clustering: bool = True
 
     def keeping(self, *, accelerator: bool) -> Keeping:
-        return Keeping(2 if self.mixed_precision else FLOAT32, accelerator, self.checkpointing)
+        return Keeping(BFLOAT16 if self.mixed_precision else FLOAT32, accelerator, self.checkpointing)
 
 
 class Part(NamedTuple):
@@ -122,14 +124,26 @@ class Planned:
             Part("prototypes", target, ALWAYS),
             Part("prototypes' moments", MOMENTS * target, ALWAYS),
             Part("images", images * pixels, ALWAYS),
+            Part("queue of earlier tokens", self._queued(images), ALWAYS),
             Part("block gathered from all shards", self._gathered(saving), ALWAYS),
         ]
+
+    @property
+    def _earlier_batches(self) -> int:
+        """Batches in the queue, which are balanced together with the one that is trained on."""
+        queue = getattr(self.learner.target, "queue", None)
+        return 0 if queue is None else queue.shape.batches
+
+    def _queued(self, images: int) -> int:
+        """Whole batches of the teacher's patches in bfloat16."""
+        tokens = self._earlier_batches * images * self.counts.patches
+        return BFLOAT16 * tokens * self.config.model.width
 
     def _gathered(self, saving: Saving) -> int:
         """One block in use and the next one on its way, as a sharded run has them."""
         if saving.shards == 1:
             return 0
-        size = 2 if saving.mixed_precision else FLOAT32
+        size = BFLOAT16 if saving.mixed_precision else FLOAT32
         return 2 * size * self.block_parameters
 
     def _teacher(self, images: int, at_once: int, saving: Saving) -> list[Part]:
@@ -170,6 +184,7 @@ class Planned:
     def _walk(self, target: OnlineClustering, images: int, saving: Saving) -> int:
         """The chunks of the bounded clustering, or the arrays of the plain one."""
         prototypes, width = target.prototypes.shape
+        images *= 1 + self._earlier_batches
         rows = images * self.counts.patches
         if not saving.bounded_clustering:
             return PLAIN_ARRAYS * FLOAT32 * rows * prototypes

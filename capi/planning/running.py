@@ -150,9 +150,13 @@ def plan_run(
 
 
 def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
-    """What a config does against shortage of memory. All processes hold one copy of the weights together."""
+    """What a config does against shortage of memory."""
+    shards = config.distributed.shards or gpus
+    if gpus % shards:
+        raise CapiError(f"distributed.shards is {shards}, which does not divide {gpus} GPUs: set a divisor")
     return Saving(
-        shards=gpus,
+        shards=shards,
+        checkpointing=config.run.activation_checkpointing,
         mixed_precision=gpu.precision(config.run.precision) == "bfloat16",
         micro_batches=config.optimization.micro_batches,
     )

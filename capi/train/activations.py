@@ -10,7 +10,7 @@ block keeps less.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import nn
 
@@ -20,8 +20,7 @@ from capi.models.heads import LinearHead, LinearMap, MlpHead
 from capi.models.layers import Block
 from capi.models.predictor import CrossPredictor, FusedPredictor, SelfPredictor, SplitPredictor
 from capi.train.flop import Counts
-
-ActivationCheckpointing = Literal["off", "full", "selective"]
+from capi.train.recomputation import Recomputation
 
 # The residual stream, norms, losses and Sinkhorn; and indices.
 FLOAT32, INT64 = 4, 8
@@ -38,7 +37,7 @@ class Keeping:
 
     compute_bytes: int = FLOAT32
     fused_norms: bool = False
-    checkpointing: ActivationCheckpointing = "off"
+    checkpointing: Recomputation = "off"
 
     @property
     def mixed(self) -> bool:

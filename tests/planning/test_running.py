@@ -69,6 +69,26 @@ def test__where_tokens_alone_are_too_many_no_accumulation_helps() -> None:
     assert 1000 < plan.accumulation.largest_batch < 16384
 
 
+def test__a_plan_saves_what_its_config_says() -> None:
+    saving = plan_run(
+        load_config("vits16", ["distributed.shards=2", "run.activation_checkpointing=selective"]), A100, 4
+    ).saving
+    assert (saving.shards, saving.checkpointing) == (2, "selective")
+    assert plan_run(load_config("vits16"), A100, 4).saving.shards == 4
+
+
+def test__a_queue_costs_the_product_with_its_tokens() -> None:
+    saving = Saving(mixed_precision=True)
+    plain = plan_run(load_config("vits16"), A100, saving=saving)
+    queued = plan_run(load_config("vits16", ["clustering.queue=1536"]), A100, saving=saving)
+    prototypes = load_config("vits16").clustering.prototypes
+    more = 3 * 2 * 196 * 384 * prototypes
+    share = 1 + more / sum(plain.flop_an_image)
+    assert queued.effort.hours == pytest.approx(plain.effort.hours * share)
+    kept = {part.name: part.bytes for part in queued.memory.parts}["queue of earlier tokens"]
+    assert kept == 2 * 1536 * 196 * 384
+
+
 def test__every_saving_has_its_row() -> None:
     names = {one.name for one in plan_run(load_config("vits16"), A100, 4).variants}
     assert names == {
@@ -105,6 +125,7 @@ def test__the_paper_s_batch_fits_the_paper_s_gpus() -> None:
     ("overrides", "count", "message"),
     [
         ([], 7, "512 images cannot be divided among 7 GPUs"),
+        (["distributed.shards=3"], 4, "shards is 3, which does not divide 4 GPUs"),
         (["optimization.micro_batches=256"], 4, "in 256 equal micro-batches each"),
         (["target={kind: frozen, frozen: {encoder: nowhere, width: 8}}"], 1, "frozen encoder costs is not known"),
     ],

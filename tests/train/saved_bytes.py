@@ -1,19 +1,40 @@
 """How much memory a forward pass leaves for its backward pass."""
 
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 
 
-def saved_bytes(forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """Bytes of the distinct tensors that autograd keeps, and the output."""
-    storages: dict[int, int] = {}
+def saved_bytes(forward: Callable[[], Tensor], leaving_out: Iterable[Tensor] = ()) -> tuple[int, Tensor]:
+    """Bytes of the distinct tensors that are kept after it, and its output.
+
+    Most are told by autograd. What selective checkpointing keeps is not: those are tensors of Python. Its states of
+    random generators are bytes, of a number that does not depend on the batch, and left out.
+    """
+    known = {_address(value) for value in leaving_out}
+    kept: list[Tensor] = []
+    before = {id(value) for value in _tensors()}
 
     def pack(value: Tensor) -> Tensor:
-        storages[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+        # Held until the end: a storage that is freed might have its address given out again.
+        kept.append(value)
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         output = forward()
-    return sum(storages.values()), output
+    kept += [value for value in _tensors() if id(value) not in before and value.dtype != torch.uint8]
+    storages = {_address(value): value.untyped_storage().nbytes() for value in kept}
+    storages.pop(_address(output), None)
+    return sum(size for address, size in storages.items() if address not in known), output
+
+
+def _tensors() -> list[Tensor]:
+    gc.collect()
+    # No isinstance, which would ask every object that there is for its class.
+    return [value for value in gc.get_objects() if type(value) is Tensor]
+
+
+def _address(value: Tensor) -> int:
+    return value.untyped_storage().data_ptr()

@@ -1,11 +1,8 @@
 """The counts against the bytes that autograd really keeps."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from capi.build import build_learner, mask_sampler
 from capi.config.loading import load_config
@@ -14,7 +11,9 @@ from capi.method.masking import Grid
 from capi.train.activations import Activations, Keeping, student_activations
 from capi.train.check import random_batch
 from capi.train.flop import Counts
+from capi.train.recomputation import Recomputation, recompute
 from capi.train.step import Learner
+from tests.train.saved_bytes import saved_bytes
 
 SMALL = ["model.width=48", "model.heads=3", "model.depth=2", "clustering.prototypes=40", "optimization.batch_size=6"]
 
@@ -38,23 +37,13 @@ def kept_by_autograd(config: Config, learner: Learner, precision: torch.dtype) -
         seed=0,
         device=torch.device("cpu"),
     )
-    weights = {weight.untyped_storage().data_ptr() for weight in learner.student.parameters()}
-    storages: dict[int, int] = {}
-    alive: list[Tensor] = []
 
-    def note(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage.nbytes()
-        # A storage that is freed might have its address given out again.
-        alive.append(tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+    def loss() -> Tensor:
         with torch.autocast("cpu", precision, enabled=precision != torch.float32):
             outputs = learner.student(batch.images, batch.visible_index, batch.predict_index)
-        learner.target.student_loss(outputs, torch.rand(outputs.shape))
-    return sum(storages.values())
+        return learner.target.student_loss(outputs, torch.rand(outputs.shape))
+
+    return saved_bytes(loss, learner.student.parameters())[0]
 
 
 @pytest.mark.parametrize("drop", [0.0, 0.3])
@@ -96,18 +85,13 @@ def test__what_is_computed_anew_is_not_kept() -> None:
     assert 0 < kept[1].recomputed < kept[2].recomputed
 
 
-def test__full_checkpointing_keeps_what_torch_s_own_does() -> None:
-    """Each block of encoder and predictor under torch.utils.checkpoint, as an engine would wrap it."""
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test__checkpointing_keeps_what_is_counted(mode: Recomputation) -> None:
     config = load_config("demo", [*SMALL, "model.depth=4", "model.stochastic_depth=0.3"])
     learner = build_learner(config)
     plain = kept_by_autograd(config, learner, torch.float32)
-    for stack in (learner.student.encoder, learner.student.predictor):
-        for block in stack.blocks:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-    full = kept_by_autograd(config, learner, torch.float32)
-    count = planned(config, learner, Keeping(checkpointing="full"))
-    assert full < plain / 2
-    # torch holds arguments that are no tensors, such as rotary tables, without telling: cosine and sine of 17 tokens in
-    # the encoder, and of those and 20 more in the predictor, 16 floats each.
-    tables = 6 * 2 * 4 * 16 * (17 + 17 + 20)
-    assert sum(count) - count.recomputed == pytest.approx(full + tables, rel=0.005)
+    recompute((*learner.student.encoder.blocks, *learner.student.predictor.blocks), mode)
+    kept = kept_by_autograd(config, learner, torch.float32)
+    count = planned(config, learner, Keeping(checkpointing=mode))
+    assert kept < plain / (2 if mode == "full" else 1.2)
+    assert sum(count) - count.recomputed == pytest.approx(kept, rel=0.005)
