@@ -9,12 +9,14 @@ CPU, so that it never waits for a device: `control` from step to step, `patient`
 its data or an evaluation, and `background` for a thread that saves while the others train.
 """
 
+import atexit
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -130,8 +132,9 @@ class Processes:
         failed = [(rank, sentence) for rank, sentence in enumerate(told) if sentence is not None]
         if failed:
             rank, sentence = failed[0]
-            everywhere = len(failed) == self.size
-            raise SharedError(sentence if everywhere else f"process {rank}: {sentence}") from failure
+            # The main process speaks for all of them; only another one needs its number.
+            named = f"process {rank}: {sentence}" if rank and len(failed) < self.size else sentence
+            raise SharedError(named) from failure
 
     def refuse_differences(self, what: str, text: str) -> None:
         """All processes must have been given the same."""
@@ -163,15 +166,28 @@ class Processes:
 def joined(device: torch.device) -> Iterator[Processes]:
     """The processes that were started together; this one alone where it was started alone.
 
-    Where a group exists already it is used, and left as it is.
+    They meet once and stay together until they end, since torchrun's meeting point serves once. Where a group exists
+    already it is used, and left as it is.
     """
     if not dist.is_available() or (not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1):
         yield Processes()
         return
-    ours = not dist.is_initialized()
-    if ours:
-        _join(device)
-    yield Processes(
+    if not dist.is_initialized():
+        _join()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    try:
+        yield _processes(dist.group.WORLD)
+    except BaseException:
+        # Another process may be gone, and saying goodbye would wait for it.
+        atexit.unregister(_part)
+        raise
+
+
+@lru_cache(maxsize=1)
+def _processes(_: object) -> Processes:
+    """All processes of a group, with the groups beside it."""
+    return Processes(
         rank=dist.get_rank(),
         size=dist.get_world_size(),
         local_rank=int(os.environ.get("LOCAL_RANK", "0")),
@@ -179,8 +195,11 @@ def joined(device: torch.device) -> Iterator[Processes]:
         patient=dist.new_group(backend="gloo", timeout=PATIENCE),
         background=dist.new_group(backend="gloo", timeout=PATIENCE),
     )
-    # Not after an error: then another process may be gone, and saying goodbye would wait for it.
-    if ours:
+
+
+def _part() -> None:
+    if dist.is_initialized():
+        _processes.cache_clear()
         dist.destroy_process_group()
 
 
@@ -197,14 +216,12 @@ def own_device(device: torch.device) -> torch.device:
     return device
 
 
-def _join(device: torch.device) -> None:
+def _join() -> None:
     known = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if known:
         raise CapiError(f"WORLD_SIZE asks for several processes, but {known[0]} is not set: start them with torchrun")
-    backend = "gloo"
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-        backend = "nccl"
+    # Tensors of each device over its own network, whatever device the first command was for.
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     try:
         dist.init_process_group(backend, timeout=TIMEOUT)
@@ -214,6 +231,7 @@ def _join(device: torch.device) -> None:
             f"the {os.environ['WORLD_SIZE']} processes could not meet at {where} ({reason}): give another MASTER_PORT "
             "(torchrun --master-port), and see that all machines can reach the first one"
         ) from error
+    atexit.register(_part)
 
 
 @contextmanager

@@ -52,6 +52,9 @@ def exchange(rank: int, world: int, port: int, folder: str) -> None:
             for case, earlier in (("batch", None), ("queue", part)):
                 totals = cluster(tokens[mine], index[mine], prototypes, bias, settings, processes, earlier)
                 torch.save(totals._asdict(), Path(folder) / f"{name}-{case}-{rank}.pt")
+    # Who has met stays together: another command of the same script finds the same processes.
+    with joined(torch.device("cpu")) as again:
+        found["again"] = again is processes and float(again.sum(torch.tensor(1.0))) == world
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
 
 
@@ -132,7 +135,8 @@ def test__processes_find_the_same_things_together(launched: tuple[int, Path]) ->
             "none_fails": None,
             "one_fails": "process 1: the disk is full",
             "all_fail": "the disk is full",
-            "main_fails": "process 0: no such folder",
+            "main_fails": "no such folder",
+            "again": True,
             "same": None,
             "different": "process 1 was started with another config than process 0 ('width: 1', not 'width: 0'): start "
             "all with the same command",
