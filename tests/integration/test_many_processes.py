@@ -1,12 +1,8 @@
 """Real processes: any number of them is the same run, also when one of them is stopped, killed or has a full disk."""
 
 import json
-import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from capi.train.checkpoint import Checkpoints, SafeReader, read_tensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
 from capi.train.stopping import PREEMPTED_EXIT_CODE
 from tests.integration import many_driver
+from tests.integration.launched import ended, start, succeeded
 
 DRIVER = Path(__file__).with_name("many_driver.py")
 OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "stochastic", "lowered")
@@ -27,42 +24,6 @@ OF_TWO = (*OF_ONE, "accumulated", "selective")
 OF_THREE = ("replicated", "resumed", "queue_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
-
-
-def start(world: int, *arguments: str, **options: Any) -> list[subprocess.Popen[str]]:
-    """So many processes, as a launcher starts them."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
-    shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, *arguments],
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-        for rank in range(world)
-    ]
-
-
-def ended(processes: list[subprocess.Popen[str]], timeout: float = 240.0) -> list[tuple[int, str, str]]:
-    """Exit code, output and errors of each."""
-    results = []
-    for process in processes:
-        try:
-            output, errors = process.communicate(timeout=timeout)
-        finally:
-            process.kill()
-        results.append((process.returncode, output, errors))
-    return results
-
-
-def succeeded(processes: list[subprocess.Popen[str]]) -> None:
-    for code, output, errors in ended(processes):
-        assert code == 0, output + errors
 
 
 @pytest.fixture(scope="module")
