@@ -1,0 +1,314 @@
+"""Frozen encoders: scored, compared, used and pictured."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from capi.api.arguments import Names, device_of, listed, progress_on
+from capi.benchmark import choose_workers
+from capi.config.benchmarks import BenchmarkConfig
+from capi.data.sources import ImageSource
+from capi.distributed.processes import joined, own_device
+from capi.encoders import open_encoder
+from capi.errors import CapiError
+from capi.evals.feature_files import read_features
+from capi.evals.features import Encoding
+from capi.evals.probe_files import load_probe
+from capi.evaluation import comparison, evaluating, extraction, prediction, similar, tables
+from capi.evaluation.comparison_cells import Cell, Comparison
+from capi.evaluation.evaluating import Evaluated
+from capi.evaluation.extraction import Extracted
+from capi.evaluation.image_lists import list_images
+from capi.evaluation.picturing import DEFAULT_KINDS, Pictured, load_prototypes, picture
+from capi.evaluation.prediction import Predicted
+from capi.evaluation.results import make_folder
+from capi.evaluation.similar import Match
+from capi.evaluation.teamwork import on_a_machine, prepared
+from capi.seeing import explored
+from capi.types import VisionEncoder
+from capi.weights import Weights
+
+# Features go from process to process over the CPU: an evaluation may do other things for hours in between.
+MEETING = torch.device("cpu")
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+
+
+def evaluate(
+    model: str | Path | VisionEncoder,
+    benchmark: str | Path | BenchmarkConfig,
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path | None = None,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Evaluated:
+    """Score a frozen encoder by a benchmark, `DATASET/PROTOCOL` or a YAML file.
+
+    `model` is a path, another name that `capi evaluate` knows, or any `VisionEncoder`. With `out`, that folder gets
+    results.json, results.md and the fitted probe. Under torchrun all processes call this, and each encodes a part.
+    """
+    with joined(MEETING) as processes, progress_on(console) as progress:
+        with prepared(processes):
+            chosen = device_of(device)
+        return evaluating.evaluate(
+            model,
+            benchmark,
+            overrides,
+            out=out,
+            weights=weights,
+            device=chosen,
+            overwrite=overwrite,
+            progress=progress,
+            processes=processes,
+        )
+
+
+def predict(
+    model: str | Path | VisionEncoder,
+    probe: str | Path,
+    images: Names,
+    *,
+    out: str | Path,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Predicted:
+    """Label images with a probe that an evaluation fitted: a CSV of classes, or masks and overlays."""
+    chosen = device_of(device)
+    fitted = load_probe(Path(probe))
+    encoder = open_encoder(model, weights=weights, device=chosen)
+    places = [Path(image) for image in listed(images)]
+    with progress_on(console) as progress:
+        workers = choose_workers(None, chosen, len(prediction.find_images(places)))
+        encoding = Encoding(device=chosen, workers=workers, progress=progress)
+        return prediction.predict(encoder, fitted, places, Path(out), encoding, overwrite=overwrite)
+
+
+def compare(
+    models: Names,
+    benchmarks: Names,
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Every model by every benchmark: tables and a page in `out`; cells that are done are kept."""
+    with joined(MEETING) as processes, progress_on(console) as progress:
+        with prepared(processes):
+            chosen = device_of(device)
+
+        def announce(cell: Cell) -> None:
+            if cell.status == "running":
+                progress.begin(f"{cell.model} on {cell.benchmark}: ")
+
+        return comparison.compare(
+            [str(model) for model in listed(models)],
+            [str(benchmark) for benchmark in listed(benchmarks)],
+            overrides,
+            out=Path(out),
+            weights=weights,
+            device=chosen,
+            progress=progress,
+            on_cell=announce,
+            processes=processes,
+        )
+
+
+def compare_table(
+    table: str,
+    models: Names = (),
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path,
+    data_root: str | Path | None = None,
+    paper: bool = True,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """A result table of the paper, rows and columns as printed, ours beside the paper's; what is missing is said."""
+    with joined(MEETING) as processes, progress_on(console) as progress:
+        with prepared(processes):
+            chosen = device_of(device)
+
+        def announce(cell: Cell) -> None:
+            if cell.status == "running":
+                progress.begin(f"{cell.model} on {cell.benchmark}: ")
+
+        return tables.compare_table(
+            table,
+            [str(model) for model in listed(models)],
+            overrides,
+            out=Path(out),
+            data_root=data_root,
+            paper=paper,
+            weights=weights,
+            device=chosen,
+            progress=progress,
+            on_cell=announce,
+            processes=processes,
+        )
+
+
+def extract(
+    model: str | Path | VisionEncoder,
+    data: str | Path,
+    *,
+    out: str | Path,
+    kinds: str | Sequence[str] = ("mean_patch",),
+    image_size: int | tuple[int, int] = 224,
+    whole: bool = False,
+    dtype: str = "float32",
+    batch_size: int = 32,
+    split: str | None = None,
+    label: str = "label",
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Extracted:
+    """Features of every image of a folder, a CSV or `demo`, with names and labels, as safetensors or parquet.
+
+    `kinds` are among patch, mean_patch, pooled and register. An extraction that was interrupted goes on.
+    """
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
+    with joined(MEETING) as processes, progress_on(console) as progress:
+        with prepared(processes):
+            chosen = own_device(device_of(device))
+            encoder = open_encoder(model, weights=weights, device=chosen)
+            listed = list_images(str(data), split, label)
+        images = len(listed.images) // processes.size
+        workers = choose_workers(None, chosen, images, on_a_machine(processes))
+        return extraction.extract(
+            encoder,
+            listed.images,
+            Path(out),
+            encoding=Encoding(size=size, batch_size=batch_size, workers=workers, device=chosen, progress=progress),
+            labels=listed.labels,
+            kinds=[kinds] if isinstance(kinds, str) else kinds,
+            whole=whole,
+            about={**named, "data": str(data), "split": split},
+            dtype=dtype,
+            overwrite=overwrite,
+            processes=processes,
+        )
+
+
+def nearest(
+    file: str | Path,
+    image: str | Path,
+    *,
+    model: str | Path | VisionEncoder | None = None,
+    count: int = 10,
+    at: tuple[float, float] | None = None,
+    kind: str | None = None,
+    out: str | Path | None = None,
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+) -> list[Match]:
+    """The images of a file of `extract` that are most similar to an image; with a point `at`, the patches.
+
+    `model` is by default the one the file was made with. With `out`, a contact sheet is written there.
+    """
+    chosen = device_of(device)
+    picture = None if out is None else _picture(Path(out), overwrite)
+    features = read_features(Path(file))
+    about = features.facts.about
+    if model is None and "model" not in about:
+        raise CapiError(f"{file} does not say which model made it: name the model")
+    name = about["model"] if model is None else model
+    weights: Weights = about.get("weights", "teacher")
+    encoder = open_encoder(name, weights=weights, device=chosen)
+    found = similar.find_similar(
+        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind
+    )
+    if picture is not None:
+        root = features.facts.root
+        images: ImageSource | Path | None = None if root is None else Path(root)
+        if about.get("data") == "demo":
+            images = list_images("demo", about.get("split")).images
+        sheet = similar.similarity_sheet(Path(image), found, images, framing=features.facts.framing, at=at)
+        make_folder(picture.parent)
+        sheet.save(picture)
+    return found
+
+
+def draw(
+    models: Sequence[str | Path],
+    images: Sequence[str | Path] = (),
+    *,
+    out: str | Path,
+    sizes: Sequence[int] = (224,),
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    joint: bool = False,
+    whole: bool = False,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Pictured:
+    """Pictures of what encoders see in images: PCA, single components, clusters, a dictionary; PNGs and a page.
+
+    Without images, two photos that scikit-learn brings along are shown.
+    """
+    chosen = device_of(device)
+    models, images = ([each] if isinstance(each, str | Path) else each for each in (models, images))
+    named = {str(model): open_encoder(model, weights=weights, device=chosen) for model in models}
+    folders = {str(model): Path(model) for model in models if Path(model).is_dir()}
+    prototypes = {name: load_prototypes(run) for name, run in folders.items()} if "prototypes" in kinds else None
+    with progress_on(console) as progress:
+        return picture(
+            named,
+            [Path(image) for image in images],
+            Path(out),
+            sizes=sizes,
+            kinds=[kinds] if isinstance(kinds, str) else kinds,
+            joint=joint,
+            whole=whole,
+            encoding=Encoding(device=chosen, batch_size=8, progress=progress),
+            prototypes=prototypes,
+            overwrite=overwrite,
+        )
+
+
+def explore(
+    model: str | Path | VisionEncoder,
+    images: Names = (),
+    *,
+    size: int | None = None,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    open_browser: bool = False,
+    announce: Callable[[str], None] = print,
+) -> None:
+    """A page in the browser to look around in what an encoder sees, until Ctrl-C. Needs the extra `explore`."""
+    encoder = open_encoder(model, weights=weights, device=device_of(device))
+    explored.explore(
+        model if isinstance(model, str | Path) else type(model).__name__,
+        encoder,
+        [Path(image) for image in listed(images)],
+        size=size,
+        host=host,
+        port=port,
+        open_browser=open_browser,
+        announce=announce,
+    )
+
+
+def _picture(path: Path, overwrite: bool) -> Path:
+    """A name that a picture may have; any other is told before the work, as is a file that would be replaced."""
+    if path.suffix.lower() not in PICTURE_ENDINGS or path.is_dir():
+        raise CapiError(f"{path} cannot be a picture: give a file that ends in {', '.join(PICTURE_ENDINGS)}")
+    if path.exists() and not overwrite:
+        raise CapiError(f"{path} is there already: choose another --out, or replace it with --overwrite")
+    return path
