@@ -21,7 +21,8 @@ from capi.errors import CapiError
 from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.features import CapiEncoder
-from capi.train.checkpoint import Checkpoints, SafeReader, read_tensors
+from capi.train.checkpoint import Checkpoints
+from capi.train.checkpoint_reading import SafeReader, read_tensors
 from capi.train.run_folder import RunFolder
 from capi.train.step import Learner
 from capi.types import VisionEncoder

@@ -18,7 +18,8 @@ from capi.models.files import read_contents
 from capi.models.pretrained import to_released
 from capi.models.weightless import without_weights
 from capi.pretraining import run_config
-from capi.train.checkpoint import Checkpoints, read_tensors
+from capi.train.checkpoint import Checkpoints
+from capi.train.checkpoint_reading import read_tensors
 from capi.train.run_folder import RunFolder
 from capi.types import Statistics
 

@@ -2,6 +2,7 @@
 
 from capi.cli import ablating as _ablating
 from capi.cli import data as _data
+from capi.cli import datasets as _datasets
 from capi.cli import evaluating as _evaluating
 from capi.cli import launching as _launching
 from capi.cli import planning as _planning
@@ -13,4 +14,4 @@ from capi.cli.app import main
 
 __all__ = ["main"]
 # Commands come to be when their module is imported.
-del _ablating, _data, _evaluating, _launching, _planning, _recipes, _seeing, _sharing, _training
+del _ablating, _data, _datasets, _evaluating, _launching, _planning, _recipes, _seeing, _sharing, _training

@@ -1,6 +1,6 @@
-"""Commands that use an encoder: datasets, evaluate, predict, compare, extract, nearest, visualize."""
+"""Commands that use an encoder: evaluate, predict, compare, extract, nearest, visualize."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +12,11 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from capi.cli.app import Device, Overrides, app, fail_silently, is_first, messages, one_of
+from capi.cli.results import print_comparison, print_record
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
     from capi.evaluation.comparison_cells import Comparison
-
-datasets_app = typer.Typer(help="List the data sets of evaluations, or show how the files of one must lie.")
-app.add_typer(datasets_app, name="datasets")
 
 MODEL_HELP = (
     "A run folder, an exported file, a released checkpoint, baseline:NAME (another method's), pixels:16 (raw patches), "
@@ -27,32 +25,6 @@ MODEL_HELP = (
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
-
-
-@datasets_app.callback(invoke_without_command=True)
-def datasets(context: typer.Context) -> None:
-    """List the data sets that evaluations know."""
-    if context.invoked_subcommand is not None:
-        return
-    from capi.evals.datasets import DATASETS
-
-    table = Table("data set", "what it is", "for", box=None, pad_edge=False)
-    for dataset in DATASETS.values():
-        tasks = (("classification", dataset.classification), ("segmentation", dataset.segmentation))
-        table.add_row(dataset.name, dataset.title, ", ".join(name for name, reader in tasks if reader is not None))
-    Console().print(table)
-
-
-@datasets_app.command("show")
-def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> None:
-    """Show how the files of a data set must lie, where it comes from, and what can be said about it."""
-    from capi.evals.datasets import WITHOUT_FOLDER, dataset_named
-
-    dataset = dataset_named(name)
-    typer.echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
-    heeded = sorted({*dataset.heeds, "verify_counts"})
-    beside = "" if name in WITHOUT_FOLDER else " beside data=PATH"
-    typer.echo(f"Options{beside}: {', '.join(heeded)}")
 
 
 @app.command()
@@ -87,7 +59,7 @@ def evaluate(
     )
     if not is_first():
         return
-    _print_record(done.record)
+    print_record(done.record)
     if done.folder is not None:
         typer.echo(f"{done.folder} has results.json, results.md and what was fitted.")
 
@@ -181,7 +153,7 @@ def compare(
         raise CapiError("--data-root and --models belong to --table: give data=FOLDER, and models before --on")
     done = _compared(names, on or [], overrides, table, data_root, paper, out=out, weights=weights, device=device)
     if is_first():
-        _print_comparison(done)
+        print_comparison(done)
         typer.echo(f"{out / 'comparison.html'} shows it.")
     elif done.failed:
         fail_silently(1)
@@ -374,61 +346,3 @@ def _point(text: str | None) -> tuple[float, float] | None:
     except ValueError:
         raise CapiError(f'--at "{text}" is no point: expected x,y in pixels, such as 120,80') from None
     return across, down
-
-
-def _print_record(record: Mapping[str, Any]) -> None:
-    from capi.evaluation.results import percent
-
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{record['benchmark']}: {record['model']}", markup=False)
-    table = Table("score", box=None, pad_edge=False)
-    table.add_column("value", justify="right")
-    for name, value in record["scores"].items():
-        table.add_row(escape(name), percent(value))
-    console.print(table)
-    chosen = ", ".join(f"{name} {_short(value)}" for name, value in record["chosen"].items() if name != "validation")
-    console.print(f"chosen: {chosen}; {record['seconds']:.0f} s on {record['device']}", markup=False)
-    for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
-        for line in lines:
-            console.print(f"{title}: {line}", markup=False)
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _print_comparison(done: "Comparison") -> None:
-    console = Console(highlight=False)
-    if done.table is not None:
-        _print_table(done, console)
-    else:
-        table = Table("model", *(escape(column.name) for column in done.columns), box=None, pad_edge=False)
-        for model in done.models:
-            cells = [done.cells[model, column.name] for column in done.columns]
-            table.add_row(escape(model), *(_cell(cell.record) for cell in cells))
-        console.print(table)
-    for cell in done.failed:
-        console.print(f"failed: {cell.model} on {cell.benchmark}: {cell.reason}", soft_wrap=True, markup=False)
-
-
-def _print_table(done: "Comparison", console: Console) -> None:
-    """A table of the paper: ours, the paper's number in brackets, and what is missing."""
-    from capi.evaluation.table_view import missing, shown
-
-    view = done.table
-    assert view is not None
-    table = Table(*map(escape, view.heads), title=f"{view.title} ({view.label})", box=None, pad_edge=False)
-    for group, name in view.columns:
-        table.add_column(escape(f"{group} {name}".strip()), justify="right")
-    for row in view.rows:
-        numbers = (shown(row, entry, done.cells, view.paper) for entry in row.entries)
-        table.add_row(*map(escape, row.cells), *numbers)
-    console.print(table)
-    for reason, about in missing(view, done.cells).items():
-        console.print(f"missing in {len(about)} cells: {reason}", soft_wrap=True, markup=False)
-
-
-def _cell(record: Mapping[str, Any] | None) -> str:
-    from capi.evaluation.results import percent
-
-    return "failed" if record is None else percent(next(iter(record["scores"].values())))

@@ -22,7 +22,8 @@ from capi.evaluation.comparison_cells import short_names
 from capi.evaluation.prediction import FAILED, find_images
 from capi.evaluation.results import make_folder
 from capi.pretraining import run_config
-from capi.train.checkpoint import Checkpoints, read_tensors
+from capi.train.checkpoint import Checkpoints
+from capi.train.checkpoint_reading import read_tensors
 from capi.train.run_folder import RunFolder
 from capi.types import VisionEncoder
 from capi.visualize.feature_maps import FeatureMaps, PictureFrame, photos

@@ -3,36 +3,30 @@
 A checkpoint is a folder `step_N` that appears at once and complete: it is written under another name, flushed to the
 disk and then renamed. Whatever happens before leaves the previous ones as they were. Tensors lie in the format of
 torch.distributed.checkpoint, which any number of processes can read; everything else lies in `state.json`.
-
-The library keeps its index as a pickle. Ours is read by an unpickler that knows the index's own classes and nothing
-else, so that a run folder from elsewhere cannot run code.
 """
 
 import json
 import logging
 import os
-import pickle
 import re
 import shutil
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.optim import AdamW
 
 from capi.distributed.processes import Processes, SharedError
 from capi.errors import CapiError
 from capi.train.atomic import write_atomically
+from capi.train.checkpoint_reading import damaged, quiet, read_tensors
 from capi.train.step import Learner
 
 _LOG = logging.getLogger("capi")
@@ -158,7 +152,7 @@ class Checkpoints:
 
     def _write(self, state: dict[str, Tensor], writer: FileSystemWriter) -> None:
         group, alone = self.processes.background, self.processes.size == 1
-        with _quiet():
+        with quiet():
             state_dict_saver.save(state, storage_writer=writer, process_group=group, no_dist=alone)
 
     def _complete(self) -> None:
@@ -238,7 +232,7 @@ class Checkpoints:
             record = json.loads((self.path(step) / _STATE).read_text())
             record["format"] = int(record["format"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _damaged(self.path(step)) from error
+            raise damaged(self.path(step)) from error
         return record
 
     def _chosen(self, step: int | None) -> int:
@@ -267,69 +261,6 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
     return state
 
 
-def read_tensors(path: Path, into: Mapping[str, Tensor]) -> None:
-    """Fill tensors from a checkpoint, strictly: each must be there in the same shape."""
-    reader = SafeReader(path)
-    stored = reader.read_metadata().state_dict_metadata
-    missing = sorted(into.keys() - stored.keys())
-    if missing:
-        raise CapiError(f'{path} lacks "{missing[0]}" ({len(missing)} missing in all): it is of another model')
-    for name, value in into.items():
-        found = stored[name]
-        if not isinstance(found, TensorStorageMetadata) or found.size != value.shape:
-            raise CapiError(f'{path} has "{name}" in another shape than {tuple(value.shape)}: it is of another model')
-    with _quiet():
-        state_dict_loader.load(dict(into), storage_reader=reader, no_dist=True)
-
-
-class SafeReader(FileSystemReader):
-    """Reads a checkpoint without trusting it."""
-
-    def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        path = Path(self.path) / ".metadata"
-        try:
-            with path.open("rb") as file:
-                metadata = _IndexUnpickler(file).load()
-        except (OSError, pickle.UnpicklingError, EOFError, AttributeError) as error:
-            raise _damaged(path.parent) from error
-        for info in metadata.storage_data.values():
-            # Tensors lie beside the index; a path that leads elsewhere is no checkpoint of ours.
-            if Path(info.relative_path).name != info.relative_path:
-                raise CapiError(f'{path} points to "{info.relative_path}", outside of the checkpoint')
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-class _IndexUnpickler(pickle.Unpickler):
-    """Knows the classes of an index, and no others."""
-
-    _ALLOWED = frozenset(
-        {
-            ("torch", "Size"),
-            ("torch.serialization", "_get_layout"),
-            ("torch.distributed.checkpoint.metadata", "Metadata"),
-            ("torch.distributed.checkpoint.metadata", "MetadataIndex"),
-            ("torch.distributed.checkpoint.metadata", "StorageMeta"),
-            ("torch.distributed.checkpoint.metadata", "TensorStorageMetadata"),
-            ("torch.distributed.checkpoint.metadata", "ChunkStorageMetadata"),
-            ("torch.distributed.checkpoint.metadata", "TensorProperties"),
-            ("torch.distributed.checkpoint.metadata", "_MEM_FORMAT_ENCODING"),
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-            ("pathlib", "PosixPath"),
-            ("pathlib", "WindowsPath"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in self._ALLOWED:
-            return super().find_class(module, name)
-        if module == "torch" and isinstance(value := getattr(torch, name, None), torch.dtype):
-            return value
-        raise CapiError(f"a checkpoint's index asks for {module}.{name}, which no checkpoint needs: do not trust it")
-
-
 def _moments(prefix: str, module: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
     """The optimiser's tensors by parameter, made where it has not stepped yet: zeros are what it would start from."""
     found = {}
@@ -356,14 +287,6 @@ def _finished(action: Callable[[], None]) -> "Future[Any]":
     return done
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without a process group the library warns that it takes the run for one of a single process, which it is."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
-
-
 def _is_complete(path: Path) -> bool:
     """Whether all files are there in their sizes: a folder that was copied may have lost some."""
     state = path / _STATE
@@ -387,10 +310,6 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _damaged(path: Path) -> CapiError:
-    return CapiError(f"{path} is damaged: move it away to go on from the checkpoint before it")
 
 
 def _cause(error: BaseException) -> str:

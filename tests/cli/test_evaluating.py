@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from capi.evals.datasets import DATASETS
 from tests.cli.conftest import RunHere, assert_refused
 from tests.evals.datasets.layouts import build_csv
 
@@ -33,27 +32,6 @@ def work(here: Path, class_folders: Path, mask_folders: Path) -> Path:
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "capi", *arguments], capture_output=True, text=True, check=False)
-
-
-def test__data_sets_are_listed_with_their_tasks(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "120")
-    ran = run_here("datasets")
-    assert ran.code == 0
-    rows = {line.split()[0]: line for line in ran.stdout.splitlines()[1:]}
-    assert set(rows) == set(DATASETS)
-    assert "classification, segmentation" in rows["pets"]
-    assert rows["voc"].rstrip().endswith("segmentation")
-    assert "classification" not in rows["voc"]
-
-
-def test__a_data_set_shows_its_layout_and_its_options(run_here: RunHere) -> None:
-    ran = run("datasets", "show", "voc")
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.startswith("voc: Pascal VOC 2012")
-    for words in ("ROOT/JPEGImages/NAME.jpg", "10582", "Options beside data=PATH: more, verify_counts"):
-        assert words in ran.stdout
-    shown = run_here("datasets", "show", "demo").stdout
-    assert "\nOptions: tests, train, verify_counts" in shown
 
 
 def test__evaluate_prints_scores_and_departures_and_writes_them(work: Path) -> None:
@@ -218,7 +196,6 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["datasets", "show", "pet"], 'did you mean "pets"?'),
         (["evaluate", "nowhere", "folder/knn", "data=classes"], "there is no encoder nowhere: expected a run folder"),
         (["evaluate", "pixels:x", "folder/knn", "data=classes"], "such as pixels:16"),
         (["evaluate", "EMPTY", "folder/knn", "data=classes"], "EMPTY is no run"),

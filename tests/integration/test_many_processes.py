@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from capi.train.checkpoint import Checkpoints, SafeReader, read_tensors
+from capi.train.checkpoint import Checkpoints
+from capi.train.checkpoint_reading import SafeReader, read_tensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
 from capi.train.stopping import PREEMPTED_EXIT_CODE
 from tests.integration import many_driver

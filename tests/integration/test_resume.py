@@ -15,7 +15,8 @@ import pytest
 import torch
 from PIL import Image
 
-from capi.train.checkpoint import Checkpoints, SafeReader, read_tensors
+from capi.train.checkpoint import Checkpoints
+from capi.train.checkpoint_reading import SafeReader, read_tensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
 
 DRIVER = Path(__file__).with_name("driver.py")

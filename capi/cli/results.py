@@ -1,0 +1,71 @@
+"""What evaluations and comparisons print at their end."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from capi.evaluation.comparison_cells import Comparison
+
+
+def print_record(record: Mapping[str, Any]) -> None:
+    """Scores, and what departs from the paper."""
+    from capi.evaluation.results import percent
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{record['benchmark']}: {record['model']}", markup=False)
+    table = Table("score", box=None, pad_edge=False)
+    table.add_column("value", justify="right")
+    for name, value in record["scores"].items():
+        table.add_row(escape(name), percent(value))
+    console.print(table)
+    chosen = ", ".join(f"{name} {_short(value)}" for name, value in record["chosen"].items() if name != "validation")
+    console.print(f"chosen: {chosen}; {record['seconds']:.0f} s on {record['device']}", markup=False)
+    for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
+        for line in lines:
+            console.print(f"{title}: {line}", markup=False)
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def print_comparison(done: "Comparison") -> None:
+    """The table, and what every cell has to say."""
+    console = Console(highlight=False)
+    if done.table is not None:
+        _print_table(done, console)
+    else:
+        table = Table("model", *(escape(column.name) for column in done.columns), box=None, pad_edge=False)
+        for model in done.models:
+            cells = [done.cells[model, column.name] for column in done.columns]
+            table.add_row(escape(model), *(_cell(cell.record) for cell in cells))
+        console.print(table)
+    for cell in done.failed:
+        console.print(f"failed: {cell.model} on {cell.benchmark}: {cell.reason}", soft_wrap=True, markup=False)
+
+
+def _print_table(done: "Comparison", console: Console) -> None:
+    """A table of the paper: ours, the paper's number in brackets, and what is missing."""
+    from capi.evaluation.table_view import missing, shown
+
+    view = done.table
+    assert view is not None
+    table = Table(*map(escape, view.heads), title=f"{view.title} ({view.label})", box=None, pad_edge=False)
+    for group, name in view.columns:
+        table.add_column(escape(f"{group} {name}".strip()), justify="right")
+    for row in view.rows:
+        numbers = (shown(row, entry, done.cells, view.paper) for entry in row.entries)
+        table.add_row(*map(escape, row.cells), *numbers)
+    console.print(table)
+    for reason, about in missing(view, done.cells).items():
+        console.print(f"missing in {len(about)} cells: {reason}", soft_wrap=True, markup=False)
+
+
+def _cell(record: Mapping[str, Any] | None) -> str:
+    from capi.evaluation.results import percent
+
+    return "failed" if record is None else percent(next(iter(record["scores"].values())))
