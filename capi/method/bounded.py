@@ -5,17 +5,15 @@ gradient
 
     (softmax(l / T_prediction) - assignments)^T x / (T_prediction * tokens)
 
-and the targets of those of its patches that the student predicts. Samples that are balanced together form a group
-(positionwise: all images at one position; standard: everything). Groups that fit are balanced in memory. A group that
-does not is streamed once for each iteration, and logits that do not fit either are computed anew each time. Tokens of
-earlier batches (`queue.py`) may stand in the groups behind the batch's own: they are balanced with them, no more.
-
-A chunk is what one matrix product handles and wants to be large; within it a piece of a few groups is worked on at a
-time, small enough to stay in the cache of a CPU.
+(the softmax times the sum of the assignments, where that is less than 1), and the targets of those of its patches that
+the student predicts. Samples that are balanced together form a group (positionwise: all images at one position;
+standard: everything). Groups that fit are balanced in memory. A group that does not is streamed once for each
+iteration, and logits that do not fit either are computed anew each time. Tokens of earlier batches (`queue.py`) may
+stand in the groups behind the batch's own: they are balanced with them, no more.
 """
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,24 +21,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, ROW_PADDING, GroupLayout, plan_chunks, ranges
 from capi.method.sinkhorn import SinkhornVariant, balance, centred, over_prototypes, over_samples, update
 from capi.types import Float, Int, Reduction
 
-CPU_CHUNK_BYTES = 96 * 2**20
-ACCELERATOR_CHUNK_BYTES = 2**30
-# A piece needs three buffers of its rows (kernel turned assignments, probabilities, a product) and some four vectors
-# for each of its groups (shift, factor, sums, a temporary). It may take this share of the budget.
-_PIECE_BUFFERS, _GROUP_VECTORS = 3, 4
-_PIECE_SHARE = 1 / 8
-# A chunk needs its logits, and its tokens in three stages: gathered, squared for their norm, normalised.
-_TOKEN_BUFFERS = 3
-# Rows of 2^n floats would all fall into the same cache sets; a little padding made most products faster.
-_ROW_PADDING = 16
 _NORMALIZE_EPS = 1e-7
-# Exponents end here: near exp(-87) floats lose their normal form, and exp becomes five times slower. Samples this
-# far from all prototypes are left without assignment by eps anyway: with 3 iterations, 64 images and 16384 prototypes
-# none moves by more than 2e-8.
-_SMALLEST_EXPONENT = -83.0
+# Exponentials are powers of two, which on a CPU are computed in nearly half the time of those of e.
+_OCTAVES = math.log2(math.e)
+# Exponents end here: near 2^-126 floats lose their normal form, and become several times slower. Samples this far from
+# all prototypes are left without assignment by eps anyway: with 3 iterations, 64 images and 16384 prototypes none moves
+# by more than 2e-8.
+_SMALLEST_OCTAVE = -120.0
+# Where exponentials end at half of that, a softmax made of them is exact as long as no row sums up to less than this:
+# of 16384 prototypes they are 1.4e-6 of it at most.
+_SMALLEST_SUM = 1e-8
 
 
 @dataclass(frozen=True)
@@ -117,44 +111,12 @@ def rebuild(
     return targets.exp_().mul_(factors.samples[row, None]).unflatten(0, predict_index.shape)
 
 
-class ChunkPlan(NamedTuple):
-    """How many rows are handled at a time."""
+class _Softmax(NamedTuple):
+    """Over prototypes at the prediction temperature: what is to be divided by its sums, and the log sums of exp(l)."""
 
-    chunk_rows: int
-    piece_rows: int
-    streamed: bool
-
-
-def plan_chunks(rows: int, group_size: int, prototypes: int, width: int, chunk_bytes: int) -> ChunkPlan:
-    """The largest chunk and piece within the budget: whole groups where a group fits, else as many rows as do."""
-    budget = chunk_bytes // 4
-    chunk_row = prototypes + _ROW_PADDING + _TOKEN_BUFFERS * width
-    piece_row = prototypes * (_PIECE_BUFFERS + _GROUP_VECTORS / group_size)
-    streamed = budget < group_size * (chunk_row + piece_row)
-    unit = 1 if streamed else group_size
-    piece = max(int(budget * _PIECE_SHARE / piece_row) // unit, 1) * unit
-    chunk = max(int((budget - piece * piece_row) / chunk_row) // unit, 1) * unit
-    return ChunkPlan(min(chunk, rows), min(piece, chunk, rows), streamed)
-
-
-class GroupLayout(NamedTuple):
-    """The rows of a group: so many of the batch, then so many of earlier ones. Rows are numbered group by group."""
-
-    own: int
-    earlier: int
-
-    @property
-    def size(self) -> int:
-        return self.own + self.earlier
-
-    def own_before(self, row: int) -> int:
-        """How many of the rows before this one are the batch's."""
-        group, offset = divmod(row, self.size)
-        return group * self.own + min(offset, self.own)
-
-    def own_of(self, rows: Float[Tensor, "s w"]) -> Float[Tensor, "o w"]:
-        """The batch's among the rows of whole groups; the same memory where there are no others."""
-        return rows.unflatten(0, (-1, self.size))[:, : self.own].flatten(0, 1)
+    exponentials: Float[Tensor, "s k"]
+    sums: Float[Tensor, " s"]
+    log_sums: Float[Tensor, " s"]
 
 
 class _Walk:
@@ -176,6 +138,8 @@ class _Walk:
     ) -> None:
         self.tokens, self.earlier, self.prototypes, self.bias = tokens, earlier, prototypes, bias
         self.settings, self.reduction = settings, reduction
+        nothing = prototypes.new_zeros(len(prototypes))
+        self.offset = nothing if bias is None else bias / settings.prediction_temperature
         self.sharpness = settings.prediction_temperature / settings.target_temperature
         self.images, positions, width = tokens.shape
         self.own_rows = self.images * positions
@@ -185,7 +149,7 @@ class _Walk:
         default = CPU_CHUNK_BYTES if tokens.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
         chunk_bytes = default if settings.chunk_bytes is None else settings.chunk_bytes
         self.plan = plan_chunks(self.num_rows, self.layout.size, len(prototypes), width, chunk_bytes)
-        self.logits_buffer = prototypes.new_empty(self.plan.chunk_rows, len(prototypes) + _ROW_PADDING)
+        self.logits_buffer = prototypes.new_empty(self.plan.chunk_rows, len(prototypes) + ROW_PADDING)
         self.kernel_buffer = prototypes.new_empty(self.plan.piece_rows, len(prototypes))
         self.held: tuple[int, int] | None = None
         self.loss = prototypes.new_zeros(())
@@ -213,23 +177,25 @@ class _Walk:
     def in_memory(self) -> None:
         """Balance the groups of each piece at once."""
         own = self.layout.own
-        for start, stop in _ranges(0, self.num_rows, self.plan.chunk_rows):
+        for start, stop in ranges(0, self.num_rows, self.plan.chunk_rows):
             rows, logits = self._chunk(start, stop)
-            for first, last in _ranges(start, stop, self.plan.piece_rows):
+            for first, last in ranges(start, stop, self.plan.piece_rows):
                 piece = logits[first - start : last - start]
                 groups = piece.unflatten(0, (-1, self.layout.size))
                 shift = self.reduction.max(groups.amax(1))
-                kernel = self._kernel(groups, shift)
+                kernel, root = self._kernel_and_root(groups, shift)
                 u, v = balance(kernel, self.settings.iterations, self.reduction)
                 factor = v[:, :own].flatten()
                 self._keep_factors(first, shift, u, factor)
                 scaled = kernel[:, :own].mul_(u[:, None]).flatten(0, 1)
-                self._absorb(start, first, self.layout.own_of(piece), scaled, factor)
+                own_logits = self.layout.own_of(piece)
+                softmax = None if root is None else self._softmax_of(root[:, :own], shift)
+                self._absorb(start, first, own_logits, scaled, factor, softmax or self._softmax(own_logits))
             self._add_gradient(self.layout.own_of(rows))
 
     def streaming(self) -> None:
         """Balance groups that do not fit: each iteration walks over the group and keeps only the factors."""
-        for begin, end in _ranges(0, self.num_rows, self.layout.size):
+        for begin, end in ranges(0, self.num_rows, self.layout.size):
             shift, sums = self._shift_and_sums(begin, end)
             u, v = centred(update(torch.ones_like(sums), sums), sums.new_ones(1, self.layout.size))
             for _ in range(self.settings.iterations - 1):
@@ -246,9 +212,9 @@ class _Walk:
     def _update_samples(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> Float[Tensor, "1 k"]:
         """Update the factors v of a group in place; the sums over its samples that the next u needs."""
         sums = torch.zeros_like(u)
-        for start, stop in _ranges(begin, end, self.plan.chunk_rows):
+        for start, stop in ranges(begin, end, self.plan.chunk_rows):
             _, logits = self._chunk(start, stop)
-            for first, last in _ranges(start, stop, self.plan.piece_rows):
+            for first, last in ranges(start, stop, self.plan.piece_rows):
                 kernel = self._kernel(logits[None, first - start : last - start], shift)
                 factor = v[:, first - begin : last - begin]
                 factor.copy_(update(factor, over_prototypes(kernel, u)))
@@ -257,21 +223,21 @@ class _Walk:
 
     def _absorb_group(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> None:
         """The last walk, over the batch's rows: the final factors, and with them assignments, loss and gradient."""
-        for start, stop in _ranges(begin, end, self.plan.chunk_rows):
+        for start, stop in ranges(begin, end, self.plan.chunk_rows):
             rows, logits = self._chunk(start, stop)
-            for first, last in _ranges(start, stop, self.plan.piece_rows):
+            for first, last in ranges(start, stop, self.plan.piece_rows):
                 piece = logits[first - start : last - start]
                 kernel = self._kernel(piece[None], shift)
                 factor = update(v[:, first - begin : last - begin], over_prototypes(kernel, u))
                 self._keep_factors(first, shift, u, factor[0])
-                self._absorb(start, first, piece, kernel[0].mul_(u), factor[0])
+                self._absorb(start, first, piece, kernel[0].mul_(u), factor[0], self._softmax(piece))
             self._add_gradient(rows)
 
     def _shift_and_sums(self, begin: int, end: int) -> tuple[Float[Tensor, "1 k"], Float[Tensor, "1 k"]]:
         """Each prototype's maximum and the sum of its shifted exponentials, in one walk that rescales as it goes."""
         shift = self.prototypes.new_full((1, len(self.prototypes)), -torch.inf)
         sums = torch.zeros_like(shift)
-        for start, stop in _ranges(begin, end, self.plan.chunk_rows):
+        for start, stop in ranges(begin, end, self.plan.chunk_rows):
             for piece in self._chunk(start, stop)[1].split(self.plan.piece_rows):
                 raised = torch.maximum(shift, piece.amax(0))
                 sums = sums * torch.exp((shift - raised) * self.sharpness) + self._kernel(piece[None], raised).sum(1)
@@ -307,8 +273,43 @@ class _Walk:
     def _kernel(self, logits: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]) -> Float[Tensor, "g s k"]:
         """exp((l - shift) / T_target), in the buffer of the piece."""
         kernel = self.kernel_buffer.flatten()[: logits.numel()].view(logits.shape)
-        torch.add(shift[:, None] * -self.sharpness, logits, alpha=self.sharpness, out=kernel)
-        return kernel.clamp_min_(_SMALLEST_EXPONENT).exp_()
+        return self._exponential(logits, shift, self.sharpness, _SMALLEST_OCTAVE, kernel)
+
+    def _kernel_and_root(
+        self, logits: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]
+    ) -> tuple[Float[Tensor, "g s k"], Float[Tensor, "g s k"] | None]:
+        """The kernel, and where it is the square of exp(l - shift) also that, of which the softmax can be made.
+
+        Whether it may be made of it must be looked at, for which an accelerator would have to be waited for.
+        """
+        if self.sharpness != 2 or logits.device.type != "cpu":
+            return self._kernel(logits, shift), None
+        kernel = self.kernel_buffer.flatten()[: logits.numel()].view(logits.shape)
+        root = self._exponential(logits, shift, 1.0, _SMALLEST_OCTAVE / 2, torch.empty_like(kernel))
+        return torch.mul(root, root, out=kernel), root
+
+    def _exponential(self, logits: Tensor, shift: Tensor, sharpness: float, smallest: float, out: Tensor) -> Tensor:
+        scale = sharpness * _OCTAVES
+        torch.add(shift[:, None] * -scale, logits, alpha=scale, out=out)
+        return out.clamp_min_(smallest).exp2_()
+
+    def _softmax_of(self, root: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]) -> _Softmax | None:
+        """From exp(l - shift), in its place; None where a row has next to nothing but what ended at the smallest."""
+        weight = shift + self.offset
+        highest = weight.amax(1, keepdim=True)
+        sums = root.mul_(torch.exp(weight - highest)[:, None]).sum(2)
+        if float(sums.min()) < _SMALLEST_SUM:
+            return None
+        return _Softmax(root.flatten(0, 1), sums.flatten(), (sums.log() + highest).flatten())
+
+    def _softmax(self, logits: Float[Tensor, "s k"]) -> _Softmax:
+        # In rows without padding, which softmax would otherwise make for itself.
+        biased = logits + self.offset
+        largest = biased.amax(1)
+        probabilities = torch.softmax(biased, dim=1, out=biased)
+        # log sum exp of a row from its largest entry, since softmax already did the work.
+        log_sums = largest - probabilities.amax(1).log()
+        return _Softmax(probabilities, torch.ones_like(log_sums), log_sums)
 
     def _absorb(
         self,
@@ -317,26 +318,23 @@ class _Walk:
         logits: Float[Tensor, "s k"],
         scaled: Float[Tensor, "s k"],
         v: Float[Tensor, " s"],
+        softmax: _Softmax,
     ) -> None:
         """Add the batch's rows of a piece to loss and targets, and leave softmax - assignments in place of logits.
 
         The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass. `start` is the
         first row of the piece, `chunk` that of the chunk it lies in.
         """
-        offset = 0.0 if self.bias is None else self.bias / self.settings.prediction_temperature
-        # In rows without padding, which softmax would otherwise make for itself.
-        biased = logits + offset
         row = self.layout.own_before(start)
         if self.targets is not None:
             low, high = bisect_left(self.wanted_rows, row), bisect_left(self.wanted_rows, row + len(logits))
             chosen = self.wanted[low:high] - row
             self.targets.flatten(0, 1)[self.order[low:high]] = scaled[chosen] * v[chosen, None]
-        largest = biased.amax(1)
-        agreement = torch.linalg.vecdot(scaled, biased)
-        probabilities = torch.softmax(biased, dim=1, out=biased)
-        # log sum exp of a row from its largest entry, since softmax already did the work.
-        log_sum = largest - probabilities.amax(1).log()
-        self.loss += torch.dot(v, scaled.sum(1) * log_sum - agreement)
+        agreement = torch.linalg.vecdot(scaled, logits) + scaled.mv(self.offset)
+        mass = v * scaled.sum(1)
+        self.loss += torch.dot(mass, softmax.log_sums) - torch.dot(v, agreement)
+        # A sample's assignments sum to 1, or to less where no prototype reaches it.
+        probabilities = softmax.exponentials.mul_((mass / softmax.sums)[:, None])
         # The batch's rows move together at the front of the chunk, over logits that have had their turn.
         first = row - self.layout.own_before(chunk)
         difference = self.logits_buffer[first : first + len(logits), : len(self.prototypes)]
@@ -370,7 +368,3 @@ def _position_major(tokens: Float[Tensor, "b n d"], start: int, stop: int) -> Fl
 
 def _normalized(rows: Float[Tensor, "s d"]) -> Float[Tensor, "s d"]:
     return F.normalize(rows.float(), dim=-1, eps=_NORMALIZE_EPS)
-
-
-def _ranges(begin: int, end: int, step: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + step, end)) for start in range(begin, end, step))

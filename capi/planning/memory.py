@@ -14,7 +14,7 @@ from typing import NamedTuple
 from torch import nn
 
 from capi.config.schema import Config
-from capi.method.bounded import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_chunks
+from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_chunks
 from capi.method.clustering import OnlineClustering
 from capi.models.encoder import Encoder
 from capi.models.layers import Block

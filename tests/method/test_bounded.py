@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from capi.method.bounded import ClusteringSettings, cluster, plan_chunks
+from capi.method.bounded import ClusteringSettings, _Walk, cluster
 from capi.method.clustering import OnlineClustering
 from capi.method.sinkhorn import OneProcess
 
@@ -133,18 +133,6 @@ def test__memory_stays_within_the_budget_whatever_the_number_of_positions(sinkho
     assert 8 * 512 * width * 4 > 1.5 * budget
 
 
-@pytest.mark.parametrize("budget", [1, 10_000, 250_000, 10**9])
-@pytest.mark.parametrize("group_size", [1, 8, 1000])
-def test__plans_keep_to_whole_groups(group_size: int, budget: int) -> None:
-    rows = 1000
-    plan = plan_chunks(rows, group_size, 48, 16, budget)
-    assert 1 <= plan.piece_rows <= plan.chunk_rows <= rows
-    if not plan.streamed:
-        assert plan.chunk_rows % group_size == 0
-        assert plan.piece_rows % group_size == 0
-    assert plan.streamed == (budget < 4 * group_size * (48 + 16 + 3 * 16 + 48 * (3 + 4 / group_size)))
-
-
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("iterations", [3, 8])
 def test__a_sample_that_no_prototype_reaches_gives_no_nan(iterations: int, budget: int | None) -> None:
@@ -168,3 +156,32 @@ def test__tokens_and_prototypes_of_any_precision_are_clustered_in_float32(dtype:
     loss.backward()
     assert targets.dtype == torch.float32
     assert clustering.prototypes.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("distance", [0.3, 3.0, 20.0])
+def test__an_image_far_from_all_prototypes_has_its_softmax_too(
+    distance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kernel and softmax share one exponential, shifted by what is nearest; where an image is out of its reach, not."""
+    made = []
+
+    def spied(walk: Any, *given: Any) -> Any:
+        made.append(plain_softmax_of(walk, *given))
+        return made[-1]
+
+    plain_softmax_of = _Walk._softmax_of
+    monkeypatch.setattr(_Walk, "_softmax_of", spied)
+    prototypes = 0.1 * torch.randn(40, 8)
+    prototypes[:, 0] += distance
+    tokens, predict_index = torch.randn(6, 3, 8), torch.arange(3).expand(6, 3)
+    tokens[..., 0] = 20.0
+    tokens[2, :, 0] = -20.0
+    bias = torch.randn(40)
+    totals = cluster(tokens, predict_index, prototypes, bias, ClusteringSettings(), OneProcess())
+    expected = plain(tokens, predict_index, prototypes, bias, ClusteringSettings())
+    assert made
+    assert {softmax is None for softmax in made} == {distance >= 1}
+    torch.testing.assert_close(totals.loss.double(), expected[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(totals.targets.double(), expected[1], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(totals.prototype_gradient.double(), expected[2], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(totals.bias_gradient.double(), expected[3], rtol=1e-4, atol=1e-6)

@@ -58,7 +58,7 @@ def _aim(name: str, size: str, sizes: tuple[int, int, int], file: str, hub_id: s
         file=f"{file}_attnprobe_backbone.pth",
         licence="Apple's own, see the LICENSE of apple/ml-aim",
         hub_id=f"apple/{hub_id}",
-        note="features after the block with number 18, counted from 0, without a norm, as the loader of facebookresearch/capi takes them",
+        note="features after the block with number 18, counted from 0, without a norm, as in facebookresearch/capi",
     )
 
 
