@@ -59,7 +59,7 @@ class KnnClassification:
             chosen=chosen,
             grid=grid,
             deviations=[
-                "k-NN classification is not in the paper: neighbours, votes and features are this package's choice",
+                "the paper does not describe its k-NN classification: neighbours and votes are this package's choice",
                 *departures(self, self.paper),
                 *precision_notes(encoding.precision),
                 *size_notes(self.encoding.size, encoding.size, encoder.patch_size, PAPER_SIZE),

@@ -251,7 +251,7 @@ def test__departures_notes_and_the_size_are_told() -> None:
     data = replace(colored_data(), notes=("one image is missing",))
     outcome = protocol(data, encoding=Encoding(size=(13, 8)), validation_share=0.2).run(PatchColors())
     assert outcome.deviations == [
-        "k-NN classification is not in the paper: neighbours, votes and features are this package's choice",
+        "the paper does not describe its k-NN classification: neighbours and votes are this package's choice",
         "validation share: 0.2 instead of 0.1",
         "image size: 13 x 8 px instead of 224 x 224 px",
         "image size: 12 x 8 px, the nearest to 13 x 8 px that patches of 4 fill",
