@@ -243,7 +243,7 @@ def resolve_target(
 def choose_precision(name: str, device: torch.device) -> torch.dtype:
     """bfloat16 where the device computes it fast; on a CPU it would be hundreds of times slower."""
     if name == "auto":
-        fast = device.type == "cuda" and torch.cuda.is_bf16_supported()
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
