@@ -92,6 +92,8 @@ def pretrain(
         with processes.together():
             learner, initialised = _begin(given, device, open_encoder) if processes.is_main else (None, None)
         processes.from_main(lambda: _make_folder(given, initialised))
+        with processes.together():
+            given.folder.wait_until_seen()
         if processes.is_main:
             _tell(initialised, console)
         with processes.together():

@@ -49,6 +49,17 @@ class RunFolder:
     def exists(self) -> bool:
         return (self.path / CONFIG).is_file()
 
+    def wait_until_seen(self, seconds: float = 60.0) -> None:
+        """After another process has made it. A network file system may tell what it knew before for a while."""
+        end = time.monotonic() + seconds
+        while not self.exists:
+            if time.monotonic() > end:
+                raise CapiError(
+                    f"{self.path} is not the same folder for all processes: give --out on a file system that all "
+                    "machines share"
+                )
+            time.sleep(0.2)
+
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"

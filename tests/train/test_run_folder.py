@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,14 @@ def test__a_record_of_another_kind_is_told(folder: RunFolder) -> None:
     (folder.path / "run.json").write_text("[1, 2]")
     with pytest.raises(CapiError, match="is not what a run writes"):
         folder.record()
+
+
+def test__a_folder_that_another_process_made_is_waited_for(tmp_path: Path) -> None:
+    late = RunFolder(tmp_path / "run")
+    with pytest.raises(CapiError, match="is not the same folder for all processes: give --out on a file system"):
+        late.wait_until_seen(seconds=0.3)
+    maker = threading.Timer(0.2, lambda: late.create("seed: 0\n", {}))
+    maker.start()
+    late.wait_until_seen(seconds=20)
+    maker.join()
+    assert late.exists
