@@ -125,6 +125,6 @@ def test__a_folder_that_another_process_made_is_waited_for(tmp_path: Path) -> No
         late.wait_until_seen(seconds=0.3)
     maker = threading.Timer(0.2, lambda: late.create("seed: 0\n", {}))
     maker.start()
-    late.wait_until_seen(seconds=20)
+    late.wait_until_seen(seconds=20.0)
     maker.join()
     assert late.exists
