@@ -64,6 +64,10 @@ class Layout:
     """By name, the one that is used unless told otherwise first."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Patterns of names that come in two forms, and what they are taken for."""
+    leading_blocks: str = ""
+    """What the first blocks may be called, where some files count them by themselves."""
+    periods: str = ""
+    """What the periods of rotary positions are called, in files that have them; else they are computed."""
 
     def part(self, name: str | None) -> Part:
         """The part of a name; the first one where none is given."""
@@ -107,7 +111,31 @@ def _renamed(plain: State, layout: Layout, prefix: str) -> State:
         if short in state:
             raise CapiError(f'the checkpoint holds "{short}" twice, once as "{name}": save the encoder alone')
         state[short] = value
-    return state
+    return _masked(_renumbered(state, layout.leading_blocks))
+
+
+def _renumbered(state: State, leading: str) -> State:
+    """All blocks in one row, those that were counted by themselves first."""
+    first = {
+        int(match[1]) for name in state if leading and (match := re.match(rf"{re.escape(leading)}\.(\d+)\.", name))
+    }
+
+    def name_of(name: str) -> str:
+        if leading and name.startswith(f"{leading}."):
+            return f"blocks.{name.removeprefix(f'{leading}.')}"
+        return re.sub(r"^blocks\.(\d+)\.", lambda match: f"blocks.{int(match[1]) + len(first)}.", name)
+
+    return {name_of(name): value for name, value in state.items()} if first else state
+
+
+def _masked(state: State) -> State:
+    """A bias that lies beside a mask is their product."""
+    products = {
+        name: value * state[f"{name}_mask"]
+        for name, value in state.items()
+        if name.endswith(".bias") and f"{name}_mask" in state
+    }
+    return state | products
 
 
 def _descend(contents: Any, place: tuple[str, ...]) -> Mapping[Any, Any] | None:
@@ -155,7 +183,7 @@ def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> 
     """Every name there, none too many, each of its shape."""
     places = _places(layout, shapes)
     missing = [name for name in places if name not in state]
-    extra = [name for name in state if name not in places and not is_ignored(name, layout)]
+    extra = [name for name in state if name not in places and name != layout.periods and not is_ignored(name, layout)]
     wrong = [name for name in places if name in state and tuple(state[name].shape) != places[name].shape]
     unreal = [name for name in places if name in state and not state[name].is_floating_point()]
     if wrong:

@@ -14,7 +14,7 @@ import torch
 from capi.baselines.architecture import Architecture
 from capi.baselines.baseline import Baseline, shapes_of
 from capi.baselines.keys import Layout, State, find_state, fits, is_ignored, to_ours
-from capi.baselines.positions import column_first_sincos, row_first_sincos
+from capi.baselines.positions import column_first_sincos, rotary_periods, row_first_sincos
 from capi.baselines.registry import BASELINES
 from capi.baselines.transformers_layout import (
     CONFIG,
@@ -85,7 +85,20 @@ def _build(
             architecture, statistics=baseline.statistics, licence=baseline.licence, verified=baseline.verified
         )
     model.load_state_dict(weights, strict=True, assign=True)
+    _set_periods(model, state, layout, source)
     return model.requires_grad_(False).eval()
+
+
+def _set_periods(model: PlainViT, state: State, layout: Layout, source: str) -> None:
+    """Of rotary positions: the file's where it has them, as published ones are rounded; else as they are computed."""
+    if model.rotary_periods is None:
+        return
+    computed = rotary_periods(model.architecture.width // model.architecture.heads)
+    found = state.get(layout.periods, computed).detach().float()
+    if found.shape != computed.shape:
+        asked = tuple(computed.shape)
+        raise CapiError(f'{source} has "{layout.periods}" of shape {tuple(found.shape)}, expected {asked}')
+    model.rotary_periods = found
 
 
 def _tell_ignored(state: State, layout: Layout, source: str) -> None:

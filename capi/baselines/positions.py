@@ -81,11 +81,16 @@ def relative_index(grid: int, *, class_token: bool = True) -> Int[Tensor, "t t"]
     return index
 
 
-def rotary_angles(rows: int, columns: int, head_width: int, device: torch.device) -> Float[Tensor, "n w"]:
+def rotary_periods(head_width: int) -> Float[Tensor, " p"]:
+    """Of the channels of a head along one axis (DINOv3)."""
+    return _ROTARY_BASE ** (torch.arange(head_width // 4).float() * 4 / head_width)
+
+
+def rotary_angles(rows: int, columns: int, periods: Float[Tensor, " p"]) -> Float[Tensor, "n w"]:
     """The angle of each channel of a head at each patch (DINOv3): centres run from -1 to 1 along each axis."""
-    down, across = (2 * (torch.arange(count, device=device).float() + 0.5) / count - 1 for count in (rows, columns))
+    places = (torch.arange(count, device=periods.device).float() + 0.5 for count in (rows, columns))
+    down, across = (2 * place / count - 1 for place, count in zip(places, (rows, columns), strict=True))
     centres = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1).flatten(0, 1)
-    periods = _ROTARY_BASE ** (torch.arange(head_width // 4, device=device).float() * 4 / head_width)
     angles = 2 * math.pi * centres[:, :, None] / periods
     return angles.flatten(1).tile(2)
 

@@ -5,7 +5,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.baselines.architecture import Architecture
-from capi.baselines.positions import column_first_sincos, relative_index, resampled, rotary_angles, rotated
+from capi.baselines.positions import (
+    column_first_sincos,
+    relative_index,
+    resampled,
+    rotary_angles,
+    rotary_periods,
+    rotated,
+)
 from capi.errors import CapiError
 from capi.types import IMAGENET, Features, Float, Statistics
 
@@ -107,6 +114,8 @@ class PlainViT(nn.Module):
     names was checked.
     """
 
+    rotary_periods: Tensor | None
+
     def __init__(
         self, architecture: Architecture, *, statistics: Statistics = IMAGENET, licence: str = "", verified: str = ""
     ) -> None:
@@ -124,6 +133,8 @@ class PlainViT(nn.Module):
         self.input_norm = nn.LayerNorm(of.width, eps=of.eps) if of.input_norm else None
         self.blocks = nn.ModuleList(Block(of) for _ in range(of.depth))
         self.final_norm = nn.LayerNorm(of.width, eps=of.eps) if of.final_norm else None
+        periods = rotary_periods(of.width // of.heads) if of.rotary else None
+        self.register_buffer("rotary_periods", periods, persistent=False)
 
     @property
     def width(self) -> int:
@@ -138,7 +149,7 @@ class PlainViT(nn.Module):
         rows, columns = self._grid(images)
         x = self._embed(images, rows, columns)
         bias = None if self.relative_bias is None else self.relative_bias()
-        angles = rotary_angles(rows, columns, of.width // of.heads, x.device) if of.rotary else None
+        angles = None if self.rotary_periods is None else rotary_angles(rows, columns, self.rotary_periods)
         for block in self.blocks[: of.blocks_used]:
             x = block(x, bias, angles)
         if self.final_norm is not None and of.blocks_used is None:

@@ -8,6 +8,7 @@ from capi.baselines.positions import (
     relative_index,
     resampled,
     rotary_angles,
+    rotary_periods,
     rotated,
     row_first_sincos,
 )
@@ -58,7 +59,7 @@ def test__the_row_of_a_pair_depends_on_its_offset_alone() -> None:
 
 
 def test__rotations_make_logits_depend_on_offsets_alone_and_spare_the_prefix() -> None:
-    angles = rotary_angles(4, 4, 8, torch.device("cpu"))
+    angles = rotary_angles(4, 4, rotary_periods(8))
     x = torch.randn(1, 2, 1, 8).expand(1, 2, 18, 8)
     turned = rotated(x, angles)
     torch.testing.assert_close(turned[:, :, :2], x[:, :, :2])

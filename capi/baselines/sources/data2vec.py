@@ -4,7 +4,9 @@ Facts from facebookresearch/fairseq, examples/data2vec: models/data2vec2.py (blo
 `layer_norm_first` is off; the moving average under `_ema`), models/modalities/images.py and base.py (a fixed table of
 sines and cosines, added before the class token, `extra_tokens`, comes; no ALiBi for images), modules.py (`AltBlock`,
 `BlockEncoder`, whose norm is applied first) and config/v2 (eps 1e-6, sizes). The student is used, as fairseq's
-fine-tuning and the loader of facebookresearch/capi do; `@_ema` asks for the teacher. The original takes its own size
+fine-tuning and the loader of facebookresearch/capi do; `@_ema` asks for the teacher. Some configs (base) count their
+first two blocks to the context encoder, which changes names alone. The README there has the licence of the vision
+models. The original takes its own size
 only; elsewhere the table is resampled as by the loader of facebookresearch/capi: bicubically with antialiasing.
 
 data2vec 1 is another architecture, BEiT's, and another model. It is read in the format of transformers
@@ -29,6 +31,7 @@ LAYOUT = Layout(
     signature=f"{_IMAGE}.local_encoder.proj.weight",
     ignored=(rf"{_IMAGE}\.decoder\..*", r"recon_proj\..*", r"shared_decoder\..*"),
     parts={"model": Part((("model",), ())), "_ema": Part((("model", "_ema"), ("_ema",)))},
+    leading_blocks=f"{_IMAGE}.context_encoder.blocks",
 )
 # Only transformers' format is known of data2vec 1.
 FIRST = Layout(method="data2vec 1", rules=(), signature="(the format of transformers alone)")
@@ -46,7 +49,7 @@ def _second(name: str, size: str, sizes: tuple[int, int, int, int], file: str) -
         layout=LAYOUT,
         source="facebookresearch/fairseq, examples/data2vec",
         file=file,
-        licence="MIT",
+        licence="CC-BY-NC (non-commercial)",
     )
 
 

@@ -4,8 +4,8 @@ paper.
 Facts from facebookresearch/dinov3, dinov3/hub/backbones.py (sizes; eps 1e-5; the bias of keys is masked, in ViT-7B
 queries and values have none either), dinov3/models/vision_transformer.py (names; a norm of its own for class tokens of
 local crops, which is not used here) and dinov3/layers (w1 is the gate, w2 up, w3 down; the hidden width is two
-thirds). The angles of rotary positions are constants, so the file's `periods` are not needed. In transformers it is
-`DINOv3ViTModel`.
+thirds). The `periods` of rotary positions come from the file, since published ones are rounded to bfloat16, and so
+does the mask of biases. In transformers, which computes the periods anew, it is `DINOv3ViTModel`.
 """
 
 from typing import Any
@@ -33,7 +33,8 @@ def _layout(mlp: tuple[Rule, ...]) -> Layout:
             rule("blocks.{n}.ls2.gamma", "blocks.{n}.mlp_scale"),
         ),
         signature=PATCHES,
-        ignored=(r"mask_token", r"rope_embed\.periods", r".*\.qkv\.bias_mask", r"local_cls_norm\..*", r"head\..*"),
+        ignored=(r"mask_token", r".*\.qkv\.bias_mask", r"local_cls_norm\..*", r"head\..*"),
+        periods="rope_embed.periods",
         parts={"teacher": Part(((), ("teacher",)), ("", "backbone."))},
     )
 

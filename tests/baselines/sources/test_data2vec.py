@@ -36,6 +36,21 @@ def test__positions_come_before_the_class_token_and_norms_after_the_sums(tmp_pat
     assert_same(load_baseline(baseline, path)(x), expected)
 
 
+def test__blocks_of_the_context_encoder_come_first(tmp_path: Path) -> None:
+    """As in fairseq's config of the base size, whose first two blocks lie there."""
+    baseline, x = small("data2vec2_vitb16"), images()
+    model = random_model(baseline)
+    moved = {}
+    for name, value in original(baseline, model).items():
+        number = name.split(".")[1] if name.startswith("blocks.") else ""
+        rest = name.removeprefix(f"blocks.{number}.")
+        if number in ("0", "1"):
+            moved[f"{_IMAGE}.context_encoder.blocks.{number}.{rest}"] = value
+        else:
+            moved[f"blocks.{int(number) - 2}.{rest}" if number else name] = value
+    assert_same(load_baseline(baseline, save({"model": moved}, tmp_path / "base.pt"))(x), model(x))
+
+
 def _block(x: torch.Tensor, state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     """One block as it is described: attention with explicit logits, norms after the sums."""
     query, key, value = _linear(x, state, f"{name}.attn.qkv").reshape(2, -1, 3, 3, 8).permute(2, 0, 3, 1, 4)

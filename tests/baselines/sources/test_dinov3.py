@@ -7,6 +7,7 @@ import torch
 
 from capi.baselines.loading import load_baseline
 from capi.baselines.sources.dinov3 import BASELINES
+from capi.errors import CapiError
 from capi.types import Features
 from tests.baselines.checkpoints import (
     assert_same,
@@ -40,15 +41,32 @@ def test__features_are_those_of_transformers_in_both_layouts(tmp_path: Path, nam
             assert_same(each(x), expected)
 
 
-def test__constants_and_masks_of_the_original_file_are_left_out(tmp_path: Path) -> None:
+def test__periods_and_masks_are_those_of_the_file(tmp_path: Path) -> None:
     baseline, x = small("dinov3_vitl16"), images()
     model = random_model(baseline)
     state = original(baseline, model)
-    # The part of keys is masked in the original: whatever stands there must not matter.
+    periods = torch.tensor([1.0, 3.15625])
+    mask = torch.cat([torch.ones(24), torch.zeros(24), torch.full((24,), 0.5)])
+    more = {"rope_embed.periods": periods, "mask_token": torch.zeros(1, 24), "local_cls_norm.weight": torch.ones(24)}
+    more |= {"blocks.0.attn.qkv.bias_mask": mask}
+    loaded = load_baseline(baseline, save(state | more, tmp_path / "dinov3.pth"))
+    assert (loaded(x).feature_map - model(x).feature_map).abs().max() > 1e-3
+    model.rotary_periods = periods
+    with torch.no_grad():
+        model.blocks[0].attention.value.bias *= 0.5
+    assert_same(loaded(x), model(x))
+
+
+def test__without_periods_of_the_file_they_are_computed_and_misshapen_ones_are_refused(tmp_path: Path) -> None:
+    baseline, x = small("dinov3_vitl16"), images()
+    model = random_model(baseline)
+    state = original(baseline, model)
+    # The part of keys is not used: whatever stands there must not matter.
     state["blocks.0.attn.qkv.bias"][24:48] = float("nan")
-    more = {"rope_embed.periods": torch.ones(2), "mask_token": torch.zeros(1, 24)}
-    more |= {"blocks.0.attn.qkv.bias_mask": torch.ones(72), "local_cls_norm.weight": torch.ones(24)}
-    assert_same(load_baseline(baseline, save(state | more, tmp_path / "dinov3.pth"))(x), model(x))
+    assert_same(load_baseline(baseline, save(state, tmp_path / "dinov3.pth"))(x), model(x))
+    state["rope_embed.periods"] = torch.ones(5)
+    with pytest.raises(CapiError, match=r'"rope_embed.periods" of shape \(5,\), expected \(2,\)'):
+        load_baseline(baseline, save(state, tmp_path / "other.pth"))
 
 
 def test__the_sizes_are_those_of_the_authors() -> None:
