@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 if TYPE_CHECKING:
@@ -60,9 +61,12 @@ def _print_table(done: "Comparison", console: Console) -> None:
     for row in view.rows:
         numbers = (shown(row, entry, done.cells, view.paper) for entry in row.entries)
         table.add_row(*map(escape, row.cells), *numbers)
-    console.print(table)
+    # A narrow terminal breaks lines; numbers that were cut off would be lost.
+    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    console.print(table, width=max(console.width, wanted), crop=False, soft_wrap=True)
     for reason, about in missing(view, done.cells).items():
-        console.print(f"missing in {len(about)} cells: {reason}", soft_wrap=True, markup=False)
+        cells = "1 cell" if len(about) == 1 else f"{len(about)} cells"
+        console.print(f"missing in {cells}: {reason}", soft_wrap=True, markup=False)
 
 
 def _cell(record: Mapping[str, Any] | None) -> str:

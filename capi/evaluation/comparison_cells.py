@@ -65,6 +65,13 @@ class Comparison:
     """A table of the paper that the cells are put together to."""
 
     @property
+    def remark_titles(self) -> dict[Remark, str]:
+        """Headings; a table may ask for what departs elsewhere, as probing at another resolution."""
+        if self.table is None:
+            return REMARKS
+        return REMARKS | {"deviations": "Departures from the paper's usual protocol, also those this table asks for"}
+
+    @property
     def failed(self) -> list[Cell]:
         return [cell for cell in self.in_order if cell.status == "failed"]
 
@@ -161,6 +168,7 @@ def short_names(models: Sequence[str]) -> dict[str, str]:
 
 
 def _shortened(text: str) -> str:
+    text = text.removeprefix("baseline:")
     if len(text) <= _LONG_NAME:
         return text
     kept = ""

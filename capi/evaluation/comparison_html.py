@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from capi.evaluation.comparison_cells import REMARKS, Cell, Column, Comparison, Remark, short_names
+from capi.evaluation.comparison_cells import Cell, Column, Comparison, Remark, short_names
 from capi.evaluation.results import Record, percent
 from capi.evaluation.table_view import as_html as table_html
 
@@ -75,7 +75,7 @@ def as_html(comparison: Comparison, facts: Mapping[str, str]) -> str:
         *_charts(comparison),
         *_scores(comparison),
         *_failures(comparison),
-        *(part for kind, title in REMARKS.items() for part in _remarks(comparison, kind, title)),
+        *(part for kind, title in comparison.remark_titles.items() for part in _remarks(comparison, kind, title)),
         *_settings(comparison),
         *_classes(comparison),
         *_models(comparison),

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from capi.evaluation.comparison_cells import REMARKS, Cell, Column, Comparison, Remark, short_names
+from capi.evaluation.comparison_cells import Cell, Column, Comparison, Remark, short_names
 from capi.evaluation.comparison_html import as_html
 from capi.evaluation.results import percent, table
+from capi.evaluation.table_view import NOT_IN_TABLE
 from capi.evaluation.table_view import as_markdown as table_markdown
 from capi.evaluation.table_view import as_plain as plain_table
 from capi.train.atomic import write_atomically
@@ -79,7 +80,7 @@ def facts(comparison: Comparison) -> dict[str, str]:
     records = [cell.record for cell in comparison.done if cell.record is not None]
     dates = sorted(record["date"] for record in records)
     kept = sum(cell.kept for cell in comparison.done)
-    skipped = sum(cell.status == "skipped" for cell in comparison.in_order)
+    skipped = sum(cell.status == "skipped" and cell.reason != NOT_IN_TABLE for cell in comparison.in_order)
     found = {
         "cells": f"{len(records)} done ({kept} of them kept from before), {len(comparison.failed)} failed, "
         f"{len(comparison.unfinished)} pending" + (f", {skipped} skipped" if skipped else ""),
@@ -109,7 +110,7 @@ def as_markdown(comparison: Comparison) -> str:
         parts += [*table_markdown(comparison.table, comparison.cells), "## All cells"]
     parts.append(_table_of_scores(comparison, names))
     parts.append("\n".join(_footnotes(comparison)))
-    for kind, title in REMARKS.items():
+    for kind, title in comparison.remark_titles.items():
         parts += _remarks(comparison, kind, title, names)
     parts += ["## Seconds", _table_of_seconds(comparison, names)]
     parts += ["## Models", "\n".join(_model_lines(comparison, names))]

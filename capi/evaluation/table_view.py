@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 
 _NOTHING = "-"
+# Why a model is not run on a benchmark that only other rows need.
+NOT_IN_TABLE = "it is not in this table"
 
 
 @dataclass(frozen=True)

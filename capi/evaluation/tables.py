@@ -6,22 +6,20 @@ from pathlib import Path
 
 import torch
 
-from capi.baseline_weights import find_weights, is_baseline
+from capi.baseline_weights import USUAL, find_weights, is_baseline
 from capi.baselines.registry import BASELINES, PREFIX, baseline_named
 from capi.config.result_tables import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
 from capi.distributed.leading import ALONE
 from capi.distributed.processes import Processes
-from capi.errors import CapiError
+from capi.errors import CapiError, nearest
 from capi.evals.datasets.imagenet_shifts import TEST_SETS
 from capi.evals.features import Progress, silent
 from capi.evaluation.comparison import OnCell, compare
 from capi.evaluation.comparison_cells import Column, Comparison
-from capi.evaluation.table_view import Entry, TableView, ViewRow
+from capi.evaluation.table_view import NOT_IN_TABLE, Entry, TableView, ViewRow
 from capi.released.cache import cache_folder
 from capi.released.registry import RELEASED
 from capi.weights import Weights
-
-NOT_IN_TABLE = "it is not in this table"
 
 
 @dataclass(frozen=True)
@@ -84,28 +82,56 @@ def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:
     if not models:
         return list(table.rows)
     rows: list[TableRow] = []
-    for model in dict.fromkeys(models):
-        found = [row for row in table.rows if _plain_name(row.model) == _plain_name(model)]
+    for model in dict.fromkeys(map(_full_name, models)):
         # A name with a place, baseline:NAME=PATH, is the model of its row.
-        full = model if is_baseline(model) or model not in BASELINES else PREFIX + model
-        rows += [row.model_copy(update={"model": full}) for row in found] if found else _own_rows(table, full)
+        found = [row for row in table.rows if _plain_name(row.model) == _plain_name(model)]
+        rows += [_as_asked(row, model) for row in found] if found else _own_rows(table, model)
     return rows
+
+
+def _full_name(model: str) -> str:
+    """With the prefix of baselines, which may be left out; what can be no model is told before anything is run."""
+    plain, part = _plain_name(model), _part(model)
+    if is_baseline(model) or (plain in BASELINES and not Path(model).exists()):
+        layout = baseline_named(plain).layout
+        layout.part(part or None)
+        return PREFIX + model.removeprefix(PREFIX)
+    if not (Path(model).exists() or model in RELEASED or ":" in model or "/" in model):
+        raise CapiError(
+            f'there is no model "{model}": expected a run, a file, a name that `capi models` lists, or what `capi '
+            f"evaluate` takes{nearest(model, [*BASELINES, *RELEASED])}"
+        )
+    return model
 
 
 def _plain_name(model: str) -> str:
     return model.removeprefix(PREFIX).partition("=")[0].partition("@")[0]
 
 
+def _part(model: str) -> str:
+    """The network of a checkpoint that is asked for; empty for the usual one."""
+    return model.partition("=")[0].partition("@")[2] if _plain_name(model) in BASELINES else ""
+
+
+def _as_asked(row: TableRow, model: str) -> TableRow:
+    """A row of the table for weights of one's own choice; another network of the checkpoint is said in its name."""
+    part = _part(model)
+    name = f"{row.cells[0]} ({part})" if part else row.cells[0]
+    return row.model_copy(update={"model": model, "cells": [name, *row.cells[1:]]})
+
+
 def _own_rows(table: ResultTable, model: str) -> list[TableRow]:
     """A row for each that CAPI has in the table, without numbers of the paper."""
     usual = [row for row in table.rows if row.model == "capi_vitl14_lvd"]
     several = len({row.cells[0] for row in usual}) > 1
+    # What pools is a predictor in CAPI alone.
+    pooled = {"predictor pooling": "pooled", "pred pooling": "pooled", "cat(pred pooling, avg pooling)": "both"}
     return [
         row.model_copy(
             update={
                 "model": model,
                 "cells": [
-                    f"{model}: {row.cells[0]}" if several else model,
+                    f"{model}: {pooled.get(row.cells[0], row.cells[0])}" if several else model,
                     *(text if len(usual) > 1 else "" for text in row.cells[1:]),
                 ],
                 "scores": [None] * len(table.columns),
@@ -205,5 +231,8 @@ def _view(
 
 def _model_notes(rows: Sequence[TableRow]) -> list[str]:
     """What is to be known of a baseline's scores."""
-    names = dict.fromkeys(_plain_name(row.model) for row in rows)
+    # Notes are of the network that is usual, from the file of the authors.
+    names = dict.fromkeys(
+        _plain_name(row.model) for row in rows if not _part(row.model) and not row.model.endswith(f"={USUAL}")
+    )
     return [f"{name}: {BASELINES[name].note}." for name in names if name in BASELINES and BASELINES[name].note]

@@ -9,7 +9,7 @@ import pytest
 from capi.baselines.registry import BASELINES
 from capi.config.result_tables import table_named
 from capi.errors import CapiError
-from capi.evaluation.tables import chosen_rows, compare_table, weights_reason
+from capi.evaluation.tables import _model_notes, chosen_rows, compare_table, weights_reason
 from tests.baselines.checkpoints import original, random_model, save, small
 from tests.conftest import REFERENCE
 from tests.evals.datasets import layouts
@@ -102,7 +102,7 @@ def test__a_model_of_ones_own_gets_the_rows_that_capi_has() -> None:
     assert row.cells == ["runs/mine", "", ""]
     assert row.scores == [None] * 8
     rows = chosen_rows(table_named("pooling"), ["runs/mine"])
-    assert [row.cells[0] for row in rows][:2] == ["runs/mine: avg pooling", "runs/mine: pred pooling"]
+    assert [row.cells[0] for row in rows][:2] == ["runs/mine: avg pooling", "runs/mine: pooled"]
     assert [row.protocol for row in rows] == [None, None, None, "attentive"]
 
 
@@ -110,6 +110,28 @@ def test__a_place_of_weights_belongs_to_the_row_of_its_baseline() -> None:
     (row,) = chosen_rows(table_named("dense"), ["baseline:mae_vitl16=/there/mae.pth"])
     assert row.model == "baseline:mae_vitl16=/there/mae.pth"
     assert row.scores[0] == 21.5
+
+
+def test__another_network_of_a_checkpoint_is_said_and_has_no_note_of_the_usual_one() -> None:
+    (row,) = chosen_rows(table_named("high-res"), ["ijepa_vith14_in1k@encoder"])
+    assert (row.model, row.cells[0]) == ("baseline:ijepa_vith14_in1k@encoder", "I-JEPA-H (encoder)")
+    assert _model_notes([row]) == []
+    (usual,) = chosen_rows(table_named("high-res"), ["ijepa_vith14_in1k"])
+    assert "target encoder" in _model_notes([usual])[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("dino_vitb1", 'there is no model "dino_vitb1".*did you mean "dino_vitb16"'),
+        ("baseline:nosuch", "nosuch"),
+        ("baseline:dino_vitb16@decoder", 'no part "decoder"'),
+        ("mae_vitl16@encoder", 'no part "encoder"'),
+    ],
+)
+def test__what_can_be_no_model_is_told_before_anything_is_run(model: str, message: str) -> None:
+    with pytest.raises(CapiError, match=message):
+        chosen_rows(table_named("main"), [model])
 
 
 def test__weights_are_looked_for_without_being_read(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def load(root: Path, options: DataOptions) -> SegmentationData:
     train = augmented(own, extra, val)
     if sbd is None:
         notes += check_count(len(train), TRAIN, "training images", options)
-        notes += (f"trained on VOC's own images, not on the augmented list of {AUGMENTED}: more=sbd was not given",)
+        notes += (f"trained on VOC's own images, not on the augmented list of {AUGMENTED}: give more.sbd=FOLDER",)
     else:
         notes += check_count(len(train), AUGMENTED, "training images", options)
     with_own_mask = set(own)
@@ -86,7 +86,7 @@ def _sbd(given: Path) -> tuple[Path, str, list[str]]:
     names = [path.stem for path in given.glob("*.png")]
     if not names:
         raise CapiError(
-            f"more=sbd names {given}, which holds neither dataset/train.txt with dataset/cls nor masks as PNG: "
+            f"more.sbd names {given}, which holds neither dataset/train.txt with dataset/cls nor masks as PNG: "
             "give the folder that SBD was unpacked to, or a folder SegmentationClassAug"
         )
     return given, ".png", names
