@@ -3,9 +3,9 @@
     python benchmarks/scaling.py --picture docs/pictures/scaling.png
 
 Each point of the growth is a process of its own (`capi plan --measure`), so that its peak memory is its own, and the
-quickest of several; the plan for the same step is drawn beside it. The exponent is the slope between the last two points on logarithmic axes.
-Processes are compared by short real runs of `capi pretrain`, under torchrun where there are several, with the same
-global batch.
+quickest of several; the plan for the same step is drawn beside it. The exponent is the slope between the last two
+points on logarithmic axes. Processes are compared by short real runs of `capi pretrain`, under torchrun where there are
+several, with the same global batch.
 """
 
 import argparse

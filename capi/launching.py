@@ -24,6 +24,9 @@ REQUEUE_CODE = 75
 # Seconds before the end at which Slurm sends the signal: long enough to finish a step and to save.
 WARNING_SECONDS = 180
 SCRIPT = "job.sh"
+# Minutes, minutes:seconds, hours:minutes:seconds, days-hours and so on.
+_TIME = r"(\d+-)?\d+(:[0-5]?\d){0,2}"
+_MEMORY = r"\d+[KMGT]?B?"
 LOG = "slurm-%j.log"
 # A port that follows from the job's number, so that jobs that share a machine do not meet.
 FIRST_PORT, PORTS = 15000, 15000
@@ -52,7 +55,9 @@ class SlurmOptions:
         return self.nodes * self.gpus_per_node
 
 
-def slurm_script(recipe: str, overrides: Iterable[str], *, data: str, out: str | Path, options: SlurmOptions) -> str:
+def slurm_script(
+    recipe: str, overrides: Iterable[str], *, data: str | Sequence[str], out: str | Path, options: SlurmOptions
+) -> str:
     """The job script of a run whose recipe, values and numbers are known to be good."""
     overrides = list(overrides)
     check_job(load_config(recipe, overrides), options)
@@ -60,7 +65,9 @@ def slurm_script(recipe: str, overrides: Iterable[str], *, data: str, out: str |
     # A path would mean another file in the folder where the job runs.
     named = str(Path(recipe).absolute()) if Path(recipe).suffix in {".yaml", ".yml"} else recipe
     command = [options.python, "-m", "capi", "pretrain", named, *overrides]
-    command += ["--data", _whole(_one_line("data", data)), "--out", str(folder), "--resume"]
+    for source in [data] if isinstance(data, str) else data:
+        command += ["--data", _whole(_one_line("data", source))]
+    command += ["--out", str(folder), "--resume"]
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {line}" for line in _directives(options, folder)),
@@ -71,7 +78,7 @@ def slurm_script(recipe: str, overrides: Iterable[str], *, data: str, out: str |
         _MASTER.format(ports=PORTS, first=FIRST_PORT),
         # In single quotes, so that each task fills in its own numbers.
         # A task that leaves first must not have the others killed while they save.
-        f"srun --kill-on-bad-exit=0 bash -c {shlex.quote(_TASK)} capi-task {shlex.join(command)} &",
+        f"srun{_cores(options)} --kill-on-bad-exit=0 bash -c {shlex.quote(_TASK)} capi-task {shlex.join(command)} &",
         _WAITING.format(code=REQUEUE_CODE),
     ]
     return "\n".join(lines) + "\n"
@@ -91,6 +98,9 @@ while :; do
     code=$?
     kill -0 "$running" 2>/dev/null || break
 done
+# The last one may have been cut short as the tasks ended: their own code is still to be had.
+wait "$running"
+code=$?
 if [ "$code" -eq {code} ]; then
     scontrol requeue "$SLURM_JOB_ID"
 fi
@@ -112,6 +122,11 @@ def _directives(options: SlurmOptions, folder: Path) -> Iterator[str]:
     yield "--open-mode=append"
     yield "--requeue"
     yield f"--signal=USR1@{WARNING_SECONDS}"
+
+
+def _cores(options: SlurmOptions) -> str:
+    """srun does not take the job's number for its tasks by itself."""
+    return "" if options.cpus_per_gpu is None else f" --cpus-per-task={options.cpus_per_gpu}"
 
 
 def _one_line(name: str, value: str) -> str:
@@ -143,12 +158,23 @@ def _extra_line(line: str) -> str:
 
 def _whole(data: str) -> str:
     """A path of the file system in full, since a job may run elsewhere; other sources as they are."""
-    return str(Path(data).absolute()) if data != "demo" and Path(data).exists() else data
+    name, at, weight = data.rpartition("@") if not Path(data).exists() else (data, "", "")
+    name = name or data
+    if name == "demo" or not Path(name).exists():
+        return data
+    return str(Path(name).absolute()) + at + weight
 
 
 def check_job(config: Config, options: SlurmOptions) -> None:
     """A job that could only fail is refused before it waits in a queue."""
     batch, parts = config.optimization.batch_size, config.optimization.micro_batches
+    for name, pattern, example in (("time", _TIME, "24:00:00 or 2-12:00:00"), ("mem", _MEMORY, "200G or 0 for all")):
+        value = getattr(options, name)
+        if value is not None and not re.fullmatch(pattern, value):
+            raise CapiError(f"--{name} {value} is nothing that Slurm knows: give it as {example}")
+    shards = config.distributed.shards
+    if shards is not None and options.tasks % shards:
+        raise CapiError(f"distributed.shards is {shards}, which does not divide {options.tasks} GPUs: set a divisor")
     if options.nodes < 1 or options.gpus_per_node < 1:
         raise CapiError(f"a job needs at least one node and one GPU, not {options.nodes} and {options.gpus_per_node}")
     if batch % (options.tasks * parts):
@@ -166,10 +192,15 @@ def submit(script: str, out: str | Path, *, run: Sequence[str] = ("sbatch",)) ->
             f"there is no {run[0]} here: submit from a machine of the cluster, or see the job with --dry-run"
         )
     folder = Path(out).absolute()
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    if folder.is_file():
+        raise CapiError(f"{folder} is a file: --out takes the folder of the run")
     # Beside and not inside: the folder of a run must be new or its own.
     path = folder.parent / f"{folder.name}-{SCRIPT}"
-    path.write_text(script, encoding="utf-8")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script, encoding="utf-8")
+    except OSError as error:
+        raise CapiError(f"{path} cannot be written ({error.strerror}): give another --out") from error
     done = subprocess.run([found, *run[1:], str(path)], capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         raise CapiError(f"sbatch refused {path} (code {done.returncode}): {' '.join(done.stderr.split())}")

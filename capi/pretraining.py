@@ -18,7 +18,7 @@ from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
 from capi.data.sources import ImageSource
-from capi.distributed.processes import Processes, joined
+from capi.distributed.processes import Processes, joined, lost_process_is_an_error
 from capi.distributed.sharding import chosen_shards
 from capi.distributing import distribute, whole_view
 from capi.errors import CapiError
@@ -99,7 +99,9 @@ def pretrain(
         with processes.together():
             if processes.is_main:
                 stack.enter_context(given.folder.locked())
-        run = _Run(given, _spread(given, learner, processes, device), device, processes)
+        with lost_process_is_an_error():
+            spread = _spread(given, learner, processes, device)
+        run = _Run(given, spread, device, processes)
         everything = [*configured, *evaluations, *pictures(given.config, given.source, given.folder)]
         return run.train(loggers, everything, console if processes.is_main else None)
 

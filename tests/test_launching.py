@@ -120,9 +120,26 @@ def test__directives_ask_for_a_task_a_gpu_and_a_warning(tmp_path: Path) -> None:
     # All directives stand before the first command, or Slurm does not read them.
     first = next(number for number, line in enumerate(lines) if line and not line.startswith("#"))
     assert all(not line.startswith("#SBATCH") for line in lines[first:])
-    assert lines.index("module load cuda") < next(
-        number for number, line in enumerate(lines) if line.startswith("srun")
-    )
+    (number,) = (number for number, line in enumerate(lines) if line.startswith("srun"))
+    assert lines.index("module load cuda") < number
+    assert lines[number].startswith("srun --cpus-per-task=12 ")
+
+
+def test__all_sources_go_into_the_job_with_their_weights(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    data = [f"{tmp_path}/photos@1", "web/*.tar@3", "hf://name?split=train@2"]
+    script = slurm_script("demo", [], data=data, out=tmp_path / "run", options=SlurmOptions())
+    assert f"--data {tmp_path}/photos@1 --data 'web/*.tar@3' --data 'hf://name?split=train@2' --out" in script
+
+
+def test__a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executable(tmp_path / "sbatch", "exit 0")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CapiError, match="is a file: --out takes the folder"):
+        submit("#!/bin/bash\n", tmp_path / "file")
+    with pytest.raises(CapiError, match="cannot be written"):
+        submit("#!/bin/bash\n", tmp_path / "file" / "run")
 
 
 def test__a_recipe_in_a_file_is_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +163,9 @@ def test__a_recipe_in_a_file_is_named_in_full(tmp_path: Path, monkeypatch: pytes
         ({"options": SlurmOptions(extra=("#SBATCH --a\nrm",))}, "printable"),
         ({"out": "a b"}, "cannot hold spaces"),
         ({"data": "a\nb"}, "--data must be one line"),
+        ({"options": SlurmOptions(time="25h")}, "--time 25h is nothing that Slurm knows"),
+        ({"options": SlurmOptions(mem="lots")}, "--mem lots is nothing that Slurm knows"),
+        ({"options": SlurmOptions(gpus_per_node=2), "overrides": ["distributed.shards=3"]}, "does not divide 2 GPUs"),
     ],
 )
 def test__a_job_that_could_only_fail_is_refused(changes: dict[str, object], message: str) -> None:

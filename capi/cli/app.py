@@ -89,13 +89,14 @@ def _options(
     ] = False,
 ) -> None:
     """Options that stand before the command."""
-    _refuse_several(context.invoked_subcommand)
+    if context.invoked_subcommand not in SEVERAL:
+        refuse_several(context.invoked_subcommand)
 
 
-def _refuse_several(command: str | None) -> None:
+def refuse_several(command: str | None) -> None:
     """Where torchrun starts a command that one process can do, it would be done several times."""
     started = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
-    if started == "1" or command in SEVERAL:
+    if started == "1":
         return
     if not is_first():
         fail_silently()

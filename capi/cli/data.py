@@ -62,6 +62,8 @@ def check(
     """Read all images once: counts, sizes, channel statistics, broken images, copies, images per second."""
     from capi import api
 
+    if json_file is not None and json_file.is_dir():
+        raise CapiError(f"{json_file} is a folder: --json takes a file")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     found = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())

@@ -20,7 +20,7 @@ def launch() -> None:
 def slurm(
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
     overrides: Overrides = None,
-    data: Annotated[str, typer.Option(help="What `capi pretrain --data` takes.")] = ...,  # type: ignore[assignment]
+    data: Annotated[list[str], typer.Option(help="What `capi pretrain --data` takes; may be repeated.")] = ...,  # type: ignore[assignment]
     out: Annotated[
         Path, typer.Option(help="Folder of the run, seen by all nodes; job script and log lie beside it.")
     ] = ...,  # type: ignore[assignment]

@@ -32,7 +32,9 @@ def plan(
     gpu: Annotated[
         str, typer.Option(help="Which; `this` is the machine at hand, --gpu list names the others.")
     ] = "this",
-    suggest: Annotated[str | None, typer.Option(help="Images to suggest a run for, in place of a recipe.")] = None,
+    suggest: Annotated[
+        list[str] | None, typer.Option(help="Images to suggest a run for, in place of a recipe; may be repeated.")
+    ] = None,
     hours: Annotated[float, typer.Option(min=0.01, help="With --suggest: how long the run may take.")] = 24.0,
     measure: Annotated[bool, typer.Option("--measure", help="With --gpu this: run real steps and compare.")] = False,
     images: Annotated[int | None, typer.Option(min=1, help="Images of a step that --measure runs.")] = None,
@@ -52,14 +54,18 @@ def plan(
     if gpu == "list":
         _print_gpus(as_json)
         return
-    if (recipe is None) == (suggest is None):
+    if (recipe is None) == (not suggest):
         raise CapiError("capi plan needs one of both: a recipe, or --suggest with images")
-    if measure and gpu != "this":
-        raise CapiError(f"--measure runs steps on this machine, not on {gpu}: leave --gpu out")
+    if measure and (gpu != "this" or gpus > 1):
+        raise CapiError("--measure runs steps in one process on this machine: leave out --gpu and --gpus")
+    if measure and suggest:
+        raise CapiError("--measure and --suggest exclude each other: measure the recipe that was suggested")
+    if images is not None and not measure:
+        raise CapiError("--images is the number that --measure runs: add --measure, or set optimization.batch_size")
     from capi.planning.running import Assumptions
 
     assumptions = Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon_intensity)
-    if suggest is not None:
+    if suggest:
         _suggest(suggest, gpu, gpus, hours, assumptions, as_json)
         return
     assert recipe is not None
@@ -195,7 +201,7 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
     console.print(f"It reached {found.mfu:.0%} of the peak of a large product; the plan assumes {found.plan.mfu:.0%}.")
 
 
-def _suggest(data: str, gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
+def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
     from capi.data.opening import open_images
     from capi.planning.hardware import find_gpu
     from capi.planning.suggesting import look_at, suggest
@@ -211,8 +217,8 @@ def _suggest(data: str, gpu: str, gpus: int, hours: float, assumptions: "Assumpt
     console.print(found.command(data), soft_wrap=True, markup=False)
 
 
-def _suggestion_table(found: "Suggestion", images: "Images", data: str) -> Table:
-    title = f"For {images.count:,} images of about {images.side} px in {data}"
+def _suggestion_table(found: "Suggestion", images: "Images", data: list[str]) -> Table:
+    title = f"For {images.count:,} images of about {images.side} px in {', '.join(data)}"
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("", "value", "why", "from"):
         table.add_column(name)
@@ -254,7 +260,7 @@ def measured_json(found: "Measured") -> dict[str, Any]:
     return {"comparisons": rows, "mfu": found.mfu}
 
 
-def suggestion_json(found: "Suggestion", images: "Images", data: str) -> dict[str, Any]:
+def suggestion_json(found: "Suggestion", images: "Images", data: list[str]) -> dict[str, Any]:
     """A suggestion as plain values."""
     choices = [choice._asdict() for choice in (found.recipe, *found.choices)]
     return {

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from capi.cli.app import Device, Overrides, app, messages, one_of
+from capi.cli.app import Device, Overrides, app, messages, one_of, refuse_several
 from capi.config import loading
 from capi.errors import CapiError
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from capi.config.schema import Config
     from capi.data.statistics import DataSummary
     from capi.demo import DemoSummary
+    from capi.pretraining import PretrainedRun
     from capi.train.check import StepCost
 
 
@@ -41,35 +42,52 @@ def pretrain(
 ) -> None:
     """Pretrain an encoder on unlabelled images."""
     if check:
+        refuse_several("pretrain --check")
         _check(recipe, loading.load_config(recipe, overrides or []), data, device, rounds)
         return
+    from capi.train.stopping import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, StopRequest
+
+    # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
+    with StopRequest() as request:
+        done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, device)
+        if not done.finished:
+            if done.is_main:
+                typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
+            request.turn_deaf()
+            raise typer.Exit(PREEMPTED_EXIT_CODE if done.preempted else INTERRUPTED_EXIT_CODE)
+    if not done.is_main:
+        return
+    typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
+    if done.report is not None:
+        typer.echo(f"{done.report} tells how it went: open it in a browser.")
+
+
+def _pretrained(
+    recipe: str,
+    overrides: list[str],
+    data: list[str] | None,
+    out: Path | None,
+    resume: bool,
+    overwrite: bool,
+    device: str | None,
+) -> "PretrainedRun":
+    """The run, by all processes that were started: they are given the same, and one tells what is wrong with it."""
     from capi import api
     from capi.distributed.processes import joined
-    from capi.train.stopping import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE
 
     chosen = api.choose_device(device)
     with joined(chosen) as processes:
-        # All processes are given the same, and one of them tells what is wrong with it.
         with processes.together():
-            config = loading.load_config(recipe, overrides or [])
+            config = loading.load_config(recipe, overrides)
             if not data or out is None:
                 raise CapiError(
                     "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
                 )
             if resume and overwrite:
                 raise CapiError("--resume and --overwrite exclude each other")
-        done = api.pretrain(
+        return api.pretrain(
             config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=messages()
         )
-    if not done.finished:
-        if done.is_main:
-            typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
-        raise typer.Exit(PREEMPTED_EXIT_CODE if done.preempted else INTERRUPTED_EXIT_CODE)
-    if not done.is_main:
-        return
-    typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
-    if done.report is not None:
-        typer.echo(f"{done.report} tells how it went: open it in a browser.")
 
 
 @app.command()

@@ -30,7 +30,7 @@ from capi.errors import CapiError
 Data = str | Path | Sequence[str | Path]
 TABLES = (".parquet", ".arrow")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".zip")
-_WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>\d+(\.\d*)?|\.\d+)", re.DOTALL)
+_WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>[+-]?(\d+(\.\d*)?|\.\d+|nan|inf))", re.DOTALL)
 _COLUMN = re.compile(r"(?P<path>.+)\?column=(?P<column>.+)", re.DOTALL)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _MOST_SHARDS = 1_000_000
@@ -101,7 +101,7 @@ def _weighted(text: str) -> Weighted:
     if found is None or os.path.exists(text):
         return Weighted(text)
     weight = float(found["weight"])
-    if not weight > 0:
+    if not (0 < weight < math.inf):
         raise CapiError(f"{text} has a weight of {weight:g}: expected more than 0, or leave the source out")
     return Weighted(found["source"], weight)
 

@@ -292,6 +292,7 @@ def _begin(
         "shards": shards,
         "labels": None if labels is None else hashlib.sha256("\n".join(labels).encode()).hexdigest()[:16],
         **vars(settings),
+        "shard_megabytes": None if settings.per_shard else float(settings.shard_megabytes or SHARD_MEGABYTES),
     }
     path = out / PLAN
     try:

@@ -12,6 +12,8 @@ its data or an evaluation, and `background` for a thread that saves while the ot
 import atexit
 import os
 import re
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,7 +171,7 @@ def joined(device: torch.device) -> Iterator[Processes]:
     They meet once and stay together until they end, since torchrun's meeting point serves once. Where a group exists
     already it is used, and left as it is.
     """
-    if not dist.is_available() or (not dist.is_initialized() and int(os.environ.get("WORLD_SIZE", "1")) == 1):
+    if not dist.is_available() or (not dist.is_initialized() and _started_together() == 1):
         yield Processes()
         return
     if not dist.is_initialized():
@@ -182,6 +184,13 @@ def joined(device: torch.device) -> Iterator[Processes]:
         # Another process may be gone, and saying goodbye would wait for it.
         atexit.unregister(_part)
         raise
+
+
+def _started_together() -> int:
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or int(given) < 1:
+        raise CapiError(f"WORLD_SIZE is {given!r}: expected the number of processes, which torchrun sets")
+    return int(given)
 
 
 @lru_cache(maxsize=1)
@@ -223,15 +232,33 @@ def _join() -> None:
     # Tensors of each device over its own network, whatever device the first command was for.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    # The library waits longer than it is told, or for ever where another program answers.
+    watch = threading.Timer(TIMEOUT.total_seconds(), _give_up, [where])
+    watch.daemon = True
+    watch.start()
     try:
         dist.init_process_group(backend, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         reason = "the port is taken" if "EADDRINUSE" in str(error) else _first_line(error)
-        raise CapiError(
-            f"the {os.environ['WORLD_SIZE']} processes could not meet at {where} ({reason}): give another MASTER_PORT "
-            "(torchrun --master-port), and see that all machines can reach the first one"
-        ) from error
+        raise CapiError(_not_met(where, reason)) from error
+    finally:
+        watch.cancel()
     atexit.register(_part)
+
+
+def _not_met(where: str, reason: str) -> str:
+    return (
+        f"the {os.environ['WORLD_SIZE']} processes could not meet at {where} ({reason}): give another MASTER_PORT "
+        "(torchrun --master-port), and see that all machines can reach the first one"
+    )
+
+
+def _give_up(where: str) -> None:
+    """From a thread, since the main one is inside the library."""
+    minutes = TIMEOUT.total_seconds() / 60
+    sys.stderr.write(f"Error: {_not_met(where, f'not all came within {minutes:.0f} minutes')}\n")
+    sys.stderr.flush()
+    os._exit(2)
 
 
 @contextmanager

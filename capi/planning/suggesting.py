@@ -5,7 +5,7 @@ thumb, and each says which.
 """
 
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, NamedTuple
@@ -91,7 +91,7 @@ class Suggestion:
     def overrides(self) -> list[str]:
         return [f"{choice.key}={choice.value}" for choice in self.choices]
 
-    def command(self, data: str, out: str = "RUN") -> str:
+    def command(self, data: str | Sequence[str], out: str = "RUN") -> str:
         """What starts the run."""
         gpus, start = self.plan.gpus, ["capi", "pretrain"]
         if gpus > GPUS_A_MACHINE and gpus % GPUS_A_MACHINE == 0:
@@ -99,7 +99,8 @@ class Suggestion:
             start = ["capi", "launch", "slurm", "--nodes", nodes, "--gpus-per-node", str(GPUS_A_MACHINE)]
         elif gpus > 1:
             start = ["torchrun", "--nproc-per-node", str(gpus), "-m", *start]
-        return shlex.join([*start, str(self.recipe.value), *self.overrides, "--data", data, "--out", out])
+        sources = [word for name in ([data] if isinstance(data, str) else data) for word in ("--data", name)]
+        return shlex.join([*start, str(self.recipe.value), *self.overrides, *sources, "--out", out])
 
 
 def look_at(source: ImageSource) -> Images:

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.optim import AdamW
 
-from capi.distributed.processes import Processes, SharedError
+from capi.distributed.processes import LostProcessError, Processes, SharedError
 from capi.errors import CapiError
 from capi.train.atomic import write_atomically
 from capi.train.checkpoint_reading import damaged, quiet, read_tensors
@@ -115,6 +116,9 @@ class Checkpoints:
             failure = error
         try:
             self.processes.fail_together(failure)
+        except LostProcessError:
+            # Who is gone tells nothing.
+            raise
         except CapiError as error:
             raise CheckpointError(str(error)) from error
 
@@ -125,6 +129,8 @@ class Checkpoints:
             with self.processes.together():
                 if not partial.is_dir():
                     raise CapiError("the folder that the main process made is not there: all machines must share it")
+        except LostProcessError:
+            raise
         except CapiError as error:
             raise self._failed(position.step, error) from error
         written = self._start_writing(tensors(learner), partial)
@@ -177,7 +183,11 @@ class Checkpoints:
         sizes = {path.name: path.stat().st_size for path in pending.partial.iterdir()}
         write_atomically(pending.partial / _STATE, json.dumps(pending.record | {"files": sizes}, indent=1))
         _sync_folder(pending.partial)
-        pending.partial.rename(self.path(pending.record["step"]))
+        place = self.path(pending.record["step"])
+        if place.exists():
+            # Damaged, or it would have been gone on with.
+            self._remove(place)
+        pending.partial.rename(place)
         _sync_folder(self.folder)
 
     def _failed(self, step: int, error: BaseException) -> CheckpointError:
@@ -197,10 +207,13 @@ class Checkpoints:
         every = self.milestone_steps
         for step in self.steps()[: -self.keep]:
             if not (every and step % every == 0):
-                # Under a name that is no checkpoint's, so that an interrupted removal leaves none half there.
-                doomed = self.folder / f"{_PARTIAL}old-{step}"
-                self.path(step).rename(doomed)
-                shutil.rmtree(doomed)
+                self._remove(self.path(step))
+
+    def _remove(self, checkpoint: Path) -> None:
+        """Under a name that is no checkpoint's, so that an interrupted removal leaves none half there."""
+        doomed = self.folder / f"{_PARTIAL}old-{checkpoint.name}"
+        checkpoint.rename(doomed)
+        shutil.rmtree(doomed)
 
     def load(self, learner: Learner, step: int | None = None) -> Position:
         """Fill the learner from a checkpoint, the newest if none is named."""
@@ -299,8 +312,14 @@ def _is_complete(path: Path) -> bool:
         return True
     lost = [name for name, size in sizes.items() if not (path / name).is_file() or (path / name).stat().st_size != size]
     if lost:
-        _LOG.warning("%s is passed over: %s is not as it was saved", path, lost[0])
+        _tell_lost(path, lost[0])
     return not lost
+
+
+@cache
+def _tell_lost(path: Path, name: str) -> None:
+    """Once, however often it is looked at."""
+    _LOG.warning("%s is passed over: %s is not as it was saved", path, name)
 
 
 def _sync_folder(path: Path) -> None:
@@ -319,4 +338,8 @@ def _cause(error: BaseException) -> str:
         error = next(iter(failures.values()))[0]
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    said = " ".join(str(error).split())
+    if "unexpected pos" in said:
+        # How torch's writer says that less was written than it gave.
+        return "a file could not be written to its end, as on a full disk"
+    return said[:200] or type(error).__name__

@@ -89,6 +89,7 @@ class Loop:
         self.last_saved = time.monotonic()
         self.ending: Ending | None = None
         with StopRequest() as self.stop:
+            self.stop.training = True
             if self.position.step == 0:
                 self._evaluate()
             try:

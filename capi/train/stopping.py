@@ -21,10 +21,17 @@ _SECONDS_OF_ONE_REQUEST = 2.0
 
 
 class StopRequest:
-    """Within it the first signal asks for an end; a Ctrl-C after it ends at once."""
+    """Within it the first signal asks for an end; a Ctrl-C after it ends at once, and so does one before training.
+
+    One within another is the same: whoever ends the whole process has it last until then, so that neither a signal
+    before the first step nor one after the last, which torchrun sends when another process has left, ends it otherwise.
+    """
+
+    _active: "StopRequest | None" = None
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.training = False
         self._asked_at = 0.0
         self._before: dict[signal.Signals, Any] = {}
 
@@ -34,18 +41,32 @@ class StopRequest:
         return self.received is not None and self.received != signal.SIGINT
 
     def __enter__(self) -> "StopRequest":
+        if StopRequest._active is not None:
+            return StopRequest._active
         # Python lets the main thread alone handle signals.
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+            StopRequest._active = self
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if StopRequest._active is not self:
+            return
+        StopRequest._active = None
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def turn_deaf(self) -> None:
+        """For a process that has saved and is about to end with a code of its own."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+        self._before = {}
+
     def _receive(self, number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT and not self.training:
+            raise KeyboardInterrupt
         if self.received is None:
             self.received, self._asked_at = signal.Signals(number), time.monotonic()
             _LOG.warning("%s: saving after this step; Ctrl-C ends at once", self.received.name)

@@ -134,7 +134,13 @@ def test__a_checkpoint_that_lost_something_is_passed_over(
         data.write_bytes(data.read_bytes()[:-1])
     with caplog.at_level("WARNING", "capi"):
         assert checkpoints.load(learner).step == 1
-    assert "step_00000002 is passed over" in caplog.text
+        assert checkpoints.steps() == [1]
+    assert caplog.text.count("step_00000002 is passed over") == 1
+    # A run that goes on comes to that step again, and its checkpoint takes the place of the damaged one.
+    checkpoints.save(learner, Position(step=2))
+    assert checkpoints.steps() == [1, 2]
+    assert checkpoints.load(learner).step == 2
+    assert not list(checkpoints.folder.glob(".partial*"))
 
 
 def test__in_the_background_the_state_of_the_step_is_saved(learner: Learner, tmp_path: Path) -> None:
