@@ -10,7 +10,7 @@ ARG BASE=python:3.11-slim
 FROM ${BASE}
 
 ARG TORCH_INDEX=""
-ARG EXTRAS=pictures
+ARG EXTRAS=pictures,shards,parquet
 
 RUN useradd --create-home --uid 1000 capi
 WORKDIR /opt/capi

@@ -44,7 +44,10 @@ def main() -> None:
         # A full disk may show anywhere; other errors of the system are ours to see.
         if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
             raise
-        _fail(f"the disk is full ({error.filename or error.strerror}): make room, then run the same command again")
+        _fail(
+            f"the disk is full ({error.filename or error.strerror}): make room, then run the same command again (a run "
+            "with --resume)"
+        )
 
 
 def is_first() -> bool:

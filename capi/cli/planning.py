@@ -105,7 +105,7 @@ def _summary(recipe: str, planned: "RunPlan") -> Table:
         "images": f"{planned.images_seen:.3g} seen, {planned.batch_size} in a batch: {planned.images_a_gpu} for a GPU",
         "GPU": f"{planned.gpu.memory / 1e9:.0f} GB, {peak:.4g} TFLOP/s in {precision}"
         f" ({'measured' if planned.gpu.measured else 'data sheet'})",
-        "time": f"{effort.hours:,.1f} h, {effort.gpu_hours:,.1f} GPU hours, {effort.seconds_a_step:.3g} s a step"
+        "time": f"{_duration(effort.hours)}, {effort.gpu_hours:,.2f} GPU hours, {effort.seconds_a_step:.3g} s a step"
         f" (assumed: {planned.mfu:.0%} of the peak, --mfu)",
         "energy": _energy(planned),
         "memory": f"{planned.memory.peak / GIB:.2f} GiB at its peak (phase: {planned.memory.peak_phase}), "
@@ -213,7 +213,8 @@ def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "A
         return
     console = _console()
     console.print(_suggestion_table(found, images, data))
-    console.print(f"\nplanned: {found.plan.effort.hours:,.2f} h on {gpus} x {found.plan.gpu.title}\n")
+    took = _duration(found.plan.effort.hours)
+    console.print(f"\nplanned: {took} on {gpus} x {found.plan.gpu.title}, if images are read as fast\n")
     console.print(found.command(data), soft_wrap=True, markup=False)
 
 
@@ -284,6 +285,10 @@ def _print_gpus(as_json: bool) -> None:
             name, one.title, f"{one.memory / 1e9:g}", number(one.bfloat16), number(one.float32), f"{one.watts:g}"
         )
     _console().print(table)
+
+
+def _duration(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
 def _words(name: str) -> str:

@@ -79,7 +79,9 @@ def image_folder(path: Path) -> Files:
     """All images under a folder, nested or flat, sorted by name; hidden files and folders are left out."""
     try:
         if not path.exists():
-            raise CapiError(f"there is no folder {path}: expected a folder of images")
+            raise CapiError(
+                f"there is no folder {path}: expected a folder of images, or a source that docs/data.md names"
+            )
         if not path.is_dir():
             raise CapiError(f"{path} is a file: expected a folder of images")
     except OSError as error:

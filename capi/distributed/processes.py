@@ -281,4 +281,6 @@ def _first_difference(first: str, second: str) -> tuple[str, str]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+    """Without the place in the library's source that gloo begins with, and its guesses."""
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". This is")[0][:160]

@@ -19,7 +19,8 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        return F.rms_norm(x, self.weight.shape, self.weight, NORM_EPS)
+        # Shards may hand out a rounded weight; norms are computed as their input is.
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), NORM_EPS)
 
 
 def final_norm(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:

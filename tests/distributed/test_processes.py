@@ -3,6 +3,8 @@
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,13 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from capi.distributed.processes import Processes, SharedError, joined
+from capi.distributed.processes import (
+    LostProcessError,
+    Processes,
+    SharedError,
+    joined,
+    lost_process_is_an_error,
+)
 from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings, Totals, cluster
 from capi.method.queue import local_part
@@ -201,3 +209,34 @@ def test__a_taken_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.setenv(name, value)
         with pytest.raises(CapiError, match=f"could not meet at 127.0.0.1:{port} .the port is taken."):
             joined(torch.device("cpu")).__enter__()
+
+
+def test__a_meeting_ends_where_something_else_answers_at_the_port() -> None:
+    """The library itself would wait for ever."""
+    code = (
+        "from datetime import timedelta; import torch; from capi.distributed import processes; "
+        "processes.TIMEOUT = timedelta(seconds=2); processes.joined(torch.device('cpu')).__enter__()"
+    )
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(silent.getsockname()[1])}
+        surroundings = os.environ | address | {"WORLD_SIZE": "2", "RANK": "1"}
+        command = [sys.executable, "-c", code]
+        ran = subprocess.run(command, env=surroundings, capture_output=True, text=True, check=False, timeout=100)
+    assert ran.returncode == 2
+    assert f"Error: the 2 processes could not meet at 127.0.0.1:{address['MASTER_PORT']}" in ran.stderr
+
+
+@pytest.mark.parametrize("given", ["two", "0", "-1"])
+def test__a_number_of_processes_that_is_none_is_told(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", given)
+    with pytest.raises(CapiError, match=r"WORLD_SIZE is .*: expected the number of processes"):
+        joined(torch.device("cpu")).__enter__()
+
+
+def test__what_gloo_says_is_told_without_its_source_and_its_guesses() -> None:
+    said = "[/a/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:188. This is typically caused by a worker"
+    told = r"any more \(Connection closed by peer \[127.0.0.1\]:188\)"
+    with pytest.raises(LostProcessError, match=told), lost_process_is_an_error():
+        raise RuntimeError(said)
