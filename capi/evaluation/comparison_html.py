@@ -36,7 +36,8 @@ p { margin: .25rem 0; }
 .bad-text { color: var(--bad); }
 .legend { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; margin: 1.25rem 0; padding: 0; list-style: none; }
 .swatch { display: inline-block; width: .75rem; height: .75rem; margin-right: .45rem; border-radius: .2rem; }
-.charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
+.charts { display: grid; gap: 1rem; margin-top: 1rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
 .card { margin: 0; padding: 1rem 1.1rem; min-width: 0; background: var(--card); border: 1px solid var(--line);
   border-radius: .75rem; }
 .bars { margin: .75rem 0 0; padding: 0; list-style: none; }
@@ -57,7 +58,7 @@ th, td { padding: .5rem .9rem; text-align: left; vertical-align: top; border-bot
 tbody tr:last-child > * { border-bottom: 0; }
 th { font-weight: 600; }
 th .soft { font-weight: 400; }
-td:first-child { min-width: 7rem; overflow-wrap: anywhere; }
+td:first-child { min-width: min(13rem, 34vw); overflow-wrap: anywhere; }
 td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 ul { padding-left: 1.2rem; margin: .25rem 0 1rem; }
 li.failure { margin-bottom: .5rem; }
