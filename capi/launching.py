@@ -172,6 +172,11 @@ def check_job(config: Config, options: SlurmOptions) -> None:
         value = getattr(options, name)
         if value is not None and not re.fullmatch(pattern, value):
             raise CapiError(f"--{name} {value} is nothing that Slurm knows: give it as {example}")
+    for line in options.setup:
+        try:
+            shlex.split(line)
+        except ValueError as error:
+            raise CapiError(f"--setup {line!r} is no line of a shell ({error}): close what is open") from error
     shards = config.distributed.shards
     if shards is not None and options.tasks % shards:
         raise CapiError(f"distributed.shards is {shards}, which does not divide {options.tasks} GPUs: set a divisor")

@@ -164,6 +164,7 @@ def test__a_recipe_in_a_file_is_named_in_full(tmp_path: Path, monkeypatch: pytes
         ({"out": "a b"}, "cannot hold spaces"),
         ({"data": "a\nb"}, "--data must be one line"),
         ({"options": SlurmOptions(time="25h")}, "--time 25h is nothing that Slurm knows"),
+        ({"options": SlurmOptions(setup=('echo "open',))}, "is no line of a shell"),
         ({"options": SlurmOptions(mem="lots")}, "--mem lots is nothing that Slurm knows"),
         ({"options": SlurmOptions(gpus_per_node=2), "overrides": ["distributed.shards=3"]}, "does not divide 2 GPUs"),
     ],
