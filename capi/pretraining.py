@@ -88,7 +88,8 @@ def pretrain(
             given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes, console)
             configured = benchmark.build_evaluations(given.config, device)
         processes.refuse_differences("config", dump_config(given.config))
-        processes.refuse_differences("set of images", given.source.fingerprint)
+        images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
+        processes.refuse_differences("set of images", images)
         with processes.together():
             learner, initialised = _begin(given, device, open_encoder) if processes.is_main else (None, None)
         processes.from_main(lambda: _make_folder(given, initialised))
