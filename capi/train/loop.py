@@ -104,6 +104,7 @@ class Loop:
                 raise
             self.save()
             self.checkpoints.finish()
+            self.stop.training = False
         return self.ending or "finished"
 
     def _iterate(self) -> None:

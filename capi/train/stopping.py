@@ -21,7 +21,7 @@ _SECONDS_OF_ONE_REQUEST = 2.0
 
 
 class StopRequest:
-    """Within it the first signal asks for an end; a Ctrl-C after it ends at once, and so does one before training.
+    """Within it the first signal asks for an end; a Ctrl-C after it ends at once, as does one outside of training.
 
     One within another is the same: whoever ends the whole process has it last until then, so that neither a signal
     before the first step nor one after the last, which torchrun sends when another process has left, ends it otherwise.
@@ -65,7 +65,8 @@ class StopRequest:
         self._before = {}
 
     def _receive(self, number: int, _: FrameType | None) -> None:
-        if number == signal.SIGINT and not self.training:
+        if number == signal.SIGINT and not self.training and self.received is None:
+            # There is nothing to save yet, or no more.
             raise KeyboardInterrupt
         if self.received is None:
             self.received, self._asked_at = signal.Signals(number), time.monotonic()

@@ -62,7 +62,13 @@ def test__one_within_another_is_the_same_so_that_an_early_request_is_not_lost() 
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test__before_training_an_interrupt_ends_at_once() -> None:
+def test__before_and_after_training_an_interrupt_ends_at_once_unless_it_echoes_an_earlier_one() -> None:
+    with StopRequest() as stop:
+        stop.training = True
+        os.kill(os.getpid(), signal.SIGINT)
+        stop.training = False
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == signal.SIGINT
     with StopRequest() as stop:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
