@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types layers pytest long format benchmarks clean
+.PHONY: demo test lint types layers pytest long format benchmarks upgrade clean
 
 demo:
 	@$(MAKE) $(STAMP)
@@ -19,7 +19,7 @@ test:
 	@bash scripts/timed.sh "long tests" $(MAKE) long
 	@echo "all passed"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml scripts/constraints.txt
 	@bash scripts/timed.sh "find a browser" bash scripts/browser.sh
 	@bash scripts/timed.sh "set up .venv" bash scripts/setup.sh "$(PYTHON)"
 	@touch $(STAMP)
@@ -51,11 +51,21 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/data.py
 	$(BIN)/python benchmarks/evals.py
 	$(BIN)/python benchmarks/health.py
+	$(BIN)/python benchmarks/loading.py
 	$(BIN)/python benchmarks/masking.py
+	$(BIN)/python benchmarks/onnx_export.py
 	$(BIN)/python benchmarks/pca.py
+	$(BIN)/python benchmarks/predictors.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/sinkhorn_queue.py
 	$(BIN)/python benchmarks/step.py
+	$(BIN)/python benchmarks/step_profile.py
+
+# The releases that the tests run with, so that a new one of another project turns nothing red. torch has its range in
+# pyproject.toml, and builds that differ by machine.
+upgrade: $(STAMP)
+	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager --editable ".[dev]"
+	$(BIN)/python -m pip freeze --exclude-editable | grep -v '^torch==' > scripts/constraints.txt
 
 clean:
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache

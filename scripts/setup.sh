@@ -7,4 +7,4 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
   exit 2
 fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+.venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint scripts/constraints.txt --editable ".[dev]"
