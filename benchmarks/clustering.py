@@ -7,6 +7,7 @@ the same allocator settings in the same interleaved run.
 """
 
 import argparse
+import sys
 from functools import partial
 
 import torch
@@ -77,7 +78,10 @@ def main() -> None:
     parser.add_argument(
         "--keep-mib", type=int, default=LARGEST_KEPT_BLOCK // 2**20, help="largest block the allocator keeps"
     )
+    parser.add_argument("--without-numba", action="store_true", help="as where the extra `cpu` is not installed")
     arguments = parser.parse_args()
+    if arguments.without_numba:
+        sys.modules["numba"] = None  # type: ignore[assignment]
     keep_freed_memory(arguments.keep_mib * 2**20)
     for sinkhorn in ("positionwise", "standard"):
         compare(sinkhorn, arguments)

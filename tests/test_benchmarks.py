@@ -33,6 +33,14 @@ def test__step_prints_speed_and_share_of_the_peak() -> None:
     assert re.search(r"tiny4 .* images/s, .*% of the peak", output)
 
 
+def test__the_profile_of_a_step_tells_the_clustering_from_the_networks() -> None:
+    output = run("step_profile.py", "--case=tiny4", "--batch-size=4")
+    shares = {name: float(share) for share, name in re.findall(r"([\d.]+)% +(\S.*)", output)}
+    assert abs(sum(shares.values()) - 100) < 1
+    parts = {"products", "clustering: products", "clustering: balancing, softmax and the rest", "attention", "norms"}
+    assert parts <= {name for name, share in shares.items() if share}
+
+
 def test__data_prints_speeds_and_stays_close_to_plain_decoding() -> None:
     output = run("data.py", "--rounds=1", "--images=2", "--shards=3", "--sides", "300", "1000")
     assert len(re.findall(r"loose files \d+, shards \d+: shards [\d.]+ x", output)) == 3

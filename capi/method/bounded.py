@@ -6,35 +6,55 @@ gradient
     (softmax(l / T_prediction) - assignments)^T x / (T_prediction * tokens)
 
 (the softmax times the sum of the assignments, where that is less than 1), and the targets of those of its patches that
-the student predicts. Samples that are balanced together form a group (positionwise: all images at one position;
-standard: everything). Groups that fit are balanced in memory. A group that does not is streamed once for each
-iteration, and logits that do not fit either are computed anew each time. Tokens of earlier batches (`queue.py`) may
-stand in the groups behind the batch's own: they are balanced with them, no more.
+the student predicts. What belongs to a whole row is multiplied into x, which is far smaller than the assignments.
+
+Samples that are balanced together form a group (positionwise: all images at one position; standard: everything).
+Groups that fit are balanced in memory; on a CPU by `compiled.py` if they are large, one process has them all and the
+library for it is installed. A group that does not fit is streamed once for each iteration, and logits that do not fit
+either are computed anew each time. Tokens of earlier batches (`queue.py`) may stand in the groups behind the batch's
+own: they are balanced with them, no more.
 """
 
-import math
+import importlib.util
+import logging
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, ROW_PADDING, GroupLayout, plan_chunks, ranges
-from capi.method.sinkhorn import SinkhornVariant, balance, centred, over_prototypes, over_samples, update
+from capi.method.chunks import (
+    ACCELERATOR_CHUNK_BYTES,
+    CPU_CHUNK_BYTES,
+    ROW_PADDING,
+    GroupLayout,
+    plan_chunks,
+    ranges,
+)
+from capi.method.factors import OCTAVE, Factors, normalized
+from capi.method.sinkhorn import (
+    SMALLEST_OCTAVE,
+    SMALLEST_REACH,
+    OneProcess,
+    SinkhornVariant,
+    balance,
+    centred,
+    over_prototypes,
+    over_samples,
+    update,
+)
 from capi.types import Float, Int, Reduction
 
-_NORMALIZE_EPS = 1e-7
-# Exponentials are powers of two, which on a CPU are computed in nearly half the time of those of e.
-_OCTAVES = math.log2(math.e)
-# Exponents end here: near 2^-126 floats lose their normal form, and become several times slower. Samples this far from
-# all prototypes are left without assignment by eps anyway: with 3 iterations, 64 images and 16384 prototypes none moves
-# by more than 2e-8.
-_SMALLEST_OCTAVE = -120.0
-# Where exponentials end at half of that, a softmax made of them is exact as long as no row sums up to less than this:
-# of 16384 prototypes they are 1.4e-6 of it at most.
-_SMALLEST_SUM = 1e-8
+if TYPE_CHECKING:
+    from capi.method.compiled import Scratch
+
+_LOG = logging.getLogger("capi")
+# Compiling takes some three seconds, and saves some fifty milliseconds in a step of this many assignments.
+_WORTH_COMPILING = 2**24
 
 
 @dataclass(frozen=True)
@@ -46,18 +66,6 @@ class ClusteringSettings:
     target_temperature: float = 0.06
     prediction_temperature: float = 0.12
     chunk_bytes: int | None = None
-
-
-class Factors(NamedTuple):
-    """What rebuilds the assignment of any patch from its token: exp(l / T_target + log_prototypes) * samples.
-
-    One vector for each group of samples that are balanced together, and one number for each sample. Rows are in
-    position-major order, and a group holds `group_size` of them.
-    """
-
-    log_prototypes: Float[Tensor, "g k"]
-    samples: Float[Tensor, " rows"]
-    group_size: int
 
 
 class Totals(NamedTuple):
@@ -92,38 +100,12 @@ def cluster(
     return walk.totals()
 
 
-def rebuild(
-    tokens: Float[Tensor, "b n d"],
-    predict_index: Int[Tensor, "b p"],
-    prototypes: Float[Tensor, "k d"],
-    factors: Factors,
-    *,
-    first_image: int,
-    images: int,
-    target_temperature: float,
-) -> Float[Tensor, "b p k"]:
-    """The targets of some of the images that were clustered together; the first of them had number `first_image`."""
-    number = torch.arange(first_image, first_image + len(tokens), device=tokens.device)[:, None]
-    row = (predict_index * images + number).flatten()
-    chosen = tokens.gather(1, predict_index[..., None].expand(-1, -1, tokens.shape[2])).flatten(0, 1)
-    targets = factors.log_prototypes[row // factors.group_size]
-    targets.addmm_(_normalized(chosen), prototypes.float().t(), alpha=1 / target_temperature)
-    return targets.exp_().mul_(factors.samples[row, None]).unflatten(0, predict_index.shape)
-
-
-class _Softmax(NamedTuple):
-    """Over prototypes at the prediction temperature: what is to be divided by its sums, and the log sums of exp(l)."""
-
-    exponentials: Float[Tensor, "s k"]
-    sums: Float[Tensor, " s"]
-    log_sums: Float[Tensor, " s"]
-
-
 class _Walk:
     """One walk over all tokens, adding up loss, gradient and wanted targets.
 
     Tokens are rows in position-major order, so that the images of one position lie together and any chunk is a range.
-    Logits are kept divided by the prediction temperature; `sharpness` brings them to the target temperature.
+    Logits are kept divided by the prediction temperature and in octaves; `sharpness` brings them to the target
+    temperature. Biases come late: balancing takes any constant of a prototype away.
     """
 
     def __init__(
@@ -138,6 +120,7 @@ class _Walk:
     ) -> None:
         self.tokens, self.earlier, self.prototypes, self.bias = tokens, earlier, prototypes, bias
         self.settings, self.reduction = settings, reduction
+        self.scale = 1 / (settings.prediction_temperature * OCTAVE)
         nothing = prototypes.new_zeros(len(prototypes))
         self.offset = nothing if bias is None else bias / settings.prediction_temperature
         self.sharpness = settings.prediction_temperature / settings.target_temperature
@@ -149,12 +132,15 @@ class _Walk:
         default = CPU_CHUNK_BYTES if tokens.device.type == "cpu" else ACCELERATOR_CHUNK_BYTES
         chunk_bytes = default if settings.chunk_bytes is None else settings.chunk_bytes
         self.plan = plan_chunks(self.num_rows, self.layout.size, len(prototypes), width, chunk_bytes)
+        self.scratch = self._scratch()
         self.logits_buffer = prototypes.new_empty(self.plan.chunk_rows, len(prototypes) + ROW_PADDING)
-        self.kernel_buffer = prototypes.new_empty(self.plan.piece_rows, len(prototypes))
+        self.kernel_buffer = prototypes.new_empty(0 if self.scratch else self.plan.piece_rows, len(prototypes))
+        self.weights = prototypes.new_empty(self.plan.chunk_rows)
         self.held: tuple[int, int] | None = None
         self.loss = prototypes.new_zeros(())
         self.prototype_gradient = torch.zeros_like(prototypes)
         self.bias_gradient = prototypes.new_zeros(len(prototypes))
+        self.wanted = self.order = torch.empty(0, dtype=torch.int64)
         self.wanted_rows: list[int] = []
         self.targets: Tensor | None = None
         self.factors: Factors | None = None
@@ -174,24 +160,67 @@ class _Walk:
         self.wanted_rows = self.wanted.tolist()
         self.targets = self.prototypes.new_empty(*predict_index.shape, len(self.prototypes))
 
+    def _scratch(self) -> "list[Scratch]":
+        """What the threads of the compiled way work in; none where it cannot go or would not be worth its start.
+
+        It has no more memory than the pieces of the other way, and needs most of the threads to be faster.
+        """
+        possible = self.prototypes.device.type == "cpu" and isinstance(self.reduction, OneProcess)
+        simple = not self.plan.streamed and not self.layout.earlier
+        if not (possible and simple and self.num_rows * len(self.prototypes) >= _WORTH_COMPILING):
+            return []
+        compiled, groups = _compiled(), self.plan.chunk_rows // self.layout.size
+        threads = min(torch.get_num_threads(), groups, self.plan.threads_of_a_piece(self.layout.size))
+        if compiled is None or 2 * threads < torch.get_num_threads():
+            return []
+        # All threads get equally many groups of a chunk.
+        self.plan = self.plan._replace(chunk_rows=groups // threads * threads * self.layout.size)
+        return [compiled.make_scratch(self.layout.size, len(self.prototypes)) for _ in range(threads)]
+
     def in_memory(self) -> None:
-        """Balance the groups of each piece at once."""
-        own = self.layout.own
+        """Balance groups at once: those of a chunk in compiled code, or those of one piece after the other."""
         for start, stop in ranges(0, self.num_rows, self.plan.chunk_rows):
             rows, logits = self._chunk(start, stop)
-            for first, last in ranges(start, stop, self.plan.piece_rows):
-                piece = logits[first - start : last - start]
-                groups = piece.unflatten(0, (-1, self.layout.size))
-                shift = self.reduction.max(groups.amax(1))
-                kernel, root = self._kernel_and_root(groups, shift)
-                u, v = balance(kernel, self.settings.iterations, self.reduction)
-                factor = v[:, :own].flatten()
-                self._keep_factors(first, shift, u, factor)
-                scaled = kernel[:, :own].mul_(u[:, None]).flatten(0, 1)
-                own_logits = self.layout.own_of(piece)
-                softmax = None if root is None else self._softmax_of(root[:, :own], shift)
-                self._absorb(start, first, own_logits, scaled, factor, softmax or self._softmax(own_logits))
+            if self.scratch:
+                self._absorb_compiled(start, stop)
+            else:
+                for first, last in ranges(start, stop, self.plan.piece_rows):
+                    self._absorb_piece(start, first, logits[first - start : last - start])
             self._add_gradient(self.layout.own_of(rows))
+
+    def _absorb_piece(self, chunk: int, start: int, piece: Float[Tensor, "s k"]) -> None:
+        """Balance the groups of a piece and add them up."""
+        own = self.layout.own
+        groups = piece.unflatten(0, (-1, self.layout.size))
+        shift = self.reduction.max(groups.amax(1))
+        kernel = self._kernel(groups, shift)
+        u, v, reached = balance(kernel, self.settings.iterations, self.reduction)
+        factor = v[:, :own].flatten()
+        self._keep_factors(start, shift, u, factor)
+        scaled = kernel[:, :own].mul_(u[:, None]).flatten(0, 1)
+        self._absorb(chunk, start, self.layout.own_of(piece), scaled, factor, reached[:, :own].flatten())
+
+    def _absorb_compiled(self, start: int, stop: int) -> None:
+        """Balance the groups of a chunk and add them up."""
+        compiled = _compiled()
+        assert compiled is not None
+        nothing = self.prototypes.new_empty(0, len(self.prototypes))
+        low, high = bisect_left(self.wanted_rows, start), bisect_left(self.wanted_rows, stop)
+        rows, factors = torch.arange(start, stop + 1), self.factors
+        loss = compiled.absorb_groups(
+            self.logits_buffer,
+            self.offset / OCTAVE,
+            self.scratch,
+            targets=nothing if self.targets is None else self.targets.flatten(0, 1),
+            places=self.order[low:high],
+            starts=torch.searchsorted(self.wanted[low:high], rows),
+            weights=self.weights,
+            v=nothing.new_empty(stop - start) if factors is None else factors.samples[start:stop],
+            log_prototypes=nothing if factors is None else factors.log_prototypes[start // self.layout.size :],
+            sharpness=self.sharpness,
+            iterations=self.settings.iterations,
+        )
+        self.loss += loss * OCTAVE
 
     def streaming(self) -> None:
         """Balance groups that do not fit: each iteration walks over the group and keeps only the factors."""
@@ -206,7 +235,7 @@ class _Walk:
         """Note what rebuilds the assignments of a piece, shift and factor of a prototype in one number."""
         if self.factors is not None:
             group, sample = start // self.layout.size, self.layout.own_before(start)
-            self.factors.log_prototypes[group : group + len(u)] = u.log() - shift * self.sharpness
+            self.factors.log_prototypes[group : group + len(u)] = u.log2() - shift * self.sharpness
             self.factors.samples[sample : sample + len(v)] = v
 
     def _update_samples(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> Float[Tensor, "1 k"]:
@@ -228,9 +257,10 @@ class _Walk:
             for first, last in ranges(start, stop, self.plan.piece_rows):
                 piece = logits[first - start : last - start]
                 kernel = self._kernel(piece[None], shift)
-                factor = update(v[:, first - begin : last - begin], over_prototypes(kernel, u))
+                reached = over_prototypes(kernel, u)
+                factor = update(v[:, first - begin : last - begin], reached)
                 self._keep_factors(first, shift, u, factor[0])
-                self._absorb(start, first, piece, kernel[0].mul_(u), factor[0], self._softmax(piece))
+                self._absorb(start, first, piece, kernel[0].mul_(u), factor[0], reached[0])
             self._add_gradient(rows)
 
     def _shift_and_sums(self, begin: int, end: int) -> tuple[Float[Tensor, "1 k"], Float[Tensor, "1 k"]]:
@@ -240,10 +270,10 @@ class _Walk:
         for start, stop in ranges(begin, end, self.plan.chunk_rows):
             for piece in self._chunk(start, stop)[1].split(self.plan.piece_rows):
                 raised = torch.maximum(shift, piece.amax(0))
-                sums = sums * torch.exp((shift - raised) * self.sharpness) + self._kernel(piece[None], raised).sum(1)
+                sums = sums * torch.exp2((shift - raised) * self.sharpness) + self._kernel(piece[None], raised).sum(1)
                 shift = raised
         overall = self.reduction.max(shift)
-        return overall, self.reduction.sum(sums * torch.exp((shift - overall) * self.sharpness))
+        return overall, self.reduction.sum(sums * torch.exp2((shift - overall) * self.sharpness))
 
     def _rows(self, start: int, stop: int) -> Float[Tensor, "s d"]:
         """A range of rows, several whole groups or a part of one."""
@@ -258,58 +288,22 @@ class _Walk:
     def _chunk(self, start: int, stop: int) -> tuple[Float[Tensor, "s d"], Float[Tensor, "s k"]]:
         """Rows, L2-normalised, and logits of a chunk, not computed anew while the buffer still holds them."""
         if self.held != (start, stop):
-            self.rows = _normalized(self._rows(start, stop))
+            self.rows = normalized(self._rows(start, stop))
             self.held = (start, stop)
             self._fill_logits(self.rows)
         return self.rows, self.logits_buffer[: stop - start, : len(self.prototypes)]
 
     def _fill_logits(self, rows: Float[Tensor, "s d"]) -> None:
-        """Products with the prototypes. The bias comes later: balancing takes any constant of a prototype away."""
+        """Products with the prototypes."""
         logits = self.logits_buffer[: len(rows), : len(self.prototypes)]
         # With beta = 0 the first argument is not read.
-        scale = 1 / self.settings.prediction_temperature
-        torch.addmm(self.bias_gradient, rows, self.prototypes.t(), beta=0, alpha=scale, out=logits)
+        torch.addmm(self.bias_gradient, rows, self.prototypes.t(), beta=0, alpha=self.scale, out=logits)
 
     def _kernel(self, logits: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]) -> Float[Tensor, "g s k"]:
-        """exp((l - shift) / T_target), in the buffer of the piece."""
+        """2^(sharpness (l - shift)), in the buffer of the piece."""
         kernel = self.kernel_buffer.flatten()[: logits.numel()].view(logits.shape)
-        return self._exponential(logits, shift, self.sharpness, _SMALLEST_OCTAVE, kernel)
-
-    def _kernel_and_root(
-        self, logits: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]
-    ) -> tuple[Float[Tensor, "g s k"], Float[Tensor, "g s k"] | None]:
-        """The kernel, and where it is the square of exp(l - shift) also that, of which the softmax can be made.
-
-        Whether it may be made of it must be looked at, for which an accelerator would have to be waited for.
-        """
-        if self.sharpness != 2 or logits.device.type != "cpu":
-            return self._kernel(logits, shift), None
-        kernel = self.kernel_buffer.flatten()[: logits.numel()].view(logits.shape)
-        root = self._exponential(logits, shift, 1.0, _SMALLEST_OCTAVE / 2, torch.empty_like(kernel))
-        return torch.mul(root, root, out=kernel), root
-
-    def _exponential(self, logits: Tensor, shift: Tensor, sharpness: float, smallest: float, out: Tensor) -> Tensor:
-        scale = sharpness * _OCTAVES
-        torch.add(shift[:, None] * -scale, logits, alpha=scale, out=out)
-        return out.clamp_min_(smallest).exp2_()
-
-    def _softmax_of(self, root: Float[Tensor, "g s k"], shift: Float[Tensor, "g k"]) -> _Softmax | None:
-        """From exp(l - shift), in its place; None where a row has next to nothing but what ended at the smallest."""
-        weight = shift + self.offset
-        highest = weight.amax(1, keepdim=True)
-        sums = root.mul_(torch.exp(weight - highest)[:, None]).sum(2)
-        if float(sums.min()) < _SMALLEST_SUM:
-            return None
-        return _Softmax(root.flatten(0, 1), sums.flatten(), (sums.log() + highest).flatten())
-
-    def _softmax(self, logits: Float[Tensor, "s k"]) -> _Softmax:
-        # In rows without padding, which softmax would otherwise make for itself.
-        biased = logits + self.offset
-        largest = biased.amax(1)
-        probabilities = torch.softmax(biased, dim=1, out=biased)
-        # log sum exp of a row from its largest entry, since softmax already did the work.
-        log_sums = largest - probabilities.amax(1).log()
-        return _Softmax(probabilities, torch.ones_like(log_sums), log_sums)
+        torch.add(shift[:, None] * -self.sharpness, logits, alpha=self.sharpness, out=kernel)
+        return F.threshold(kernel, SMALLEST_OCTAVE, -torch.inf, inplace=True).exp2_()
 
     def _absorb(
         self,
@@ -318,33 +312,37 @@ class _Walk:
         logits: Float[Tensor, "s k"],
         scaled: Float[Tensor, "s k"],
         v: Float[Tensor, " s"],
-        softmax: _Softmax,
+        reached: Float[Tensor, " s"],
     ) -> None:
         """Add the batch's rows of a piece to loss and targets, and leave softmax - assignments in place of logits.
 
-        The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass. `start` is the
-        first row of the piece, `chunk` that of the chunk it lies in.
+        The assignments are the scaled kernel (K u) times v; they are not formed, which saves a pass. They sum to 1, or
+        to less where no prototype reaches a sample: that mass is a factor of the whole difference, and the weight of
+        the row. `start` is the first row of the piece, `chunk` that of the chunk it lies in.
         """
         row = self.layout.own_before(start)
         if self.targets is not None:
             low, high = bisect_left(self.wanted_rows, row), bisect_left(self.wanted_rows, row + len(logits))
             chosen = self.wanted[low:high] - row
             self.targets.flatten(0, 1)[self.order[low:high]] = scaled[chosen] * v[chosen, None]
-        agreement = torch.linalg.vecdot(scaled, logits) + scaled.mv(self.offset)
-        mass = v * scaled.sum(1)
-        self.loss += torch.dot(mass, softmax.log_sums) - torch.dot(v, agreement)
-        # A sample's assignments sum to 1, or to less where no prototype reaches it.
-        probabilities = softmax.exponentials.mul_((mass / softmax.sums)[:, None])
+        mass = v * reached
+        biased = torch.add(self.offset, logits, alpha=OCTAVE)
+        largest, agreement = biased.amax(1), torch.linalg.vecdot(scaled, biased)
+        probabilities = torch.softmax(biased, dim=1, out=biased)
+        # log sum exp of a row from its largest entry, since softmax already did the work.
+        self.loss += torch.dot(mass, largest - probabilities.amax(1).log()) - torch.dot(v, agreement)
         # The batch's rows move together at the front of the chunk, over logits that have had their turn.
         first = row - self.layout.own_before(chunk)
+        self.weights[first : first + len(logits)] = mass
         difference = self.logits_buffer[first : first + len(logits), : len(self.prototypes)]
-        torch.addcmul(probabilities, scaled, v[:, None], value=-1, out=difference)
+        share = reached.clamp_min(SMALLEST_REACH).reciprocal_()
+        torch.addcmul(probabilities, scaled, share[:, None], value=-1, out=difference)
 
     def _add_gradient(self, rows: Float[Tensor, "s d"]) -> None:
         """Of a chunk's own rows, whose differences stand where its logits were."""
-        difference = self.logits_buffer[: len(rows), : len(self.prototypes)]
-        self.prototype_gradient.addmm_(difference.t(), rows)
-        self.bias_gradient += difference.sum(0)
+        difference, weights = self.logits_buffer[: len(rows), : len(self.prototypes)], self.weights[: len(rows)]
+        self.prototype_gradient.addmm_(difference.t(), rows * weights[:, None])
+        self.bias_gradient.addmv_(difference.t(), weights)
         self.held = None
 
     def totals(self) -> Totals:
@@ -358,13 +356,21 @@ class _Walk:
         )
 
 
+@cache
+def _compiled() -> ModuleType | None:
+    """The compiled way, where its library is installed and works."""
+    try:
+        return importlib.import_module("capi.method.compiled")
+    except ImportError as error:
+        # Not every release of numba knows every release of numpy.
+        if importlib.util.find_spec("numba"):
+            _LOG.warning("the clustering is slower than it could be: numba cannot be imported (%s)", error)
+        return None
+
+
 def _position_major(tokens: Float[Tensor, "b n d"], start: int, stop: int) -> Float[Tensor, "s d"]:
     """A range of tokens, ordered by position and then by image."""
     images = len(tokens)
     first, last = start // images, -(-stop // images)
     offset = first * images
     return tokens[:, first:last].transpose(0, 1).flatten(0, 1)[start - offset : stop - offset]
-
-
-def _normalized(rows: Float[Tensor, "s d"]) -> Float[Tensor, "s d"]:
-    return F.normalize(rows.float(), dim=-1, eps=_NORMALIZE_EPS)

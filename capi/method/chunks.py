@@ -30,6 +30,12 @@ class ChunkPlan(NamedTuple):
     piece_rows: int
     streamed: bool
 
+    def threads_of_a_piece(self, group_size: int) -> int:
+        """How many threads of compiled code have room in a piece, each with one buffer of a group and its vectors."""
+        groups = self.piece_rows / group_size
+        buffers = _PIECE_BUFFERS * group_size + _GROUP_VECTORS
+        return int(groups * buffers / (group_size + _GROUP_VECTORS))
+
 
 def plan_chunks(rows: int, group_size: int, prototypes: int, width: int, chunk_bytes: int) -> ChunkPlan:
     """The largest chunk and piece within the budget: whole groups where a group fits, else as many rows as do."""

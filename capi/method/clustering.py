@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from capi.method.bounded import ClusteringSettings, Factors, cluster, rebuild
+from capi.method.bounded import ClusteringSettings, cluster
+from capi.method.factors import Factors, rebuild
 from capi.method.losses import soft_cross_entropy
 from capi.method.queue import QueueShape, TokenQueue
 from capi.method.sinkhorn import OneProcess

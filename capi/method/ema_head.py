@@ -112,5 +112,5 @@ def balanced(
     samples = logits.flatten(0, 1)
     shift = reduction.max(samples.amax(0))
     kernel = ((samples - shift) / temperature).exp()[None]
-    u, v = balance(kernel, iterations, reduction)
+    u, v, _ = balance(kernel, iterations, reduction)
     return (u[:, None] * kernel * v[..., None])[0].view_as(logits)

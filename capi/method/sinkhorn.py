@@ -12,7 +12,7 @@ separately at each position, which leaves no information about position in the a
 patches of all images together. Across processes the sums and maxima over samples are those of the global batch.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,8 +22,13 @@ from capi.types import Float, Reduction
 SinkhornVariant = Literal["positionwise", "standard"]
 EPS = 1e-8
 # A sample that no prototype reaches has sums of 0, and its factor grows by 1 / eps each time; its assignments stay 0 as
-# long as the factor stays finite.
-_LARGEST_FACTOR = 1e30
+# long as the factor stays finite. A sample that one reaches faintly needs a factor as large to be assigned in the end.
+LARGEST_FACTOR = 1e37
+# A kernel is 0 where the exponent of two is below this: near 2^-126 floats lose their normal form, and become several
+# times slower. A sample that far from all prototypes is left unassigned, as eps leaves it for 3 iterations anyway.
+SMALLEST_OCTAVE = -120.0
+# Near the smallest normal float. A sample that gets no more than this is assigned to nothing.
+SMALLEST_REACH = 1e-37
 
 
 class OneProcess:
@@ -38,25 +43,39 @@ class OneProcess:
 
 def update(factor: Tensor, sums: Tensor) -> Tensor:
     """One side of an iteration: `sums` are the kernel's products with the other side's factor."""
-    return (factor / (factor * sums + EPS)).clamp_(max=_LARGEST_FACTOR)
+    divisor = (factor * sums).add_(EPS)
+    return torch.div(factor, divisor, out=divisor).clamp_(max=LARGEST_FACTOR)
 
 
-def balance(
-    kernel: Float[Tensor, "g s k"], iterations: int, reduction: Reduction
-) -> tuple[Float[Tensor, "g k"], Float[Tensor, "g s"]]:
-    """The factors (u, v) of each group after so many iterations, for kernels held in memory."""
-    groups, samples, prototypes = kernel.shape
-    u, v = kernel.new_ones(groups, prototypes), kernel.new_ones(groups, samples)
-    for _ in range(iterations):
+def first_update(sums: Tensor) -> Tensor:
+    """The update of factors that are 1."""
+    return (sums + EPS).reciprocal_()
+
+
+class Balanced(NamedTuple):
+    """The factors u and v of each group, and K u: what a sample gets before its own factor."""
+
+    u: Float[Tensor, "g k"]
+    v: Float[Tensor, "g s"]
+    reached: Float[Tensor, "g s"]
+
+
+def balance(kernel: Float[Tensor, "g s k"], iterations: int, reduction: Reduction) -> Balanced:
+    """The factors of each group after so many iterations, at least one, for kernels held in memory."""
+    u = first_update(reduction.sum(kernel.sum(1)))
+    reached = over_prototypes(kernel, u)
+    v = first_update(reached)
+    for _ in range(iterations - 1):
         u, v = centred(update(u, reduction.sum(over_samples(kernel, v))), v)
-        v = update(v, over_prototypes(kernel, u))
-    return u, v
+        reached = over_prototypes(kernel, u)
+        v = update(v, reached)
+    return Balanced(u, v, reached)
 
 
 def centred(u: Float[Tensor, "g k"], v: Float[Tensor, "g s"]) -> tuple[Float[Tensor, "g k"], Float[Tensor, "g s"]]:
     """The same assignments with factors of moderate size: otherwise u grows and v shrinks with every iteration."""
-    mean = u.log().mean(1, keepdim=True).exp()
-    return u / mean, (v * mean).clamp_(max=_LARGEST_FACTOR)
+    mean = u.mean(1, keepdim=True)
+    return u.div_(mean), (v * mean).clamp_(max=LARGEST_FACTOR)
 
 
 def over_samples(kernel: Float[Tensor, "g s k"], v: Float[Tensor, "g s"]) -> Float[Tensor, "g k"]:
@@ -71,6 +90,7 @@ def over_prototypes(kernel: Float[Tensor, "g s k"], u: Float[Tensor, "g k"]) -> 
 
 def _products(matrices: Float[Tensor, "g i j"], vectors: Float[Tensor, "g j"]) -> Float[Tensor, "g i"]:
     """A matrix-vector product for each group. On a CPU the batched product is several times slower than a loop."""
-    if matrices.device.type == "cpu":
-        return torch.stack([matrix.mv(vector) for matrix, vector in zip(matrices, vectors, strict=True)])
-    return torch.bmm(matrices, vectors[..., None])[..., 0]
+    if matrices.device.type != "cpu":
+        return torch.bmm(matrices, vectors[..., None])[..., 0]
+    products = [torch.mv(matrices[group], vectors[group]) for group in range(len(matrices))]
+    return products[0][None] if len(products) == 1 else torch.stack(products)

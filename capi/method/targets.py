@@ -47,8 +47,8 @@ class Target(nn.Module):
         """Buffers that differ from process to process, by name, each with its number of blocks.
 
         The first axis of such a buffer is this process's part of images that are ordered by their number in the global
-        batch; `capi.method.queue` has what puts the parts together and takes them apart. All other buffers are the same
-        on every process.
+        batch: of each block the processes have equal parts, in order, and checkpoints keep the whole. All other buffers
+        are the same on every process.
         """
         return {}
 

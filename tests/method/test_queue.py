@@ -15,10 +15,11 @@ from capi.data.loader import Share
 from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings, cluster
 from capi.method.clustering import OnlineClustering
-from capi.method.queue import QueueShape, TokenQueue, local_part, whole_of_parts
+from capi.method.queue import QueueShape, TokenQueue
 from capi.method.sinkhorn import OneProcess
 from capi.train.checkpoint import Checkpoints, Position, tensors
 from capi.train.step import train_step
+from tests.method.queue_parts import local_part, whole_of_parts
 from tests.method.test_bounded import PeakBytes
 from tests.train.test_step import batch_of, states
 from tests.variants import varied
@@ -79,8 +80,10 @@ def test__the_batch_is_balanced_with_the_last_batches_and_alone_makes_loss_gradi
         # Not yet anything, one batch, two; and after that the oldest is gone.
         earlier = torch.cat([tokens[:0], *batches[max(number - 2, 0) : number]])
         expected = plain(clustering, earlier, tokens)
+        # Rebuilt targets are powers of sums up to 100: a rounding error of such a sum is 3e-6 of the power.
+        rtol = 1e-5 if micro_batches == 1 else 4e-5
         for ours, theirs in zip((found[0], found[1], *found[2]), (expected[0], expected[1], *expected[2]), strict=True):
-            torch.testing.assert_close(ours.double(), theirs, rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(ours.double(), theirs, rtol=rtol, atol=2e-6)
         clustering.follow()
     # Without the queue the targets would be others: the test could fail.
     assert (run(clustering_with(0, clustering.settings), [tokens])[1] - expected[1]).abs().max() > 1e-2
