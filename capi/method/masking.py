@@ -17,6 +17,8 @@ from capi.types import Bool, Float, Int
 ASPECT_RANGE = (0.5, 2.0)
 # Blocks of I-JEPA's targets: share of the grid, and height / width. So many are drawn, and as many used as are needed.
 SEVERAL_SHARES, SEVERAL_ASPECTS, SEVERAL_DRAWN = (0.15, 0.2), (0.75, 1.5), 32
+# Far more than the rounding of a block's sides, far less than a patch.
+_ROUNDING = 1e-9
 
 
 class Grid(NamedTuple):
@@ -97,9 +99,9 @@ def block_boxes(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> BlockBoxes:
     fits = torch.tensor([count / grid.columns**2, grid.rows**2 / count], dtype=torch.float64).log()
     low, high = torch.tensor(ASPECT_RANGE, dtype=torch.float64).log().clamp(fits[0], fits[1])
     aspect = torch.exp(low + draw_aspect * (high - low))
-    # The clamps only undo rounding at the ends of the interval.
-    height = (count * aspect).sqrt().ceil().long().clamp(max=grid.rows)
-    width = (count / aspect).sqrt().ceil().long().clamp(max=grid.columns)
+    # At the ends of the interval sides are whole numbers, which rounding must not take for more.
+    height = (count * aspect).sqrt().sub_(_ROUNDING).ceil().long()
+    width = (count / aspect).sqrt().sub_(_ROUNDING).ceil().long()
     top = (draw_top * (grid.rows - height + 1)).long()
     left = (draw_left * (grid.columns - width + 1)).long()
     return BlockBoxes(height, width, top, left)

@@ -106,6 +106,18 @@ def test__blocks_fit_the_grid_and_hold_the_count(grid: Grid) -> None:
         assert (left + width <= grid.columns).all()
 
 
+@pytest.mark.parametrize("grid", [Grid(7, 1), Grid(1, 100), Grid(2, 50), Grid(50, 2)], ids=str)
+def test__on_flat_grids_a_block_is_no_longer_than_its_patches_need(grid: Grid) -> None:
+    """The widest block that fits has whole sides, which rounding would make one too long."""
+    across = min(grid)
+    # From here on the aspect that fits is flatter than 2 to 1: blocks go across the whole grid.
+    for count in range(2 * across**2 + across, grid.size, across):
+        boxes = block_boxes(grid, count, KEYS[:50])
+        sides = torch.stack([boxes.height, boxes.width])
+        assert (sides.amin(0) == across).all()
+        assert (sides.amax(0) == count // across).all()
+
+
 def test__block_aspects_are_log_uniform_between_a_half_and_two() -> None:
     # A large grid, so that rounding up to whole patches does not hide the aspect.
     height, width, _, _ = block_boxes(Grid(4000, 4000), 1_000_000, KEYS)
