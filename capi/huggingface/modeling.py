@@ -16,7 +16,7 @@ from capi.models.architecture import build_encoder
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoder, PatchEmbedding
 from capi.models.features import CapiEncoder
 from capi.models.heads import INITIAL_HEAD_STD, LinearHead, LinearMap
-from capi.models.layers import RMSNorm
+from capi.models.norms import RMSNorm
 from capi.models.positions import INITIAL_TABLE_STD, LearnedPositions
 from capi.models.predictor import FusedPredictor, SplitPredictor
 from capi.types import Float

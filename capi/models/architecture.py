@@ -16,7 +16,7 @@ from capi.models.heads import HeadKind, LinearHead, LinearMap, MlpHead
 from capi.models.layers import Block
 from capi.models.positions import Grid, LearnedPositions, PositionKind
 from capi.models.predictor import (
-    CrossPredictor,
+    PREDICTORS,
     FusedPredictor,
     MaskedPlaces,
     Predictor,
@@ -27,7 +27,6 @@ from capi.models.predictor import (
 from capi.types import IMAGENET, Statistics
 
 OutputKind = Literal[HeadKind, "map"]
-_SPLIT = {"cross": CrossPredictor, "self": SelfPredictor}
 
 _NAMES: dict[str, tuple[str | None, ...]] = {
     "positions": get_args(PositionKind),
@@ -167,10 +166,9 @@ def _grid_of(stack: Encoder | SplitPredictor) -> Grid | None:
 
 
 def _predictor_of(predictor: Predictor, trunk: Encoder) -> dict[str, Any]:
-    kinds = {FusedPredictor: "fused"} | {made: kind for kind, made in _SPLIT.items()}
-    kind = kinds.get(type(predictor))
+    kind = next((kind for kind, made in PREDICTORS.items() if type(predictor) is made), None)
     if kind is None:
-        raise CapiError(f"a predictor of class {type(predictor).__name__} is none of {', '.join(kinds.values())}")
+        raise CapiError(f"a predictor of class {type(predictor).__name__} is none of {', '.join(PREDICTORS)}")
     sizes: dict[str, int | None] = dict.fromkeys(("width", "depth", "heads", "mlp_width"))
     if isinstance(predictor, SplitPredictor):
         sizes |= _stack_of(predictor)
@@ -218,8 +216,9 @@ def build_encoder(architecture: Architecture, statistics: Statistics = IMAGENET)
 
 
 def _build_predictor(architecture: Architecture) -> Predictor:
-    if architecture.predictor_kind == "fused":
-        return FusedPredictor(width=architecture.width)
+    kind = PREDICTORS[architecture.predictor_kind]
+    if kind is FusedPredictor:
+        return kind(width=architecture.width)
     sizes: dict[str, Any] = {
         "width": architecture.predictor_width,
         "depth": architecture.predictor_depth,
@@ -229,9 +228,9 @@ def _build_predictor(architecture: Architecture) -> Predictor:
         "positions": architecture.positions,
         "grid": architecture.grid,
     }
-    if architecture.predictor_kind == "self":
+    if kind is SelfPredictor:
         sizes["mask_tokens"] = architecture.predictor_mask_tokens
-    return _SPLIT[architecture.predictor_kind](**sizes)
+    return kind(**sizes)
 
 
 def _build_head(architecture: Architecture, width: int) -> nn.Module | None:

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.errors import CapiError
-from capi.models.layers import Block, final_norm
+from capi.models.layers import Block
+from capi.models.norms import final_norm
 from capi.models.positions import POSITIONS, Grid, PositionKind
 from capi.models.rope import patch_coordinates, register_coordinates
 from capi.types import Float, Int

@@ -1,31 +1,13 @@
-"""The transformer block of encoder and predictor: pre-norm, RMSNorm, no biases, efficient stochastic depth."""
+"""The transformer block of encoder and predictor: pre-norm, no biases, efficient stochastic depth."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.errors import CapiError
+from capi.models.norms import RMSNorm
 from capi.models.rope import RotaryTable, rotate
 from capi.types import Float
-
-NORM_EPS = 1e-5
-
-
-class RMSNorm(nn.Module):
-    """Root-mean-square norm over channels with a learned scale."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-        # Shards may hand out a rounded weight; norms are computed as their input is.
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), NORM_EPS)
-
-
-def final_norm(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
-    """The norm at the end of encoder and predictor: no learned scale."""
-    return F.rms_norm(x, x.shape[-1:], eps=NORM_EPS)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

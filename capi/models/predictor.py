@@ -20,7 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, Encoder, MaskTokens
-from capi.models.layers import Block, final_norm, linear
+from capi.models.layers import Block, linear
+from capi.models.norms import final_norm
 from capi.models.positions import POSITIONS, Grid, PositionKind
 from capi.types import Float, Int
 
@@ -195,7 +196,7 @@ class FusedPredictor(nn.Module):
         return encoder.patches(encoded).mean(1)
 
 
-PREDICTORS: dict[PredictorKind, type[nn.Module]] = {
+PREDICTORS: dict[PredictorKind, type[CrossPredictor | SelfPredictor | FusedPredictor]] = {
     "cross": CrossPredictor,
     "self": SelfPredictor,
     "fused": FusedPredictor,

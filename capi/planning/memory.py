@@ -45,8 +45,9 @@ class Saving:
     micro_batches: int = 1
     bounded_clustering: bool = True
 
-    def keeping(self, *, accelerator: bool) -> Keeping:
-        return Keeping(BFLOAT16 if self.mixed_precision else FLOAT32, accelerator, self.checkpointing)
+    @property
+    def keeping(self) -> Keeping:
+        return Keeping(BFLOAT16 if self.mixed_precision else FLOAT32, self.checkpointing)
 
 
 class Part(NamedTuple):
@@ -88,6 +89,14 @@ class Planned:
     learner: Learner
     counts: Counts
     accelerator: bool = True
+
+    @cached_property
+    def encoder_parameters(self) -> int:
+        return _parameters(self.learner.student.encoder)
+
+    @cached_property
+    def trained_parameters(self) -> int:
+        return _parameters(self.learner.student) + _parameters(self.learner.target)
 
     @cached_property
     def student_bytes(self) -> int:
@@ -149,9 +158,7 @@ class Planned:
     def _teacher(self, images: int, at_once: int, saving: Saving) -> list[Part]:
         if not self.learner.target.reads_teacher:
             return []
-        working = at_once * _encoding(
-            self.learner.student.encoder, self.counts, saving.keeping(accelerator=self.accelerator)
-        )
+        working = at_once * _encoding(self.learner.student.encoder, self.counts, saving.keeping)
         return [
             Part("teacher's forward pass", working, TEACHER),
             *(Part("teacher's tokens", self._tokens(images), phase) for phase in (TEACHER, CLUSTERING, STUDENT)),
@@ -200,7 +207,7 @@ class Planned:
         return FLOAT32 * images * self.counts.predicted * self.outputs
 
     def _student(self, at_once: int, saving: Saving) -> list[Part]:
-        keeping = saving.keeping(accelerator=self.accelerator)
+        keeping = saving.keeping
         kept = student_activations(self.learner.student, self.counts, at_once, keeping)
         # A sharded run gathers blocks in the precision of the products, and keeps no copies.
         copies = 0 if saving.shards > 1 else kept.weight_copies

@@ -30,22 +30,16 @@ FLOAT32, INT64 = 4, 8
 class Keeping:
     """How tensors are kept.
 
-    `compute_bytes` of a value that products read and give. Norms of one kernel (accelerators) keep their input alone;
-    those of a CPU also keep its normalised copy. `checkpointing` full keeps the input of each block and computes the
-    rest anew; selective keeps the products of each block and computes norms, rotations and GELUs anew.
+    `compute_bytes` of a value that products read and give. `checkpointing` full keeps the input of each block and
+    computes the rest anew; selective keeps the products of each block and computes norms, rotations and GELUs anew.
     """
 
     compute_bytes: int = FLOAT32
-    fused_norms: bool = False
     checkpointing: Recomputation = "off"
 
     @property
     def mixed(self) -> bool:
         return self.compute_bytes != FLOAT32
-
-    @property
-    def norm_copies(self) -> int:
-        return 1 if self.fused_norms else 2
 
 
 class Activations(NamedTuple):
@@ -176,7 +170,7 @@ def _attention(block: Block, sequence: Sequence, keeping: Keeping) -> int:
     """One image: its norm, the inputs of the linear maps, queries, keys, values, the result and its normaliser."""
     q, t, c = sequence.queries, sequence.read, keeping.compute_bytes
     d, e = block.attention.query.out_features, block.attention.key.in_features
-    norm = FLOAT32 * q * (keeping.norm_copies * d + 1)
+    norm = FLOAT32 * q * (d + 1)
     cross = sequence.context is not None
     # Rounding makes a copy for each of the three maps; in float32 they share one.
     inputs = c * q * d * (3 if keeping.mixed and not cross else 1)
@@ -193,7 +187,7 @@ def _mlp(block: Block, sequence: Sequence, keeping: Keeping) -> int:
     """One image: the norm, its result, and the hidden layer before and after its GELU."""
     q, c = sequence.queries, keeping.compute_bytes
     d, m = block.mlp.expand.in_features, block.mlp.expand.out_features
-    norm = FLOAT32 * q * (keeping.norm_copies * d + 1)
+    norm = FLOAT32 * q * (d + 1)
     return norm + c * q * (d + 2 * m) + (FLOAT32 * q * d if _drops(block) else 0)
 
 
@@ -220,7 +214,7 @@ def _recomputed(block: Block, sequence: Sequence, images: int, keeping: Keeping)
     """What one block holds again while its backward pass runs."""
     if keeping.checkpointing == "off":
         return 0
-    everything = Keeping(keeping.compute_bytes, keeping.fused_norms)
+    everything = Keeping(keeping.compute_bytes)
     rotary = _rotary_bytes(block, sequence)
     again = _block(block, sequence, images, everything, rotary) + _weight_copies(block, everything)
     kept = _block(block, sequence, images, keeping, rotary) if keeping.checkpointing == "selective" else 0

@@ -1,25 +1,13 @@
 import pytest
 import torch
-from torch import Tensor
 
 from capi.errors import CapiError
-from capi.models.layers import MLP, Attention, Block, RMSNorm, final_norm
+from capi.models.layers import MLP, Attention, Block
 from capi.models.rope import rotary_table, rotate
 
 
 def table(images: int, tokens: int, head_width: int = 8):
     return rotary_table(torch.rand(images, tokens, 2), head_width, "axial")
-
-
-def slow_rms_norm(x: Tensor) -> Tensor:
-    return x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5)
-
-
-def test__norms_divide_by_the_root_mean_square() -> None:
-    x, norm = torch.randn(3, 4, 8), RMSNorm(8)
-    torch.nn.init.normal_(norm.weight)
-    torch.testing.assert_close(norm(x), slow_rms_norm(x) * norm.weight)
-    torch.testing.assert_close(final_norm(x), slow_rms_norm(x))
 
 
 def test__attention_equals_softmax_of_scaled_products() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from capi.models.encoder import Encoded, Encoder, MaskTokens
-from capi.models.layers import final_norm
+from capi.models.norms import final_norm
 from capi.models.predictor import (
     PREDICTORS,
     CrossPredictor,

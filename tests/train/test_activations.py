@@ -77,7 +77,7 @@ def test__what_is_computed_anew_is_not_kept() -> None:
     config = load_config("vits16", ["optimization.batch_size=64", "model.stochastic_depth=0.2"])
     with torch.device("meta"):
         learner = build_learner(config, "meta")
-    kept = [planned(config, learner, Keeping(2, True, mode)) for mode in ("off", "selective", "full")]
+    kept = [planned(config, learner, Keeping(2, mode)) for mode in ("off", "selective", "full")]
     assert kept[0].encoder > 1.5 * kept[1].encoder > 3 * kept[2].encoder
     assert (kept[0].recomputed, kept[0].weight_copies > 0) == (0, True)
     # All that a block keeps comes back for one block at a time; there are twelve.
