@@ -27,6 +27,12 @@ def is_baseline(name: str) -> bool:
     return name.startswith(PREFIX)
 
 
+def is_on_this_machine(name: str) -> bool:
+    """Whether a baseline is asked for by a place here, or by none; any other place is asked of the Hub."""
+    place = name.partition("=")[2]
+    return not place or (place != USUAL and Path(place).expanduser().exists())
+
+
 def open_baseline(name: str) -> PlainViT:
     """The frozen encoder that `baseline:NAME[@PART][=PLACE]` stands for."""
     whole, _, place = name.removeprefix(PREFIX).partition("=")

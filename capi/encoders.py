@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from capi import build
-from capi.baseline_weights import is_baseline, open_baseline
+from capi.baseline_weights import is_baseline, is_on_this_machine, open_baseline
 from capi.config.loading import load_config
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
@@ -28,7 +28,7 @@ from capi.released.registry import RELEASED, similar_names
 from capi.train.run_folder import RunFolder
 from capi.transformers_files import read_transformers
 from capi.types import Statistics, VisionEncoder
-from capi.weights import Weights, load_exported, load_run
+from capi.weights import Weights, check_weights, load_exported, load_run
 
 TRAINED = (
     "a run folder, a file of `capi export`, a checkpoint in the released layout, a folder in the transformers format, "
@@ -39,15 +39,21 @@ KINDS = (
     "FILE.py:NAME or MODULE:NAME (an encoder of your own)"
 )
 
+# Kinds that are made here, with no file but a recipe.
+_OURS = ("pixels", "untrained")
+
 
 def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder:
     """The frozen encoder of a path or of a name; `TRAINED` says which there are. Published models are downloaded."""
     path = Path(model)
-    if path.is_dir():
+    check_weights(weights)
+    try:
+        is_folder, is_there = path.is_dir(), path.exists()
+    except OSError as error:
+        raise CapiError(f"{model} cannot be looked at ({error.strerror}): expected {TRAINED}") from error
+    if is_folder:
         return _load_folder(path, weights)
-    if path.exists():
-        return _load_file(path)
-    return _load_named(str(model), TRAINED)
+    return _load_file(path) if is_there else _load_named(str(model), TRAINED)
 
 
 def _load_folder(path: Path, weights: Weights) -> CapiEncoder:
@@ -96,6 +102,31 @@ def open_encoder(
     if isinstance(encoder, nn.Module):
         encoder.eval().to(device)
     return encoder
+
+
+def open_noted_encoder(
+    name: object, file: str | Path, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
+) -> VisionEncoder:
+    """The encoder that a file says it was made with.
+
+    Anyone may have written the file, so that what it says runs no Python and downloads nothing but published models.
+    """
+    if not isinstance(name, str):
+        raise CapiError(f"{file} says that {name!r} made it, which is no name: give the model with --model")
+    if not _is_harmless(name):
+        runs = ":" in name and not is_baseline(name)
+        reason = "Python that would be run" if runs else "not on this machine, and would be looked for on the Hub"
+        raise CapiError(f"{file} says that {name} made it, which is {reason}: if you trust it, give it with --model")
+    return open_encoder(name, weights=weights, device=device)
+
+
+def _is_harmless(name: str) -> bool:
+    """Whether opening it runs no code of others and asks no place of their choice for files."""
+    if Path(name).exists() or name in RELEASED:
+        return True
+    if is_baseline(name):
+        return is_on_this_machine(name)
+    return name.rpartition(":")[0] in _OURS
 
 
 def _check_encoder(encoder: VisionEncoder) -> None:

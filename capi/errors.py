@@ -1,7 +1,7 @@
 """Errors a person can act on: one sentence that says what was expected, what came and what to do."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class CapiError(ValueError):
@@ -12,3 +12,14 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
     """`; did you mean "x"?` for the closest candidate, or an empty string when nothing is close."""
     matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
     return f'; did you mean "{matches[0]}"?' if matches else ""
+
+
+def some_of(names: Sequence[str], most: int = 3) -> str:
+    """The first few of many names, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def quoted(names: Iterable[str]) -> list[str]:
+    """Names as they stand in a sentence."""
+    return [f'"{name}"' for name in names]

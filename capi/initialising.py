@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from capi import build
 from capi.config.schema import Config
-from capi.errors import CapiError
+from capi.errors import CapiError, some_of
 from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.features import CapiEncoder
@@ -29,7 +29,6 @@ from capi.types import VisionEncoder
 
 Tensors = Mapping[str, Tensor]
 _MUST_FIT = ("encoder", "predictor")
-_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Part:
             ("fresh (another shape)", self.misshapen),
             ("left out (the run has no such tensors)", self.extra),
         )
-        told = [f"{_some(names)} {what}" for what, names in faults if names]
+        told = [f"{some_of(names)} {what}" for what, names in faults if names]
         counted = f"{_counted(len(self.loaded), 'tensor')} with {_counted(self.parameters, 'parameter')} loaded"
         return f"{self.name}: {'; '.join([counted, *told])}"
 
@@ -279,8 +278,3 @@ def _numbers(values: tuple[float, ...]) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
-
-
-def _some(names: tuple[str, ...]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")

@@ -9,9 +9,6 @@ FOLDER/preprocessor_config.json   how an image becomes its input
 
 import json
 import math
-import os
-import secrets
-import shutil
 import stat
 from dataclasses import fields
 from pathlib import Path
@@ -21,7 +18,8 @@ import torch
 from torch import Tensor
 
 from capi.data.crops import KEPT_SHARE
-from capi.errors import CapiError
+from capi.data.replacing import replacing_folder
+from capi.errors import CapiError, quoted, some_of
 from capi.models.architecture import Architecture, architecture_of, build_encoder
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
@@ -36,11 +34,6 @@ CONFIG, WEIGHTS, PROCESSOR = "config.json", "model.safetensors", "preprocessor_c
 _BICUBIC = 3
 
 
-def is_transformers_folder(path: Path) -> bool:
-    """Whether a folder looks like one of `transformers`, of whichever model."""
-    return (path / CONFIG).is_file()
-
-
 def write_transformers(encoder: CapiEncoder, out: Path, *, image_size: int, overwrite: bool = False) -> Path:
     """Write a folder for images of this size; it appears complete or not at all.
 
@@ -49,18 +42,15 @@ def write_transformers(encoder: CapiEncoder, out: Path, *, image_size: int, over
     config, processor = config_of(encoder, image_size), processor_of(encoder, image_size)
     target = out.resolve()
     _check_place(target, overwrite)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
     try:
-        partial.mkdir(parents=True)
-        _write_json(partial / CONFIG, config)
-        _write_json(partial / PROCESSOR, processor)
-        _write_weights(partial / WEIGHTS, encoder)
-        _put_in_place(partial, target)
+        with replacing_folder(target) as partial:
+            partial.mkdir(parents=True)
+            _write_json(partial / CONFIG, config)
+            _write_json(partial / PROCESSOR, processor)
+            _write_weights(partial / WEIGHTS, encoder)
     except Exception as error:
         # A full disk is an OSError or a SafetensorError, depending on who writes.
         raise CapiError(f"{out} cannot be written ({getattr(error, 'strerror', None) or error})") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 
@@ -148,33 +138,6 @@ def _write_weights(path: Path, encoder: CapiEncoder) -> None:
     path.chmod(stat.S_IMODE((path.parent / CONFIG).stat().st_mode))
 
 
-def _put_in_place(partial: Path, out: Path) -> None:
-    """On the disk before it has its name, so that a power cut leaves no hollow files."""
-    for path in (*partial.iterdir(), partial):
-        _flush(path)
-    if not out.exists():
-        partial.rename(out)
-        return
-    replaced = partial.with_suffix(".replaced")
-    out.rename(replaced)
-    try:
-        partial.rename(out)
-    except OSError:
-        replaced.rename(out)
-        raise
-    shutil.rmtree(replaced, ignore_errors=True)
-
-
-def _flush(path: Path) -> None:
-    if path.is_dir() and os.name == "nt":  # Windows opens no folders.
-        return
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
 def read_transformers(path: Path) -> CapiEncoder:
     """The frozen encoder of such a folder, in evaluation mode and float32; what lacks or is unknown is named."""
     architecture, statistics = _read_config(path / CONFIG)
@@ -215,16 +178,12 @@ def _check_weights(state: Any, shapes: dict[str, torch.Size], path: Path) -> Non
         raise CapiError(f"{place} holds something other than weights by name: expected a safetensors file")
     missing, extra = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys(), key=str)
     if missing:
-        raise CapiError(f"{place} lacks {_some(missing)}, which {CONFIG} beside it asks for")
+        raise CapiError(f"{place} lacks {some_of(quoted(missing), 1)}, which {CONFIG} beside it asks for")
     if extra:
-        raise CapiError(f"{place} has {_some(extra)}, which {CONFIG} beside it does not know")
+        raise CapiError(f"{place} has {some_of(quoted(extra), 1)}, which {CONFIG} beside it does not know")
     for name, shape in shapes.items():
         value = state[name]
         if not isinstance(value, Tensor) or not value.is_floating_point():
             raise CapiError(f'{place} has "{name}", which holds no real numbers')
         if value.shape != shape:
             raise CapiError(f'{place} has "{name}" of shape {tuple(value.shape)}, but {CONFIG} asks for {tuple(shape)}')
-
-
-def _some(names: list[str]) -> str:
-    return f'"{names[0]}"' if len(names) == 1 else f'"{names[0]}" and {len(names) - 1} more'

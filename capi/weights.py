@@ -30,10 +30,15 @@ _PREFIX: dict[str, str] = {"teacher": "teacher.average.", "student": "student."}
 _MARK = "capi"
 
 
+def check_weights(weights: str) -> None:
+    """Refuse what is no choice, also where a file leaves none."""
+    if weights not in _PREFIX:
+        raise CapiError(f'weights="{weights}" is not one of {", ".join(_PREFIX)}')
+
+
 def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     """The encoder of a run's newest checkpoint, in evaluation mode."""
-    if weights not in _PREFIX:
-        raise CapiError(f'weights="{weights}" is not one of teacher, student')
+    check_weights(weights)
     folder = RunFolder(path)
     config = run_config(folder)
     checkpoints = Checkpoints(folder.checkpoints)

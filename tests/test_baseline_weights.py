@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import capi
-from capi.baseline_weights import find_weights, is_baseline, open_baseline
+from capi.baseline_weights import find_weights, is_baseline, is_on_this_machine, open_baseline
 from capi.baselines.registry import BASELINES
 from capi.encoders import load_weights, open_encoder
 from capi.errors import CapiError
@@ -84,3 +84,16 @@ def test__what_needs_a_model_of_capi_says_so() -> None:
     assert not is_baseline("pixels:16")
     with pytest.raises(CapiError, match="is no model of CAPI"):
         load_weights(f"baseline:{NAME}")
+
+
+@pytest.mark.parametrize(
+    ("place", "here"),
+    [("", True), ("=file.pth", True), ("=gone.pth", False), ("=hub", False), ("=someone/else", False)],
+)
+def test__it_is_known_before_opening_whether_the_hub_would_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, here: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("file.pth", "hub"):
+        Path(name).touch()
+    assert is_on_this_machine(f"baseline:{NAME}{place}") is here

@@ -13,7 +13,7 @@ import capi
 from capi.build import build_learner
 from capi.config.loading import dump_config, load_config, parse_config
 from capi.config.schema import Config
-from capi.encoders import load_weights, open_encoder, untrained
+from capi.encoders import load_weights, open_encoder, open_noted_encoder, untrained
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
@@ -92,6 +92,11 @@ def test__a_path_is_a_run_an_exported_file_or_a_released_checkpoint(
     assert not same(teacher, student)
     assert same(open_encoder(capi.export(run, tmp_path / "x: y.safetensors")), teacher)
     assert same(open_encoder(reference_checkpoint), load_weights(reference_checkpoint))
+
+
+def test__a_name_that_no_file_can_have_is_told_in_one_sentence() -> None:
+    with pytest.raises(CapiError, match=r"cannot be looked at \(File name too long\): expected a run folder"):
+        load_weights(300 * "x")
 
 
 def test__pixels_are_raw_patches() -> None:
@@ -301,3 +306,42 @@ def test__an_id_of_the_hub_is_read_from_where_it_was_fetched_to(
 def test__weights_alone_are_not_looked_for_among_other_encoders() -> None:
     with pytest.raises(CapiError, match=r"there is no encoder pixels:4: expected .* id of the Hub \(owner/name\)$"):
         load_weights("pixels:4")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("own_encoder.py:make", "is Python that would be run"),
+        ("own_encoder:make", "is Python that would be run"),
+        ("C:pixels:4", "is Python that would be run"),
+        ("someone/capi-small@v1", "is not on this machine, and would be looked for on the Hub"),
+        ("baseline:mae_vitb16=hub", "is not on this machine, and would be looked for on the Hub"),
+        ("baseline:mae_vitb16=someone/else", "is not on this machine, and would be looked for on the Hub"),
+    ],
+)
+def test__a_name_that_a_file_brings_runs_and_fetches_nothing(
+    own: Path, name: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capi.released.hub.hub_folder", lambda *_, **__: pytest.fail("asked the Hub"))
+    own.write_text("raise SystemExit('run')")
+    with pytest.raises(CapiError, match=f"^f.safetensors says that {name} made it, which {reason}: .* with --model$"):
+        open_noted_encoder(name, "f.safetensors")
+    assert not any(module.endswith("own_encoder") for module in sys.modules)
+
+
+def test__a_name_that_a_file_brings_opens_what_is_here(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reference_checkpoint: Path
+) -> None:
+    assert same(open_noted_encoder(str(run), "f", weights="student"), capi.load(run, weights="student"))
+    assert same(open_noted_encoder(f"untrained:{run}", "f"), untrained(str(run)))
+    assert open_noted_encoder("pixels:4", "f").patch_size == 4
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    with serving(reference_checkpoint.read_bytes()) as server:
+        model = replace(RELEASED["capi_vitl14_lvd"], address=server.address)
+        monkeypatch.setitem(RELEASED, "capi_vitl14_lvd", model)
+        assert same(open_noted_encoder("capi_vitl14_lvd", "f"), load_weights(reference_checkpoint))
+
+
+def test__what_a_file_brings_must_be_a_name() -> None:
+    with pytest.raises(CapiError, match=r"f says that \['x'\] made it, which is no name: give the model with --model"):
+        open_noted_encoder(["x"], "f")

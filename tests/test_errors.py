@@ -1,4 +1,4 @@
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, nearest, quoted, some_of
 
 
 def test__nearest_names_the_closest_or_nothing() -> None:
@@ -8,3 +8,11 @@ def test__nearest_names_the_closest_or_nothing() -> None:
 
 def test__bad_input_is_a_value_error() -> None:
     assert issubclass(CapiError, ValueError)
+
+
+def test__long_lists_are_shortened_and_the_rest_is_counted() -> None:
+    names = [str(number) for number in range(10)]
+    assert some_of(names, 5) == "0, 1, 2, 3, 4 and 5 more"
+    assert some_of(names[:4]) == "0, 1, 2 and 1 more"
+    assert some_of(names[:3]) == "0, 1, 2"
+    assert some_of(quoted(["a"])) == '"a"'

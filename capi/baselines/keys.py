@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, quoted, some_of
 
 State = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -167,18 +166,6 @@ def to_ours(state: State, layout: Layout, shapes: Shapes, source: str) -> State:
     return ours
 
 
-def to_theirs(ours: State, layout: Layout) -> State:
-    """The same tensors in a source's layout, which a test writes; parts that are not used are zero."""
-    shapes = {name: tuple(value.shape) for name, value in ours.items()}
-    theirs: State = {}
-    for name, place in _places(layout, shapes).items():
-        known = [ours[each] for each in place.ours if each is not None]
-        parts = [torch.zeros_like(known[0]) if each is None else ours[each] for each in place.ours]
-        value = torch.cat(parts) if len(parts) > 1 else parts[0]
-        theirs[name] = value.reshape(place.shape).clone()
-    return theirs
-
-
 def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> None:
     """Every name there, none too many, each of its shape."""
     places = _places(layout, shapes)
@@ -192,11 +179,11 @@ def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> 
         others = f" (and {len(wrong) - 1} more tensors of other shapes)" if len(wrong) > 1 else ""
         raise CapiError(f'{source} has "{name}" of shape {found}, expected {asked}{others}')
     if missing:
-        raise CapiError(f"{source} lacks {some(missing)} of the layout of {layout.method}")
+        raise CapiError(f"{source} lacks {some_of(quoted(missing))} of the layout of {layout.method}")
     if extra:
-        raise CapiError(f"{source} has {some(extra)}, which the layout of {layout.method} does not know")
+        raise CapiError(f"{source} has {some_of(quoted(extra))}, which the layout of {layout.method} does not know")
     if unreal:
-        raise CapiError(f"{source} has {some(unreal)} that hold no real numbers")
+        raise CapiError(f"{source} has {some_of(quoted(unreal))} that hold no real numbers")
 
 
 def fits(state: State, layout: Layout, shapes: Shapes) -> bool:
@@ -211,12 +198,6 @@ def fits(state: State, layout: Layout, shapes: Shapes) -> bool:
 def is_ignored(name: str, layout: Layout) -> bool:
     """Whether a name is known to belong to something else than the encoder."""
     return any(re.fullmatch(pattern, name) for pattern in layout.ignored)
-
-
-def some(names: list[str], most: int = 3) -> str:
-    """The first of them, and how many more there are."""
-    named = ", ".join(f'"{name}"' for name in names[:most])
-    return named if len(names) <= most else f"{named} and {len(names) - most} more names"
 
 
 def _places(layout: Layout, shapes: Shapes) -> dict[str, _Place]:

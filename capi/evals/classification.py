@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, some_of
 from capi.evals.features import Encoding, VectorKind, encode, encoded_batches, frame_of, image_vectors
 from capi.evals.fitted import Classifier, Judge, KnnClassifier, vote_confidences
 from capi.evals.metrics import right_answers
@@ -20,7 +20,6 @@ from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_files import Probe, encoder_facts
 from capi.evals.splits import Split, few_held_out, hold_out
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
-from capi.evals.wording import some_of
 from capi.paper import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE
 from capi.types import VisionEncoder
 
@@ -169,7 +168,7 @@ def class_warnings(data: ClassificationData) -> list[str]:
         asked = set(test.answers.unique().tolist()) - {NO_ANSWER}
         unseen = sorted(asked - known)
         if unseen:
-            named = some_of([_answer_name(data, test, answer) for answer in unseen])
+            named = some_of([_answer_name(data, test, answer) for answer in unseen], 5)
             warnings.append(f"{name}: {named} occur in the test but not in training, and cannot be recognised")
     return warnings
 

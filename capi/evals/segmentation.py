@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, some_of
 from capi.evals.blocks import Ties, pixel_blocks, unblock, vote_blocks
 from capi.evals.features import Encoding, encoded_batches
 from capi.evals.fitted import KnnSegmenter, LogisticSegmenter, Segmenter
@@ -28,7 +28,6 @@ from capi.evals.patches import PatchCollector, Patches, Standard, TrainingPatche
 from capi.evals.probe_files import Probe, encoder_facts
 from capi.evals.splits import Split, few_held_out, hold_out
 from capi.evals.tasks import MaskedImages, SegmentationData, place_of_mask
-from capi.evals.wording import some_of
 from capi.paper import (
     PAPER_DISTANCES,
     PAPER_ITERATIONS,
@@ -221,7 +220,7 @@ class SegmentationProtocol(ABC):
         absent = [name for label, name in sorted(self.data.classes.items()) if label not in seen]
         if not absent:
             return []
-        return [f"no training patch is mostly {some_of(absent)}: these classes can hardly be predicted"]
+        return [f"no training patch is mostly {some_of(absent, 5)}: these classes can hardly be predicted"]
 
     def _details(self, patches: TrainingPatches, score: SegmentationScore, *, held_out: int) -> dict[str, Any]:
         return {

@@ -1,7 +1,7 @@
 """A checkpoint file, opened: what torch.save or safetensors wrote, as Python values and tensors, and nothing is run.
 
-Tensors are mapped from the file where its format allows it: they take memory when they are used, and a model that is
-given them as they are holds its weights once.
+Tensors are read once, into memory of their own: a model that is given them as they are holds its weights once, and
+the file may be written again while the model is in use.
 """
 
 import json
@@ -12,11 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from capi.errors import CapiError
 from capi.models.unpickling import read_inert
 
 _LOG = logging.getLogger("capi")
+# The names of safetensors.
+_DTYPES = {
+    "BF16": torch.bfloat16,
+    "BOOL": torch.bool,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
 # What people have in the place of a checkpoint, by its first bytes.
 _MISTAKEN = {
     b"version https://git-lfs": "is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`",
@@ -53,8 +67,7 @@ def _read_pickle(path: Path, *, zipped: bool) -> Any:
     if zipped and not zipfile.is_zipfile(path):
         raise _cut_off(path)
     try:
-        # Only archives can be mapped; before 2020 torch wrote bare pickles.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if not zipped:
             raise _unreadable(path, error) from error
@@ -69,17 +82,40 @@ def _read_pickle(path: Path, *, zipped: bool) -> Any:
 
 def _read_safetensors(path: Path, start: bytes) -> Any:
     try:
-        from safetensors.torch import load_file
+        from safetensors import safe_open
     except ImportError as error:
         raise CapiError(
             f"{path} is no file of torch.save, and safetensors is missing: pip install safetensors"
         ) from error
     try:
-        return load_file(path)
+        # The library checks the header. Its tensors lie in the mapped file: copies of them would take the memory twice.
+        with safe_open(path, framework="pt"):
+            return _read_tensors(path)
     except Exception as error:
         if _is_cut_off(path, start):
             raise _cut_off(path) from error
         raise _unreadable(path, error) from error
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file whose header is known to be right."""
+    tensors = {}
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name, entry in header.items():
+            if name == "__metadata__":
+                continue
+            start, end = entry["data_offsets"]
+            contents = bytearray(end - start)
+            file.seek(8 + length + start)
+            if file.readinto(contents) != len(contents):
+                raise ValueError("a tensor that is cut off")
+            dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
+            tensors[name] = (
+                torch.frombuffer(contents, dtype=dtype).view(shape) if contents else torch.empty(shape, dtype=dtype)
+            )
+    return tensors
 
 
 def _is_cut_off(path: Path, start: bytes) -> bool:

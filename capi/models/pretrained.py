@@ -7,13 +7,15 @@ so that the released formula computes the same.
 """
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, quoted, some_of
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
@@ -43,6 +45,7 @@ _BLOCK_KEYS = {
     "mlp.expand.weight": "residual2.fn.fc1.weight",
     "mlp.contract.weight": "residual2.fn.fc2.weight",
 }
+_NORM_KEYS = ("attention_norm.weight", "mlp_norm.weight")
 _TABLE_KEY = "residual1.fn.rope.freqs"
 _ROTATED = ("attention.query.weight", "attention.key.weight")
 
@@ -55,13 +58,13 @@ def load_released(path: Path) -> CapiEncoder:
 def read_state(path: Path) -> State:
     """The tensors of a `.pth` or `.safetensors` file in the released layout, also where a training checkpoint holds it.
 
-    Nothing that a file contains is run. The tensors are mapped from the file: they take memory once they are used.
+    Nothing that a file contains is run.
     """
     return find_released(read_contents(path), str(path))
 
 
 def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
-    """Our modules with the weights of a released state dict."""
+    """Our modules with the weights of a released state dict, whose tensors they take over where they can."""
     variant = _rope_variant(state, source)
     with without_weights():
         model = _build(state, variant, source)
@@ -121,39 +124,70 @@ def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
             f'{source} has "backbone.patch_embed.weight" of shape {tuple(patches.shape)}, expected '
             "(width, channels, patch size, patch size)"
         )
+    registers = _get(state, "backbone.registers", 3, source)
     encoder = Encoder(
-        **_stack_sizes(state, "encoder", patches.shape[0], source),
+        **_stack_sizes(state, "encoder", (patches.shape[0], registers.shape[2]), source),
         channels=patches.shape[1],
         patch_size=patches.shape[2],
-        registers=_get(state, "backbone.registers", 3, source).shape[1],
+        registers=registers.shape[1],
         positions=variant,
     )
     mask_token = _get(state, "backbone.mask_token", 2, source)
     predictor = CrossPredictor(
-        **_stack_sizes(state, "predictor", mask_token.shape[1], source), context_width=encoder.width, positions=variant
+        **_stack_sizes(state, "predictor", mask_token.shape[1:], source),
+        context_width=encoder.width,
+        positions=variant,
     )
     head = None
     if any(key.startswith("head.") for key in state):
-        direction = _get(state, "head.last_layer.weight_v", 2, source)
+        direction, length = (_get(state, f"head.last_layer.{name}", 2, source) for name in ("weight_v", "weight_g"))
+        if len(direction) != len(length):
+            raise CapiError(
+                f'{source} has "head.last_layer.weight_v" of shape {tuple(direction.shape)} and '
+                f'"head.last_layer.weight_g" of shape {tuple(length.shape)}: each must have a row for every prototype'
+            )
         head = LinearHead(width=predictor.width, prototypes=direction.shape[0])
     return CapiEncoder(encoder=encoder, predictor=predictor, head=head)
 
 
-def _stack_sizes(state: State, stack: str, width: int, source: str) -> dict[str, Any]:
-    """Depth, heads and MLP width of encoder or predictor; the head width is that of its rotary table."""
-    first = f"{_STACKS[stack]}.blocks.0"
-    head_width = _get(state, f"{first}.{_TABLE_KEY}", 2, source).shape[1]
-    hidden = _get(state, f"{first}.{_BLOCK_KEYS['mlp.expand.weight']}", 2, source).shape[0]
-    if not head_width or width % head_width:
+def _stack_sizes(state: State, stack: str, widths: Sequence[int], source: str) -> dict[str, Any]:
+    """Width, depth, heads and MLP width of encoder or predictor; the head width is that of its rotary tables."""
+    depth = _depth(state, stack, source)
+
+    def sizes(name: str, dimensions: int, axis: int) -> list[int]:
+        keys = [f"{_STACKS[stack]}.blocks.{number}.{name}" for number in range(depth)]
+        return [_get(state, key, dimensions, source).shape[axis] for key in keys]
+
+    norms = [size for key in _NORM_KEYS for size in sizes(_BLOCK_KEYS[key], 1, 0)]
+    width = _agreed([*norms, *widths])
+    head_width = _agreed(sizes(_TABLE_KEY, 2, 1), parts_of=width)
+    expand, contract = (_BLOCK_KEYS[f"mlp.{name}.weight"] for name in ("expand", "contract"))
+    hidden = _agreed([*sizes(expand, 2, 0), *sizes(contract, 2, 1)])
+    if not width or not head_width or width % head_width:
         raise CapiError(
             f"{source} has width {width} in its {stack}, which is no multiple of the head width {head_width} there"
         )
+    return {"width": width, "depth": depth, "heads": width // head_width, "mlp_width": hidden}
+
+
+def _depth(state: State, stack: str, source: str) -> int:
     pattern = re.compile(rf"{re.escape(_STACKS[stack])}\.blocks\.(\d+)\.")
     blocks = {int(match[1]): key for key in state if (match := pattern.match(key))}
+    if not blocks:
+        raise CapiError(f'{source} has no key that begins with "{_STACKS[stack]}.blocks.0." of the released layout')
     gap = next(number for number in range(len(blocks) + 1) if number not in blocks)
     if gap < len(blocks):
         raise CapiError(f'{source} has "{blocks[max(blocks)]}", but nothing of "{_STACKS[stack]}.blocks.{gap}."')
-    return {"width": width, "depth": len(blocks), "heads": width // head_width, "mlp_width": hidden}
+    return len(blocks)
+
+
+def _agreed(sizes: Sequence[int], parts_of: int | None = None) -> int:
+    """The size that most tensors speak of, so that the misshapen one is told and not those that fit.
+
+    Of sizes that equally many speak of, the first that divides `parts_of`, or simply the first.
+    """
+    counts = Counter(sizes)
+    return max(counts, key=lambda size: (counts[size], bool(parts_of and size and parts_of % size == 0)))
 
 
 def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
@@ -166,26 +200,21 @@ def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
 
 def _check_keys(state: State, expected: dict[str, tuple[int, ...]], source: str) -> None:
     """Every key there, none too many, each of the shape that the rest of the file asks for."""
-    unreal = sorted(key for key, value in state.items() if not value.is_floating_point())
+    unreal = sorted(key for key, value in state.items() if not value.is_floating_point() or value.is_meta)
     if unreal:
-        raise CapiError(f"{source} has {_some(unreal)} that hold no real numbers")
+        raise CapiError(f"{source} holds no real numbers in {some_of(quoted(unreal))}")
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = sorted(key for key in expected.keys() & state.keys() if tuple(state[key].shape) != expected[key])
     if missing:
-        raise CapiError(f"{source} lacks {_some(missing)} of the released layout")
+        raise CapiError(f"{source} lacks {some_of(quoted(missing))} of the released layout")
     if extra:
-        raise CapiError(f"{source} has {_some(extra)}, which the released layout does not know")
+        raise CapiError(f"{source} has {some_of(quoted(extra))}, which the released layout does not know")
     if wrong:
         key = wrong[0]
         raise CapiError(
             f'{source} has "{key}" of shape {tuple(state[key].shape)}, but its other tensors ask for {expected[key]}'
         )
-
-
-def _some(keys: list[str], most: int = 3) -> str:
-    named = ", ".join(f'"{key}"' for key in keys[:most])
-    return named if len(keys) <= most else f"{named} and {len(keys) - most} more keys"
 
 
 def _table(head_width: int, variant: RopeVariant) -> Tensor:

@@ -7,7 +7,7 @@ their storages. A pickle names classes and functions to call; here it finds, ins
 - for everything else: a new `Placeholder` class, which takes any arguments and any state, and does nothing.
 
 So nothing is imported and no code of another library runs. What a pickle is handed has no attributes that it could
-change: the next file meets the same functions. Storages are mapped from the file, not copied.
+change: the next file meets the same functions.
 """
 
 import io
@@ -183,7 +183,7 @@ class _InertUnpickler(pickle.Unpickler):
 
 
 class _Archive:
-    """A zip archive of torch.save: where its records lie in the file, which is mapped."""
+    """A zip archive of torch.save: where its records lie in the file, and those that were read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -196,23 +196,29 @@ class _Archive:
         order = self.members.get(f"{self.root}byteorder")
         if order is not None and self._read(order).decode() != sys.byteorder:
             raise pickle.UnpicklingError("written on a machine of another byte order")
-        self.mapped = torch.UntypedStorage.from_file(str(path), False, path.stat().st_size)
+        self.storages: dict[str, torch.UntypedStorage] = {}
 
     def pickled(self) -> bytes:
-        return self._read(self.members[f"{self.root}data.pkl"])
+        return bytes(self._read(self.members[f"{self.root}data.pkl"]))
 
     def storage(self, record: Any, size: Any) -> torch.UntypedStorage:
-        """The first bytes of a record, in place."""
+        """The first bytes of a record. Tensors that share one share its memory."""
         member = self.members.get(f"{self.root}data/{record}") if isinstance(record, str) else None
         if member is None or not isinstance(size, int) or not 0 <= size <= member.file_size:
             raise pickle.UnpicklingError("a storage that is not in the archive")
-        start = self._start(member)
-        return self.mapped[start : start + size] if size else torch.UntypedStorage(0)
+        if not size:
+            return torch.UntypedStorage(0)
+        if record not in self.storages:
+            self.storages[record] = torch.frombuffer(self._read(member), dtype=torch.uint8).untyped_storage()
+        return self.storages[record][:size]
 
-    def _read(self, member: zipfile.ZipInfo) -> bytes:
+    def _read(self, member: zipfile.ZipInfo) -> bytearray:
+        contents = bytearray(member.file_size)
         with self.path.open("rb") as file:
             file.seek(self._start(member))
-            return file.read(member.file_size)
+            if file.readinto(contents) != len(contents):
+                raise pickle.UnpicklingError("a record that is cut off")
+        return contents
 
     def _start(self, member: zipfile.ZipInfo) -> int:
         """Where a record's bytes begin: after its header, its name and what pads it."""

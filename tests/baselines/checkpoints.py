@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from capi.baselines.baseline import Baseline
-from capi.baselines.keys import State, to_theirs
+from capi.baselines.keys import Layout, State, _places
 from capi.baselines.loading import load_baseline
 from capi.baselines.registry import BASELINES
 from capi.baselines.vit import PlainViT
@@ -35,6 +35,18 @@ def randomise(model: nn.Module) -> None:
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.normal_(std=0.3 if tensor.ndim > 1 else 0.5)
+
+
+def to_theirs(ours: State, layout: Layout) -> State:
+    """The same tensors in a source's layout, as a file of theirs has them; parts that are not used are zero."""
+    shapes = {name: tuple(value.shape) for name, value in ours.items()}
+    theirs: State = {}
+    for name, place in _places(layout, shapes).items():
+        known = [ours[each] for each in place.ours if each is not None]
+        parts = [torch.zeros_like(known[0]) if each is None else ours[each] for each in place.ours]
+        value = torch.cat(parts) if len(parts) > 1 else parts[0]
+        theirs[name] = value.reshape(place.shape).clone()
+    return theirs
 
 
 def original(baseline: Baseline, model: PlainViT) -> State:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from capi.baselines.keys import Layout, Part, find_state, fits, rule, to_ours, to_theirs, with_bias
+from capi.baselines.keys import Layout, Part, find_state, fits, rule, to_ours, with_bias
 from capi.errors import CapiError
+from tests.baselines.checkpoints import to_theirs
 
 LAYOUT = Layout(
     method="a test",

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from capi.baselines.baseline import Baseline
-from capi.baselines.keys import to_theirs
 from capi.baselines.loading import fitting, load_baseline
 from capi.baselines.positions import column_first_sincos
 from capi.baselines.registry import BASELINES
 from capi.errors import CapiError
-from tests.baselines.checkpoints import images, original, random_model, save, small
+from tests.baselines.checkpoints import images, original, random_model, save, small, to_theirs
 
 
 def _of_shapes(baseline: Baseline) -> dict[str, torch.Tensor]:

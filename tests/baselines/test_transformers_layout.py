@@ -7,11 +7,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from capi.baselines.keys import to_theirs
 from capi.baselines.loading import load_baseline
 from capi.baselines.transformers_layout import INDEX, architecture_in, layout_for, read_weights
 from capi.errors import CapiError
-from tests.baselines.checkpoints import assert_same, images, random_model, small
+from tests.baselines.checkpoints import assert_same, images, random_model, small, to_theirs
 
 CONFIG = {
     "model_type": "vit",

@@ -13,10 +13,9 @@ import numpy.typing as npt
 from PIL import Image
 
 from capi.data.sources import Files
-from capi.errors import CapiError
+from capi.errors import CapiError, some_of
 from capi.evals.datasets.reading import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
-from capi.evals.wording import some_of
 
 Labels = npt.NDArray[Any]
 Pairs = Sequence[tuple[str, str]]
@@ -139,7 +138,7 @@ def paired(images: Path, masks: Path) -> tuple[list[tuple[str, str]], tuple[str,
     image_of, mask_of = _by_stem(images), _by_stem(masks)
     check_all_masked([name for stem, name in image_of.items() if stem not in mask_of], images, len(image_of))
     spare = sorted(name for stem, name in mask_of.items() if stem not in image_of)
-    notes = (f"{len(spare)} masks without an image were not used: {some_of(spare)}",) if spare else ()
+    notes = (f"{len(spare)} masks without an image were not used: {some_of(spare, 5)}",) if spare else ()
     return [(name, mask_of[stem]) for stem, name in image_of.items()], notes
 
 
