@@ -23,7 +23,8 @@ from capi.config.benchmarks import (
     SegmentationConfig,
 )
 from capi.config.loading import FILE_ENDINGS
-from capi.config.schema import Config, EvaluationConfig
+from capi.config.run_sections import EvaluationConfig
+from capi.config.schema import Config
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification, load_segmentation
 from capi.evals.features import Encoding, Progress, silent

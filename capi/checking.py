@@ -14,6 +14,7 @@ from capi.data.loader import LoadedBatch
 from capi.data.opening import Data, open_images
 from capi.data.statistics import DataSummary, summarize
 from capi.errors import CapiError
+from capi.initialising import initialise
 from capi.method.masking import Grid
 from capi.train.check import StepCost, measure_step, memory_of, random_batch
 from capi.types import MaskedBatch, VisionEncoder
@@ -40,7 +41,7 @@ def check(
     """Build a config, run real iterations, and say what they cost. Nothing is written.
 
     With `data` the images are the user's and are looked at; without, they are noise. `open_encoder` opens the encoder
-    that makes the targets of kind `frozen`.
+    that makes the targets of kind `frozen`, and the one that `init` starts from.
     """
     visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
     if least_bytes(config, visible) > memory_of(device):
@@ -54,6 +55,8 @@ def check(
             batches = [build.device_mover(config, device)(part) for part in loaded]
         config, frozen_encoder = build.resolve_target(config, open_encoder)
         learner = build_learner(config, device, frozen_encoder)
+        # What the run would start from must be there and fit.
+        initialise(learner, config, open_encoder)
         cost = measure_step(learner, batches, Grid(*config.grid).size, rounds, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapiError(_too_large(config)) from error

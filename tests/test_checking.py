@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -8,6 +9,8 @@ from capi.build import mask_sampler
 from capi.checking import check, least_bytes
 from capi.config.loading import parse_config
 from capi.config.schema import Config
+from capi.encoders import open_encoder
+from capi.errors import CapiError
 from capi.method.masking import Grid
 
 CPU = torch.device("cpu")
@@ -45,3 +48,10 @@ def test__micro_batches_lower_the_least_memory(small_config: Config) -> None:
     assert least_bytes(small_config.model_copy(update={"optimization": optimization}), 17) < least_bytes(
         small_config, 17
     )
+
+
+def test__what_a_run_would_start_from_must_be_there_and_fit(small_config: Config, reference_checkpoint: Path) -> None:
+    for source, message in (("nowhere.pth", "nowhere.pth"), (str(reference_checkpoint), "does not fit|model.width")):
+        config = small_config.model_copy(update={"init": small_config.init.model_copy(update={"encoder": source})})
+        with pytest.raises(CapiError, match=message):
+            check(config, device=CPU, rounds=1, open_encoder=open_encoder)

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from capi.config.loading import dump_config, load_config, merge, parse_config, parse_yaml
 from capi.config.paper import PaperRow, PaperTable, paper_table
-from capi.config.schema import Config, Count, Positive, Section
+from capi.config.schema import Config
+from capi.config.section import Count, Positive, Section
 from capi.errors import CapiError, nearest
 
 Task = Literal["segmentation", "classification"]

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from capi.config.schema import Count, NotNegative, Positive, Section, Share
+from capi.config.section import Count, NotNegative, Positive, Section, Share
 from capi.paper import (
     OUR_NEIGHBOURS,
     OUR_TEMPERATURE,
@@ -162,7 +162,6 @@ class LogisticSegmentationConfig(SegmentationConfig):
     """Steps after which a fit ends in any case, with a warning."""
 
 
-AnyBenchmark = KnnConfig | AttentiveConfig | LinearConfig | KnnSegmentationConfig | LogisticSegmentationConfig
 PROTOCOLS: dict[str, type[BenchmarkConfig]] = {
     "attentive": AttentiveConfig,
     "knn": KnnConfig,

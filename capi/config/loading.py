@@ -1,6 +1,8 @@
 """Recipes and configs as files: reading, inheriting, overriding, migrating, and errors that name the nearest key."""
 
+import difflib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
@@ -18,6 +20,9 @@ from capi.errors import CapiError, nearest
 Tree = dict[str, Any]
 AnySection = TypeVar("AnySection", bound=BaseModel)
 FILE_ENDINGS = (".yaml", ".yml")
+
+# Far more than any config needs.
+_DEEPEST, _MOST_EXTENDED = 10, 20
 
 # What a file without a version is taken for.
 FIRST_VERSION = 1
@@ -52,6 +57,11 @@ def _name_positions(tree: Tree) -> Tree:
         return tree
     return tree | {"model": {"positions" if key == "rope" else key: value for key, value in model.items()}}
 
+
+# Keys of older versions, which people remember.
+_RENAMED = {"model.rope": "model.positions"}
+# How alike two names of keys must be, and what it counts that they stand in the same section: less than a letter.
+_LEAST_LIKENESS, _SAME_SECTION = 0.6, 0.09
 
 # From version to the function that lifts a config to the next one.
 MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks, 2: _name_positions}
@@ -160,6 +170,8 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
     """A recipe with what it extends filled in."""
     if name in seen:
         raise CapiError(f"recipe {name} extends itself: {' -> '.join((*seen, name))}")
+    if len(seen) > _MOST_EXTENDED:
+        raise CapiError(f"recipe {seen[0]} extends more than {_MOST_EXTENDED} others, one after the other")
     tree = parse_yaml(recipe_text(name), name)
     if not isinstance(tree, dict):
         held = "is empty" if tree is None else f"holds a {type(tree).__name__}"
@@ -172,14 +184,14 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
     if not isinstance(base, str):
         raise CapiError(f"{name}: extends must be the name of a recipe, not {base!r}")
     if base.endswith(FILE_ENDINGS):
-        base = str(Path(name).parent / base)
+        base = os.path.normpath(Path(name).parent / base)
     return merge(_read_recipe(base, (*seen, name)), tree)
 
 
 def _recipe_path(name: str) -> Any:
     """Where a recipe lies; None for a model of the paper, which has no file of its own."""
     if name.endswith(FILE_ENDINGS):
-        if not Path(name).is_file():
+        if not _is_file(Path(name)):
             raise CapiError(f"there is no file {name}: give a recipe's name or the path of a YAML file")
         return Path(name)
     if name in recipe_names():
@@ -188,6 +200,14 @@ def _recipe_path(name: str) -> Any:
         return None
     close = nearest(name, [*recipe_names(), *paper_models()])
     raise CapiError(f'there is no recipe "{name}"{close} (`capi recipes` lists them; a file must end in .yaml)')
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:
+        # A name that no file can have.
+        return False
 
 
 def _folder() -> Any:
@@ -214,13 +234,16 @@ def parse_yaml(text: str, source: str) -> Any:
     """Safe YAML, with errors in one sentence."""
     try:
         return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, AttributeError) as error:
+        # Dates that are none and numbers of thousands of digits are found by Python, after the grammar.
         raise CapiError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise CapiError(f"{source} is not valid YAML: it is nested too deeply") from error
 
 
 def _parse_override(override: str, example: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
-    if not equals or not all(key.split(".")):
+    if not equals or not all(key.split(".")) or key.count(".") > _DEEPEST:
         raise CapiError(f'"{override}" is not an override: expected key=value, such as {example}')
     if key == "version":
         raise CapiError("version is the format of the file that is read, and cannot be overridden")
@@ -234,7 +257,8 @@ def _nested(path: list[str], value: Any) -> Tree:
 def _to_json(tree: Tree, source: str) -> str:
     try:
         return json.dumps(tree)
-    except TypeError as error:
+    except (TypeError, ValueError, RecursionError) as error:
+        # A value may hold itself, by an anchor of YAML.
         raise CapiError(f"{source} holds a value that is no number, text, list or section: {error}") from error
 
 
@@ -264,12 +288,18 @@ def _wording(complaint: ErrorDetails, *, alone: bool) -> str:
     """A complaint in words of ours where pydantic's speak of Python or JSON."""
     kind, place = complaint["type"], complaint["loc"][-1]
     if kind in {"tuple_type", "list_type"}:
-        return f"expected a list, so write [{json.dumps(complaint['input'])}]" if alone else "input should be a list"
+        return _wanting_a_list(complaint) if alone else "input should be a list"
     if kind == "too_short":
         return f"expected a list of at least {complaint['ctx']['min_length']}"
     if kind == "missing" and isinstance(place, int):
         return f"input should be a list of at least {place + 1}"
     return complaint["msg"][:1].lower() + complaint["msg"][1:]
+
+
+def _wanting_a_list(complaint: ErrorDetails) -> str:
+    """A single value may have been meant as a list of one."""
+    single = isinstance(complaint["input"], str | int | float)
+    return "expected a list" + (f", so write [{json.dumps(complaint['input'])}]" if single else " in square brackets")
 
 
 def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
@@ -290,14 +320,31 @@ def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type
 
 
 def _nearest_key(fields: list[str], section: type[BaseModel], root: type[BaseModel]) -> str:
-    """The closest key of the same section, else the closest of all, given as a full path."""
+    """The key that was most likely meant, by its own name: of the same section, or of another that has it."""
+    if renamed := _RENAMED.get(".".join(fields)):
+        return f'; it is called "{renamed}" now'
     prefix = "".join(f"{field}." for field in fields[:-1])
-    siblings = [prefix + name for name in section.model_fields]
-    if close := nearest(".".join(fields), siblings):
-        return close
-    # Someone who leaves out the section means its key: the one nearest to the root where several have that name.
-    same_name = sorted((path for path in _all_keys(root) if path.endswith(f".{fields[-1]}")), key=len)
-    return f'; did you mean "{same_name[0]}"?' if same_name else nearest(fields[-1], _all_keys(root))
+    here = [prefix + name for name in section.model_fields]
+
+    def closeness(path: str) -> float:
+        # Of keys with the same name the one nearest to the root is meant.
+        return (
+            _likeness(fields[-1], path.rsplit(".", maxsplit=1)[-1])
+            + _SAME_SECTION * (path in here)
+            - 1e-3 * path.count(".")
+        )
+
+    best = max([*here, *_all_keys(root)], key=closeness)
+    if closeness(best) < _LEAST_LIKENESS:
+        return f"; {prefix.rstrip('.') or 'a config'} has the keys {', '.join(section.model_fields)}"
+    return f'; did you mean "{best}"?'
+
+
+def _likeness(given: str, name: str) -> float:
+    """From 0 to 1: how much of two names is alike. A beginning or the initials (lr) are as good as a small mistake."""
+    beginning = len(given) > 2 and name.startswith(given)
+    initials = len(given) > 1 and given == "".join(word[0] for word in name.split("_"))
+    return max(difflib.SequenceMatcher(None, given, name).ratio(), 0.8 * (beginning or initials))
 
 
 def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterable[str]:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from capi.config.benchmark_loading import load_benchmark
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
-from capi.config.schema import Section
+from capi.config.section import Section
 from capi.errors import CapiError, nearest
 
 

@@ -43,7 +43,23 @@ def test__override_values_are_yaml(override: str, read, value: object) -> None:
         ("prototypes=3", 'no key "prototypes"; did you mean "clustering.prototypes"'),
         ("depth=3", 'no key "depth"; did you mean "model.depth"'),
         ("model.predictor.widht=3", 'did you mean "model.predictor.width"'),
-        ("zzz=3", 'no key "zzz"'),
+        ("zzz=3", 'no key "zzz"; a config has the keys version, seed, data, model,'),
+        ("model.predictor.zzz=3", "model.predictor has the keys kind,"),
+        ("learning_rate=3", 'did you mean "optimization.learning_rate"'),
+        ("lr=3", 'did you mean "optimization.learning_rate"'),
+        ("patch=3", 'did you mean "model.patch_size"'),
+        ("batchsize=3", 'did you mean "optimization.batch_size"'),
+        ("model.image_size=3", 'did you mean "data.image_size"'),
+        ("model.batch_size=3", 'did you mean "optimization.batch_size"'),
+        ("model.rope=axial", 'no key "model.rope"; it is called "model.positions" now'),
+        ("evaluations=", "expected a list in square brackets"),
+        ("seed=2020-13-45", "not valid YAML"),
+        ("seed=!!timestamp foo", "not valid YAML"),
+        ("seed=0x_", "not valid YAML"),
+        ("seed=" + 5000 * "1", "not valid YAML"),
+        ("seed=" + 3000 * "[", "nested too deeply"),
+        ("model=&a {depth: *a}", "no number, text, list or section"),
+        (2000 * "a." + "a=1", "expected key=value"),
         ("model.depth=two", 'model.depth = "two" does not fit: input should be a valid integer'),
         ('model.depth="6"', 'model.depth = "6" does not fit: input should be a valid integer'),
         ("model.depth=6.0", "model.depth = 6.0 does not fit"),
@@ -57,6 +73,7 @@ def test__override_values_are_yaml(override: str, read, value: object) -> None:
         ("seed=99999999999999999999", "seed"),
         ("optimization.learning_rate=.inf", "optimization.learning_rate"),
         ("model.width=100", "head width of 33.3333"),
+        ("model.mlp_ratio=0.001", "model.mlp_ratio of 0.001 leaves nothing of model.width, 192,"),
         ("data.image_size=30", "no multiple of model.patch_size"),
         ("data.image_size=[32]", "data.image_size"),
         ("nonsense", "expected key=value"),
@@ -112,12 +129,21 @@ def test__broken_files_say_what_is_wrong(tmp_path: Path, text: str | bytes, mess
 
 
 def test__a_missing_file_and_a_circle_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CapiError, match="there is no file"):
-        load_config(str(tmp_path / "nowhere.yaml"))
+    for name in ("nowhere.yaml", 300 * "x" + ".yaml"):
+        with pytest.raises(CapiError, match="there is no file"):
+            load_config(str(tmp_path / name))
     path = tmp_path / "circle.yaml"
-    path.write_text("extends: circle.yaml\n")
-    with pytest.raises(CapiError, match="extends itself"):
-        load_config(str(path))
+    for spelling in ("circle.yaml", f"../{tmp_path.name}/circle.yaml", "./sub/../circle.yaml"):
+        path.write_text(f"extends: {spelling}\n")
+        with pytest.raises(CapiError, match="extends itself"):
+            load_config(str(path))
+
+
+def test__a_long_row_of_files_that_extend_each_other_is_refused(tmp_path: Path) -> None:
+    for number in range(60):
+        (tmp_path / f"{number}.yaml").write_text(f"extends: {number + 1}.yaml\n")
+    with pytest.raises(CapiError, match="extends more than 20 others"):
+        load_config(str(tmp_path / "0.yaml"))
 
 
 def test__what_is_dumped_parses_to_the_same_config() -> None:
