@@ -2,7 +2,8 @@
 
 Every measure of `capi.method.health`, and the entropy of the targets, has a rule: the range in which healthy runs stay,
 from which share of the run on it holds, and advice in plain words. A rule looks at the median of the last records, so
-that one odd batch rings nothing. Where the ranges come from stands in docs/seeing.md.
+that one odd batch rings nothing. A target has the rules of what can be measured with it, and advice that names keys it
+has. Where the ranges come from stands in docs/seeing.md.
 """
 
 import math
@@ -10,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 # Records whose median is judged, and how many of them there must be.
 _RECENT, _ENOUGH = 5, 3
@@ -25,6 +26,15 @@ class RunFacts:
     prototypes: int
     width: int
     total_steps: int
+    target: str = "clustering"
+    """The kind of the target, which decides what is measured."""
+
+
+class Advice(NamedTuple):
+    """What to do about values below and above the healthy range."""
+
+    below: str = ""
+    above: str = ""
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,14 @@ class Rule:
     above: str = ""
     start: float = 0.2
     unit: Callable[[RunFacts], float] = lambda _: 1.0
+    targets: tuple[str, ...] | None = None
+    """The kinds of target with which it is measured; None: with all of them."""
+    otherwise: Mapping[str, Advice] = field(default_factory=dict)
+    """Advice for kinds of target that lack the keys which `below` and `above` name."""
+
+    def is_measured(self, facts: RunFacts) -> bool:
+        """Whether runs with this target measure it at all."""
+        return self.targets is None or facts.target in self.targets
 
     def limits(self, facts: RunFacts) -> tuple[float, float]:
         """The lowest and highest healthy value in this run."""
@@ -52,15 +70,25 @@ class Rule:
         low, high = self.limits(facts)
         if not math.isfinite(value):
             return "The value is no number: the weights or the data are broken; go back to an earlier checkpoint."
-        return self.below if value < low else self.above if value > high else None
+        advice = self.otherwise.get(facts.target, Advice(self.below, self.above))
+        return advice.below if value < low else advice.above if value > high else None
 
+
+# Targets that a clustering makes, that are distributions over prototypes, that are made from the teacher's tokens.
+_CLUSTERED = ("clustering",)
+_DISTRIBUTIONS = (*_CLUSTERED, "ema_head")
+_OF_THE_TEACHER = (*_DISTRIBUTIONS, "features")
+_LESS_POSITION = Advice(
+    above="Features tell where a patch is instead of what it shows: positional collapse. Use masking.roll=true, and "
+    "check that the images are not all aligned in the same way."
+)
 
 RULES = (
     Rule(
         "target_entropy",
         "Entropy of the targets",
-        "How undecided the clustering is about a patch, in nat; uniform targets would have the logarithm of the "
-        "number of prototypes.",
+        "How undecided the targets are about a patch, in nat; uniform ones would have the logarithm of the number of "
+        "prototypes.",
         low=0.02,
         high=0.6,
         below="The targets are almost hard: a patch belongs to one prototype whatever it shows. Raise "
@@ -68,6 +96,15 @@ RULES = (
         above="The clustering cannot tell patches apart, and the student has nothing to learn. Train longer, lower "
         "clustering.target_temperature, or use fewer prototypes for so few images.",
         unit=lambda facts: math.log(facts.prototypes),
+        targets=_DISTRIBUTIONS,
+        otherwise={
+            "ema_head": Advice(
+                below="The targets are almost hard: a patch belongs to one prototype whatever it shows. Raise "
+                "target.ema_head.temperature and target.ema_head.first_temperature.",
+                above="The teacher's head cannot tell patches apart, and the student has nothing to learn. Train "
+                "longer, lower target.ema_head.temperature, or use fewer with clustering.prototypes.",
+            )
+        },
     ),
     Rule(
         "prototype_perplexity",
@@ -76,6 +113,7 @@ RULES = (
         low=0.25,
         below="Most patches crowd around few prototypes. Train longer, use fewer with clustering.prototypes, or raise "
         "clustering.learning_rate_multiplier.",
+        targets=_CLUSTERED,
     ),
     Rule(
         "dead_prototypes",
@@ -83,6 +121,7 @@ RULES = (
         "Share of the prototypes that hardly any patch is nearest to.",
         high=0.5,
         above="Prototypes are wasted. Train longer, use fewer with clustering.prototypes, or larger batches.",
+        targets=_CLUSTERED,
     ),
     Rule(
         "position_share",
@@ -92,6 +131,8 @@ RULES = (
         above="Features tell where a patch is instead of what it shows: positional collapse. Use "
         "clustering.sinkhorn=positionwise and masking.roll=true, and check that the images are not all "
         "aligned in the same way.",
+        targets=_OF_THE_TEACHER,
+        otherwise={"ema_head": _LESS_POSITION, "features": _LESS_POSITION},
     ),
     Rule(
         "position_information",
@@ -100,6 +141,7 @@ RULES = (
         high=0.25,
         above="Prototypes stand for places instead of contents: positional collapse. Use "
         "clustering.sinkhorn=positionwise and masking.roll=true.",
+        targets=_CLUSTERED,
     ),
     Rule(
         "effective_rank",
@@ -110,6 +152,7 @@ RULES = (
         "optimization.teacher_momentum, or raise optimization.warmup_share.",
         # Of a narrow model one or two directions are a collapse too.
         unit=lambda facts: max(0.025 * facts.width, 2.0),
+        targets=_OF_THE_TEACHER,
     ),
     Rule(
         "teacher_gap",
@@ -139,6 +182,7 @@ RULES = (
         high=50.0,
         below="No gradient reaches the prototypes.",
         above="Gradients explode. Lower clustering.learning_rate_multiplier.",
+        targets=_CLUSTERED,
     ),
 )
 
@@ -181,10 +225,15 @@ class Watchman:
     step: int = 0
     ringing: set[str] = field(default_factory=set)
 
+    @property
+    def rules(self) -> list[Rule]:
+        """Those whose measures the run's target allows."""
+        return [rule for rule in RULES if rule.is_measured(self.facts)]
+
     def see(self, record: Mapping[str, Any]) -> list[Finding]:
         """Take in a record; the alarms that it sets off and that did not ring before."""
         self.step, new = record["step"], []
-        for rule in RULES:
+        for rule in self.rules:
             if rule.key in record:
                 self._note(rule.key, record[rule.key])
                 finding = self._finding(rule)
@@ -207,8 +256,8 @@ class Watchman:
         self.ringing.clear()
 
     def findings(self) -> list[Finding]:
-        """One for every rule, as things stand."""
-        return [self._finding(rule) for rule in RULES]
+        """One for every rule of the run, as things stand."""
+        return [self._finding(rule) for rule in self.rules]
 
     def _finding(self, rule: Rule) -> Finding:
         values, limits = self.recent.get(rule.key, ()), rule.limits(self.facts)
@@ -218,14 +267,6 @@ class Watchman:
             return Finding(rule, "unknown", value, limits)
         advice = rule.advice(value, self.facts)
         return Finding(rule, "well" if advice is None else "alarm", value, limits, advice or "")
-
-
-def examine(records: Iterable[Mapping[str, Any]], facts: RunFacts) -> tuple[list[Finding], list[tuple[int, Finding]]]:
-    """What is well at the end of the records, and which alarms were set off at which step on the way."""
-    watchman, rung = Watchman(facts), []
-    for record in records:
-        rung += [(record["step"], finding) for finding in watchman.see(record)]
-    return watchman.findings(), rung
 
 
 def _typical(values: Iterable[float]) -> float | None:

@@ -172,11 +172,8 @@ def effective_rank(rows: Float[Tensor, "s d"]) -> Float[Tensor, ""]:
     if not torch.isfinite(small).all():
         # Eigenvalues of such a matrix are refused with an exception; what the loss says of the batch comes later.
         return rows.new_full((), torch.nan)
-    # The decomposition refuses what is no number; the answer to that is none either.
-    broken = ~torch.isfinite(small).all()
-    variances = torch.linalg.eigvalsh(small.nan_to_num(0.0, 0.0, 0.0)).clamp_min(0)
-    rank = _perplexity(variances / variances.sum().clamp_min(torch.finfo(variances.dtype).tiny))
-    return rank.masked_fill(broken, torch.nan).float()
+    variances = torch.linalg.eigvalsh(small).clamp_min(0)
+    return _perplexity(variances / variances.sum().clamp_min(torch.finfo(variances.dtype).tiny)).float()
 
 
 def remember(recent: Float[Tensor, " k"], counts: Float[Tensor, " k"]) -> Float[Tensor, " k"]:

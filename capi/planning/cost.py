@@ -2,12 +2,8 @@
 
 from typing import NamedTuple
 
-import torch
-
-from capi.build import build_learner, mask_sampler
 from capi.config.schema import Config
-from capi.method.masking import Grid
-from capi.train.flop import iteration_flop
+from capi.planning.running import flop_of, networks
 
 
 class PlannedCost(NamedTuple):
@@ -25,23 +21,10 @@ class PlannedCost(NamedTuple):
 
 def plan(config: Config) -> PlannedCost:
     """Parameters, FLOP of one image in one iteration, and how many images the run sees, repetitions included."""
-    # On the meta device tensors have shapes and no values, so that the largest model is built in a moment.
-    with torch.device("meta"):
-        learner = build_learner(config, "meta")
-    optimization = config.optimization
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
-    flop = iteration_flop(
-        learner.student,
-        learner.target,
-        batch_size=optimization.batch_size // optimization.micro_batches,
-        patches=Grid(*config.grid).size,
-        visible=visible,
-        predicted=predicted,
-    )
-    trained = (*learner.student.parameters(), *learner.target.parameters())
+    planned, optimization = networks(config), config.optimization
     return PlannedCost(
-        encoder_parameters=sum(parameter.numel() for parameter in learner.student.encoder.parameters()),
-        trained_parameters=sum(parameter.numel() for parameter in trained),
-        flop_an_image=sum(flop),
+        encoder_parameters=planned.encoder_parameters,
+        trained_parameters=planned.trained_parameters,
+        flop_an_image=sum(flop_of(planned, optimization.batch_size // optimization.micro_batches)),
         images_seen=optimization.batch_size * optimization.steps,
     )

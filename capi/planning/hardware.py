@@ -10,6 +10,7 @@ import torch
 import yaml
 
 from capi.errors import CapiError, nearest
+from capi.planning.power import board_power
 from capi.train.check import memory_of
 
 THIS = "this"
@@ -57,7 +58,7 @@ def _from_data_sheet(name: str, sheet: dict[str, Any]) -> Gpu:
         memory=sheet["memory"] * 1e9,
         bfloat16=None if rounded is None else rounded * 1e12,
         float32=sheet["float32"] * 1e12,
-        watts=float(sheet["watts"]),
+        watts=board_power(sheet["title"]),
     )
 
 

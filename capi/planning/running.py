@@ -16,6 +16,7 @@ from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.planning.hardware import Gpu, find_gpu
 from capi.planning.memory import MemoryPlan, Planned, Saving
+from capi.planning.power import CARBON_INTENSITY
 from capi.train.flop import TRAINING, Counts, IterationFlop, iteration_flop
 
 
@@ -29,8 +30,8 @@ class Assumptions:
     mfu: float | None = None
     # Power of the whole data centre over that of its computers: what Google publishes for its own, 1.10.
     pue: float = 1.1
-    # kgCO2eq a kWh: the world's electricity in 2023, 480 g (Ember, Global Electricity Review 2024).
-    carbon_intensity: float = 0.48
+    # kgCO2eq a kWh, the world's average.
+    carbon_intensity: float = CARBON_INTENSITY
     # The share of a GPU's memory that tensors can have; the rest goes to its context, communication and fragments.
     usable: float = 0.9
 
@@ -133,8 +134,8 @@ def plan_run(
         assumptions=chosen,
         saving=saving,
         batch_size=batch,
-        encoder_parameters=_count(planned.learner.student.encoder),
-        trained_parameters=_count(planned.learner.student) + _count(planned.learner.target),
+        encoder_parameters=planned.encoder_parameters,
+        trained_parameters=planned.trained_parameters,
         flop_an_image=flop,
         images_seen=batch * config.optimization.steps,
         memory=planned.memory(each, saving),
@@ -162,17 +163,18 @@ def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
     )
 
 
-def networks(config: Config, gpu: Gpu) -> Planned:
-    """The networks of a config without memory for weights, and its tokens."""
+def networks(config: Config, gpu: Gpu | None = None) -> Planned:
+    """The networks of a config without memory for weights, and its tokens; without a GPU for any accelerator."""
     if config.target.kind == "frozen":
         raise CapiError(
             "what a frozen encoder costs is not known before it is opened: try the recipe with `capi pretrain --check`"
         )
     visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    # On the meta device tensors have shapes and no values, so that the largest model is built in a moment.
     with torch.device("meta"):
         learner = build_learner(config, "meta")
     counts = Counts(config.model.registers, Grid(*config.grid).size, visible, predicted)
-    return Planned(config, learner, counts, accelerator=gpu.accelerator)
+    return Planned(config, learner, counts, accelerator=gpu is None or gpu.accelerator)
 
 
 def flop_of(planned: Planned, images: int) -> IterationFlop:
@@ -194,10 +196,6 @@ def _refuse_uneven(config: Config, gpus: int, saving: Saving) -> None:
             f"a batch of {batch} images cannot be divided among {gpus} GPUs in {saving.micro_batches} equal "
             "micro-batches each: change --gpus, optimization.batch_size or optimization.micro_batches"
         )
-
-
-def _count(module: torch.nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def variants(saving: Saving, gpu: Gpu, gpus: int) -> dict[str, Saving]:

@@ -4,7 +4,6 @@ Nothing here is measured at the socket. The assumptions are part of the result, 
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,47 +11,9 @@ from typing import Any
 import numpy as np
 
 from capi.errors import CapiError
+from capi.planning.power import CARBON_INTENSITY, board_power
 from capi.visualize.report_data import Column
 
-# Kilograms of CO2 equivalent for each kWh: 928 kg for 2651 kWh in the paper.
-GRID_INTENSITY = 0.35
-# Thermal design power in watts as the makers publish it. The first whose words all stand in a device's name counts.
-_DESIGN_POWER = (
-    ("B200", 1000),
-    ("H200", 700),
-    ("H100 PCIe", 350),
-    ("H100 NVL", 400),
-    ("H100", 700),
-    ("A100 PCIE 40GB", 250),
-    ("A100 80GB PCIe", 300),
-    ("A100", 400),
-    ("V100 PCIE", 250),
-    ("V100", 300),
-    ("P100", 300),
-    ("L40S", 350),
-    ("L40", 300),
-    ("L4", 72),
-    ("T4", 70),
-    ("A40", 300),
-    ("A30", 165),
-    ("A10", 150),
-    ("RTX A6000", 300),
-    ("RTX 6000 Ada", 300),
-    ("RTX 5090", 575),
-    ("RTX 5080", 360),
-    ("RTX 4090", 450),
-    ("RTX 4080", 320),
-    ("RTX 4070", 200),
-    ("RTX 3090", 350),
-    ("RTX 3080", 320),
-    ("RTX 3070", 220),
-    ("RTX 3060", 170),
-    ("RTX 2080 Ti", 250),
-    ("GTX 1080 Ti", 250),
-    ("MI325X", 1000),
-    ("MI300X", 750),
-    ("MI250X", 560),
-)
 # Where nothing is published, or the name is not known.
 _ASSUMED = {"cpu": 65.0, "mps": 30.0}
 _ASSUMED_ACCELERATOR = 300.0
@@ -90,13 +51,9 @@ class Cost:
 def device_power(device: str, name: str | None = None) -> Power:
     """Power of a device such as `cuda:0`, by its maker's name for it where that is known."""
     kind = device.partition(":")[0]
-    if name:
-        words = set(re.findall(r"[A-Z0-9]+", name.upper()))
-        published = next((power for known, power in _DESIGN_POWER if set(known.upper().split()) <= words), None)
-        if published is not None:
-            return Power(
-                float(published), f"{name} draws {published} W all the time, its published thermal design power."
-            )
+    published = board_power(name) if name else None
+    if published is not None:
+        return Power(published, f"{name} draws {published:g} W all the time, its published thermal design power.")
     if kind in _ASSUMED:
         what = {"cpu": "The processor", "mps": "The Apple graphics processor"}[kind]
         watts = _ASSUMED[kind]
@@ -133,7 +90,7 @@ def cost_of(
 ) -> Cost:
     """Energy and CO2 of the seconds that each start took, on the device that it ran on."""
     require_costs(watts, carbon)
-    intensity = GRID_INTENSITY if carbon is None else carbon
+    intensity = CARBON_INTENSITY if carbon is None else carbon
     powers = [_power(one, watts) for one in starts] or [_power({}, watts)]
     joules = sum(seconds * power.watts for seconds, power in zip(spent, powers, strict=True))
     energy = joules / 3.6e6
@@ -174,8 +131,8 @@ def _grid_sentence(carbon: float | None) -> str:
     if carbon is not None:
         return f"A kWh stands for {carbon:g} kg of CO2 equivalent, as was given."
     return (
-        f"A kWh stands for {GRID_INTENSITY} kg of CO2 equivalent, which the paper's 2651 kWh and 928 kg imply; "
-        "where you are it may be a tenth of that or twice as much."
+        f"A kWh stands for {CARBON_INTENSITY} kg of CO2 equivalent, the world's average; where you are it may be a "
+        "tenth of that or twice as much. The paper's 2651 kWh and 928 kg imply 0.35."
     )
 
 

@@ -5,7 +5,6 @@ pictures lie in a temporary folder that is removed at the end. What goes wrong w
 """
 
 import asyncio
-import ipaddress
 import os
 import signal
 import socket
@@ -23,6 +22,7 @@ from capi.method.masking import MaskSampler
 from capi.seeing.explorer_html import STYLE
 from capi.seeing.explorer_layout import ExplorerLayout
 from capi.seeing.exploring import Explorer
+from capi.seeing.hosts import is_loopback
 from capi.types import VisionEncoder
 from capi.visualize.predictions import STUDENT_TEMPERATURE
 
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 HOST = "127.0.0.1"
 MAX_UPLOAD = "32mb"
 MAX_SESSIONS = 16
-_USUAL_PORT = 7860
+USUAL_PORT = 7860
 
 
 def explore(
@@ -47,9 +47,9 @@ def explore(
     temperature: float = STUDENT_TEMPERATURE,
     masks: MaskSampler | None = None,
 ) -> None:
-    """Serve the explorer until Ctrl-C. Without images there are two built-in photos."""
+    """Serve the explorer until Ctrl-C. Without images there are six photos of the demo."""
     explorer = Explorer(encoder, images, prototypes=prototypes, size=size, temperature=temperature, masks=masks)
-    if not _is_loopback(host):
+    if not is_loopback(host):
         announce(f"everyone who reaches {host} can use this page: bind to {HOST} to keep it to yourself")
     with serving(explorer, model_name, host=host, port=port, open_browser=open_browser) as address:
         announce(f"exploring {model_name} at {address} (Ctrl-C ends it)")
@@ -104,7 +104,7 @@ def build_page(explorer: Explorer, model_name: str) -> Any:
 def free_port(host: str = HOST) -> int:
     """The usual port of such pages, or any that is free."""
     try:
-        return _tried(host, _USUAL_PORT)
+        return _tried(host, USUAL_PORT)
     except CapiError:
         return _tried(host, 0)
 
@@ -156,7 +156,7 @@ def _guards(host: str) -> list[Any]:
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     # The library cuts names at the first colon, which an address of IPv6 does not survive.
-    if not _is_loopback(host) or ":" in host:
+    if not is_loopback(host) or ":" in host:
         return []
     return [Middleware(TrustedHostMiddleware, allowed_hosts=[*{HOST, "localhost", host}], www_redirect=False)]
 
@@ -216,10 +216,3 @@ def _in_loop(action: Callable[[], Result]) -> Result:
     except RuntimeError:
         return asyncio.run(done())
     return action()
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

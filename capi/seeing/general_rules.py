@@ -17,6 +17,8 @@ from capi.visualize.report_data import Column, number
 
 State = Literal["alarm", "look", "well", "unknown"]
 _LOSSES = {"student_loss": "Loss of the student", "clustering_loss": "Loss of the clustering"}
+# Kinds of target that are the same from the first step to the last.
+_FIXED = ("pixels", "frozen")
 # Values whose median stands for a time of the run, how many a curve must have, and the share of the run before which
 # curves are not judged.
 _FEW, _ENOUGH, _EARLY = 5, 12, 0.2
@@ -47,6 +49,16 @@ class Seen:
     columns: Mapping[str, Column]
     config: Config | None = None
     images: int | None = None
+
+    @property
+    def clusters(self) -> bool:
+        """Whether prototypes are learnt beside the student; without a config, whether their loss was logged."""
+        return self.config.target.kind == "clustering" if self.config else "clustering_loss" in self.columns
+
+    @property
+    def targets_change(self) -> bool:
+        """Whether the teacher has a part in the targets."""
+        return self.config is None or self.config.target.kind not in _FIXED
 
     @property
     def is_early(self) -> bool:
@@ -93,6 +105,8 @@ def on_numbers(seen: Seen) -> Iterable[Remark]:
 def on_losses(seen: Seen) -> Iterable[Remark]:
     """Whether they fell at all, and still do."""
     for key, title in _LOSSES.items():
+        if key == "clustering_loss" and not seen.clusters:
+            continue
         column = _finite(seen.columns.get(key))
         if len(column.steps) < _ENOUGH or seen.is_early:
             yield Remark("unknown", title, "too few records to judge whether it falls")
@@ -112,11 +126,14 @@ def on_losses(seen: Seen) -> Iterable[Remark]:
 
 
 def _standstill(title: str, text: str, seen: Seen) -> Remark:
-    """Targets get harder while the teacher learns, so that a loss may stand still while the features get better."""
+    """Targets may get harder while the teacher learns: a loss stands still then while the features get better."""
     risen = [key for key, column in seen.scores.items() if _still_rises(column)]
     if risen:
-        return Remark("well", title, f"{text}, while {risen[0]} still rises: the targets get harder")
-    return Remark("look", title, text, "The targets get harder as the teacher learns, so judge by scores if you can.")
+        reason = ": the targets get harder" if seen.targets_change else ""
+        return Remark("well", title, f"{text}, while {risen[0]} still rises{reason}")
+    harder = "The targets get harder as the teacher learns, so judge by scores if you can."
+    ended = "The targets stay the same, so that it has learnt what it can at this rate, unless scores still rise."
+    return Remark("look", title, text, harder if seen.targets_change else ended)
 
 
 def on_scores(seen: Seen) -> Iterable[Remark]:
@@ -169,7 +186,7 @@ def on_images(seen: Seen) -> Iterable[Remark]:
 
 def on_sizes(seen: Seen) -> Iterable[Remark]:
     """Whether batch and data are large enough for so many prototypes."""
-    if seen.config is None:
+    if seen.config is None or not seen.clusters:
         return
     batch, prototypes = seen.config.optimization.batch_size, seen.config.clustering.prototypes
     if seen.config.clustering.sinkhorn == "positionwise":

@@ -19,7 +19,7 @@ from capi.train.atomic import write_atomically
 from capi.train.metrics import FILE
 from capi.train.run_folder import CONFIG, RECORD, RunFolder
 from capi.visualize.report import page, run_pieces
-from capi.visualize.report_data import Column, RunReport, RunState
+from capi.visualize.report_data import Column, PrototypeStrip, RunReport, RunState
 
 REPORT = "report.html"
 _STARTS_SHOWN = 20
@@ -99,7 +99,7 @@ class FollowedRun:
         self.metrics.read()
         columns = self.metrics.columns()
         emergence, emergence_note = read_emergence(self.folder.pictures / "snapshots")
-        prototypes, prototypes_note = read_prototypes(self.folder.pictures / "prototypes")
+        prototypes, prototypes_note = self._prototypes()
         cost = self._cost(columns, _starts(record))
         return RunReport(
             name=self.name,
@@ -144,6 +144,12 @@ class FollowedRun:
         lost = [rule for rule in _LOSSES if rule.key in columns and _ends_in_no_number(columns[rule.key])]
         broken = [Finding(rule, "alarm", math.nan, rule.limits(self._facts), _LOST) for rule in lost]
         return [*broken, *self._watchman.findings()]
+
+    def _prototypes(self) -> tuple[list[PrototypeStrip], str]:
+        """The strips, and a note; only a clustering has prototypes to be drawn."""
+        if self._facts and self._facts.target != "clustering":
+            return [], f"Nothing is clustered in this run (target.kind={self._facts.target}): it has no prototypes."
+        return read_prototypes(self.folder.pictures / "prototypes")
 
     def _state(self, trained_now: bool | None) -> RunState:
         step, total = self.metrics.step, self._facts.total_steps if self._facts else None

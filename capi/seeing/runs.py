@@ -12,6 +12,7 @@ from capi.data.opening import described_data, open_images
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, Progress, silent
+from capi.pretraining import run_config
 from capi.seeing.galleries import FOLDER, INDEX, write_gallery
 from capi.seeing.reporting import write_report
 from capi.seeing.snapshots import Snapshots
@@ -43,8 +44,10 @@ def conclude(run: Path, *, finished: bool, device: torch.device) -> Path | None:
 
 
 def draw_gallery(run: Path, *, device: torch.device, progress: Progress = silent) -> None:
-    """Draw the prototypes by the images that the run was trained on, where those are still there."""
+    """Draw the prototypes by the images that the run was trained on, where there are both."""
     try:
+        if run_config(RunFolder(run)).target.kind != "clustering":
+            return
         place = described_data(RunFolder(run).record()["data"])
         write_gallery(run, open_images(place), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:

@@ -6,7 +6,6 @@ so that a web page from elsewhere cannot reach it under a name of its own.
 
 import contextlib
 import errno
-import ipaddress
 import json
 import re
 import socket
@@ -20,6 +19,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from capi.errors import CapiError
+from capi.seeing.hosts import is_loopback
 from capi.seeing.reporting import FollowedRun
 from capi.visualize.report import CHARTS, Live, Pieces, comparison_pieces, page, policy, run_pieces
 from capi.visualize.report_data import RunReport
@@ -75,7 +75,7 @@ class WatchServer:
         self.watched = [_Watched(run, name, watts, carbon) for run, name in zip(runs, names, strict=True)]
         self._compared: tuple[list[RunReport], Pieces] | None = None
         self._http = _bind(host, port, self)
-        self.only_this_machine = _is_loopback(str(self._http.server_address[0]))
+        self.only_this_machine = is_loopback(str(self._http.server_address[0]))
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.1,), daemon=True)
 
     @property
@@ -266,14 +266,7 @@ def _bind(host: str, port: int | None, watch: WatchServer) -> _Http:
     raise AssertionError
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def _names_this_machine(host: str) -> bool:
     """Whether a Host header stands for loopback. The port may be another one, where it is forwarded."""
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^\[\]:]+)(?::\d+)?", host.strip().lower())
-    return match is not None and _is_loopback(match[1].strip("[]"))
+    return match is not None and is_loopback(match[1].strip("[]"))

@@ -6,7 +6,6 @@ training data are only in it when they are asked for.
 
 import math
 import re
-import secrets
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 from PIL import Image
 
 from capi.config.schema import Config
+from capi.data.replacing import replacing_folder
 from capi.errors import CapiError
 from capi.evaluation.results import JSON, read_record
 from capi.models.architecture import architecture_of
@@ -63,27 +63,24 @@ def prepare_folder(
     records = [*_results_within(run), *_results_given(results)]
     report, config = gather(run, watts=watts, carbon=carbon), run_config(RunFolder(run))
     encoder = load_run(run, weights)
-    partial = out.resolve().with_name(f".{out.resolve().name}.{secrets.token_hex(4)}.partial")
     try:
-        write_transformers(encoder, partial, image_size=min(config.data.height_and_width))
-        shared = without_places(config.model_dump(mode="json"))
-        write_atomically(partial / CONFIG, yaml.safe_dump(shared, sort_keys=False))
-        pictures = _write_pictures(RunFolder(run).pictures, partial, photos=photos)
-        card = ModelCard(
-            repo_id=name,
-            licence=licence,
-            data_description=data_description,
-            results=records,
-            pictures=pictures,
-            **_facts_of_model(encoder, config),
-            **_facts_of_run(run, report, config, weights),
-        )
-        write_atomically(partial / CARD, as_markdown(card))
-        _put_in_place(partial, out)
+        with replacing_folder(out) as partial:
+            write_transformers(encoder, partial, image_size=min(config.data.height_and_width))
+            shared = without_places(config.model_dump(mode="json"))
+            write_atomically(partial / CONFIG, yaml.safe_dump(shared, sort_keys=False))
+            pictures = _write_pictures(RunFolder(run).pictures, partial, photos=photos)
+            card = ModelCard(
+                repo_id=name,
+                licence=licence,
+                data_description=data_description,
+                results=records,
+                pictures=pictures,
+                **_facts_of_model(encoder, config),
+                **_facts_of_run(run, report, config, weights),
+            )
+            write_atomically(partial / CARD, as_markdown(card))
     except OSError as error:
         raise CapiError(f"{out} cannot be written ({error.strerror or error}): give --out another place") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 
@@ -285,15 +282,3 @@ def _is_ours(folder: Path) -> bool:
         return MARK in (folder / CARD).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _put_in_place(partial: Path, out: Path) -> None:
-    target = out.resolve()
-    if target.exists():
-        replaced = partial.with_suffix(".replaced")
-        target.rename(replaced)
-        partial.rename(target)
-        shutil.rmtree(replaced, ignore_errors=True)
-    else:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.rename(target)

@@ -12,15 +12,18 @@ from torch import Tensor
 from capi.build import build_learner, mask_sampler
 from capi.config.loading import parse_config
 from capi.config.schema import Config
-from capi.method.alarms import RULES, Finding, Rule, RunFacts, Watchman, examine, spoken
+from capi.method.alarms import RULES, Finding, Rule, RunFacts, Watchman, spoken
 from capi.method.health import HealthMonitor
 from capi.method.masking import Grid
+from capi.pretraining import run_facts
 from capi.randomness import sample_keys
 from capi.train.step import train_step
 from capi.types import MaskedBatch
+from tests.variants import TARGETS, learner_of, varied
 
 FACTS = RunFacts(prototypes=256, width=128, total_steps=1000)
 LATE = 900
+EVERY_TARGET: dict[str, list[str]] = {"clustering": [], **TARGETS}
 
 
 def limits(rule: Rule) -> list[tuple[str, float]]:
@@ -63,23 +66,40 @@ def test__every_rule_has_a_limit_and_words() -> None:
     assert all(rule.title and rule.meaning.endswith(".") for rule in RULES)
 
 
-def test__every_measure_has_a_rule(small_config: Config) -> None:
-    monitor = HealthMonitor()
-    batch = batch_of(small_config, torch.randn(6, 3, 32, 24), 0)
-    metrics = train_step(build_learner(small_config), [batch], 5, monitor)
-    assert {rule.key for rule in RULES} == monitor.values().keys() | {"target_entropy"}
-    assert "target_entropy" in metrics.values()
+@pytest.mark.parametrize("name", EVERY_TARGET)
+def test__the_rules_of_a_run_are_those_of_what_it_measures(small_config: Config, name: str) -> None:
+    config, monitor = varied(small_config, *EVERY_TARGET[name]), HealthMonitor()
+    batch = batch_of(config, torch.randn(6, 3, 32, 24), 0)
+    metrics = train_step(learner_of(config), [batch], 5, monitor)
+    judged = {rule.key for rule in Watchman(run_facts(config)).rules}
+    assert judged == monitor.values().keys() | ({"target_entropy"} & metrics.values().keys())
 
 
-def test__advice_names_options_that_there_are() -> None:
-    named = 0
-    for rule in RULES:
-        for option, value in re.findall(r"\b([a-z]+\.[a-z_]+)(=\w+)?", f"{rule.below} {rule.above}"):
-            section, key = option.split(".")
-            assert key in Config.model_fields[section].annotation.model_fields, option
-            parse_config({}, [option + value] if value else [])
+@pytest.mark.parametrize("name", EVERY_TARGET)
+def test__advice_names_options_that_the_target_takes(small_config: Config, name: str) -> None:
+    config, named = varied(small_config, *EVERY_TARGET[name]), 0
+    facts = run_facts(config)
+    for rule in Watchman(facts).rules:
+        said = [rule.advice(value, facts) for value in beyond(rule, facts)]
+        for option, value in re.findall(r"\b([a-z_]+(?:\.[a-z_]+)+)(=\w+)?", " ".join(filter(None, said))):
+            varied(config, option + (value or f"={halved(config, option)}"))
+            # The default value of a key would be taken, but means nothing.
+            assert name == "clustering" or option == "clustering.prototypes" or not option.startswith("clustering.")
             named += 1
-    assert named > 5
+    assert named >= 5
+
+
+def beyond(rule: Rule, facts: RunFacts) -> tuple[float, float]:
+    low, high = rule.limits(facts)
+    return max(low, -1e9) - 1, min(high, 1e9) + 1
+
+
+def halved(config: Config, option: str) -> float:
+    """A value that is not the default one, which any target would take."""
+    value: Any = config
+    for part in option.split("."):
+        value = getattr(value, part)
+    return value // 2 if isinstance(value, int) else value / 2
 
 
 @pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
@@ -146,18 +166,6 @@ def test__an_alarm_is_given_once_until_all_was_well_again() -> None:
     # The third of the first ones, and the third after it had been well.
     assert given == [2, 13]
     assert watchman.ringing == {"position_share"}
-
-
-def test__examining_gives_the_end_and_the_alarms_on_the_way_with_their_steps() -> None:
-    bad = [{"step": step, "position_share": 0.9, "effective_rank": 50.0} for step in range(300, 350, 10)]
-    good = [{"step": step, "position_share": 0.01, "effective_rank": 1.0} for step in range(350, 400, 10)]
-    findings, rung = examine([*bad, *good], FACTS)
-    assert [(step, finding.rule.key) for step, finding in rung] == [(320, "position_share"), (370, "effective_rank")]
-    states = {finding.rule.key: finding.state for finding in findings}
-    assert len(states) == len(RULES)
-    assert (states["position_share"], states["effective_rank"]) == ("well", "alarm")
-    assert set(states.values()) == {"well", "alarm", "unknown"}
-    assert examine([], FACTS)[1] == []
 
 
 def test__a_finding_in_one_line_has_value_range_and_advice() -> None:

@@ -1,9 +1,12 @@
 import math
+import re
 
 import numpy as np
 import pytest
 
 from capi.errors import CapiError
+from capi.planning.hardware import Gpu, gpus
+from capi.planning.running import Assumptions
 from capi.seeing.costs import cost_of, device_power, require_costs, seconds_of_starts, spoken_time
 from capi.visualize.report_data import Column
 
@@ -41,9 +44,21 @@ def test__an_hour_at_a_kilowatt_is_a_kilowatt_hour() -> None:
     assert any("1000 W" in sentence and "given" in sentence for sentence in cost.assumptions)
 
 
-def test__the_papers_energy_gives_the_papers_carbon() -> None:
+def test__a_report_assumes_the_same_carbon_as_a_plan() -> None:
+    cost = cost_of([3600.0], [{"device": "cuda"}], watts=1000.0)
+    assert cost.carbon_kilograms == pytest.approx(Assumptions().carbon_intensity)
+
+
+def test__the_papers_energy_and_its_intensity_give_the_papers_carbon() -> None:
     cost = cost_of([2651 * 3600.0], [{"device": "cuda"}], watts=1000.0)
-    assert round(cost.carbon_kilograms) == 928
+    said = next(sentence for sentence in cost.assumptions if "The paper's" in sentence)
+    implied = float(re.search(r"imply ([\d.]+)\.", said)[1])
+    assert round(2651 * implied) == 928
+
+
+@pytest.mark.parametrize("gpu", gpus().values(), ids=lambda gpu: gpu.name)
+def test__a_report_assumes_the_same_power_as_a_plan(gpu: Gpu) -> None:
+    assert device_power("cuda", gpu.title).watts == gpu.watts
 
 
 def test__each_start_counts_with_its_own_device() -> None:

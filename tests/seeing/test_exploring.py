@@ -9,7 +9,7 @@ from torch import Tensor
 from capi.data.sources import Encoded
 from capi.errors import CapiError
 from capi.evals.features import Encoding
-from capi.evaluation.picturing import Prototypes
+from capi.evaluation.picturing import Prototypes, built_in_photos
 from capi.method.masking import MaskSampler
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
@@ -233,8 +233,8 @@ def test__an_encoder_that_sees_grey_is_shown_in_colour(folder: Path) -> None:
     assert red.tobytes() != green.tobytes()
 
 
-def test__without_images_there_are_two_built_in_photos() -> None:
+def test__without_images_there_are_built_in_photos() -> None:
     explorer = Explorer(PixelEncoder(16), size=64)
     assert isinstance(explorer.source, Encoded)
-    assert [name for _, name, _ in explorer.thumbnails()] == ["china.jpg", "flower.jpg"]
-    assert explorer.facts() == ["2 images · short side 64 px, patches of 16 px · features of width 768"]
+    assert [name for _, name, _ in explorer.thumbnails()] == built_in_photos().names
+    assert explorer.facts() == ["6 images · short side 64 px, patches of 16 px · features of width 768"]

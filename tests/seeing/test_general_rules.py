@@ -11,6 +11,7 @@ from capi.config.schema import Config
 from capi.seeing import general_rules
 from capi.seeing.general_rules import Remark, Seen, remarks
 from capi.visualize.report_data import Column
+from tests.variants import TARGETS
 
 STEPS = 1000
 
@@ -54,6 +55,25 @@ def test__a_loss_that_stands_still_is_worth_a_look_unless_scores_rise() -> None:
     assert loss_state(STANDING) == "look"
     assert loss_state(STANDING, **{"demo/knn/teacher": column([0.1, 0.2, 0.3, 0.4])}) == "well"
     assert loss_state(STANDING, **{"demo/knn/teacher": column([0.1, 0.3, 0.3, 0.2])}) == "look"
+
+
+@pytest.mark.parametrize("kind", sorted(TARGETS))
+def test__of_a_run_without_clustering_nothing_is_said_of_clusters(kind: str) -> None:
+    found = remarks(seen({"student_loss": column(FALLING)}, "clustering.prototypes=256", *TARGETS[kind]))
+    told = {remark.title for remark in found}
+    assert "Loss of the student" in told
+    assert not told & {"Loss of the clustering", "Batch", "Data"}
+    assert not [remark for remark in found if "prototypes" in remark.text + remark.advice]
+
+
+@pytest.mark.parametrize(
+    ("kind", "harder"), [("features", True), ("ema_head", True), ("pixels", False), ("frozen", False)]
+)
+def test__targets_get_harder_only_where_the_teacher_makes_them(kind: str, harder: bool) -> None:
+    for scores in ([0.1, 0.2, 0.3, 0.4], [0.1, 0.3, 0.3, 0.2]):
+        columns = {"student_loss": column(STANDING), "demo/knn/teacher": column(scores)}
+        remark = next(iter(general_rules.on_losses(seen(columns, *TARGETS[kind]))))
+        assert ("the targets get harder" in (remark.text + remark.advice).lower()) == harder
 
 
 def test__losses_are_not_judged_early_or_by_few_records() -> None:

@@ -15,6 +15,7 @@ from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.seeing import runs
 from capi.seeing.snapshots import snapshot_steps
+from tests.variants import varied
 
 CPU = torch.device("cpu")
 
@@ -43,6 +44,18 @@ def test__a_run_ends_with_snapshots_a_gallery_and_a_report(small_config: Config,
     assert done.report.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert snapshot_steps(done.path / "pictures" / "snapshots") == [0, 2, 4, 6]
     assert (done.path / "pictures" / "prototypes" / "index.json").exists()
+
+
+@pytest.mark.parametrize("kind", ["ema_head", "pixels"])
+def test__a_run_without_clustering_ends_without_a_gallery_and_without_a_warning(
+    small_config: Config, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    config = varied(changed(small_config, snapshots=0), f"target.kind={kind}")
+    with caplog.at_level(logging.WARNING, logger="capi"):
+        done = capi.pretrain(config, data=images, out=tmp_path / "run", device="cpu")
+    assert "prototypes" not in caplog.text
+    assert not (done.path / "pictures" / "prototypes").exists()
+    assert f"Nothing is clustered in this run (target.kind={kind})" in done.report.read_text(encoding="utf-8")
 
 
 def test__both_can_be_turned_off(small_config: Config, images: Path, tmp_path: Path) -> None:
