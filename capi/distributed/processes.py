@@ -7,9 +7,13 @@ gives back what went in, and no process group exists.
 Values of a batch go over the device's own network (NCCL, or gloo on a CPU). What is agreed on goes over groups on the
 CPU, so that it never waits for a device: `control` from step to step, `patient` where one process may take hours over
 its data or an evaluation, and `background` for a thread that saves while the others train.
+
+Threads of gloo let go of tensors a little after an exchange has ended. One that does so while Python ends takes the
+process down with SIGABRT, so `_part` ends them all before, and nothing else may hold the groups they work for.
 """
 
 import atexit
+import gc
 import os
 import re
 import sys
@@ -45,6 +49,20 @@ class LostProcessError(CapiError):
     """An exchange failed because another process is gone."""
 
 
+@dataclass
+class _Meeting:
+    """The groups of this process beside the first one; `Processes` may outlive them, and holds none."""
+
+    control: Any = None
+    patient: Any = None
+    background: Any = None
+    # Whether the first group was made here, and is to be ended here.
+    is_own: bool = False
+
+
+_MEETING = _Meeting()
+
+
 @dataclass(frozen=True)
 class Processes:
     """All processes, seen from one of them; also the reduction of statistics to those of the global batch.
@@ -55,13 +73,22 @@ class Processes:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    control: Any = None
-    patient: Any = None
-    background: Any = None
 
     @property
     def is_main(self) -> bool:
         return self.rank == 0
+
+    @property
+    def control(self) -> Any:
+        return _MEETING.control
+
+    @property
+    def patient(self) -> Any:
+        return _MEETING.patient
+
+    @property
+    def background(self) -> Any:
+        return _MEETING.background
 
     def sum(self, value: Tensor) -> Tensor:
         return self._reduce(value, dist.ReduceOp.SUM)
@@ -178,12 +205,10 @@ def joined(device: torch.device) -> Iterator[Processes]:
         _join()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    try:
-        yield _processes(dist.group.WORLD)
-    except BaseException:
-        # Another process may be gone, and saying goodbye would wait for it.
-        atexit.unregister(_part)
-        raise
+    # Until the end is a good one another process may be gone, and saying goodbye would wait for it.
+    atexit.unregister(_part)
+    yield _processes(dist.group.WORLD)
+    atexit.register(_part)
 
 
 def _started_together() -> int:
@@ -196,20 +221,28 @@ def _started_together() -> int:
 @lru_cache(maxsize=1)
 def _processes(_: object) -> Processes:
     """All processes of a group, with the groups beside it."""
-    return Processes(
-        rank=dist.get_rank(),
-        size=dist.get_world_size(),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        control=dist.new_group(backend="gloo", timeout=TIMEOUT),
-        patient=dist.new_group(backend="gloo", timeout=PATIENCE),
-        background=dist.new_group(backend="gloo", timeout=PATIENCE),
-    )
+    _MEETING.control = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    _MEETING.patient = dist.new_group(backend="gloo", timeout=PATIENCE)
+    _MEETING.background = dist.new_group(backend="gloo", timeout=PATIENCE)
+    return Processes(dist.get_rank(), dist.get_world_size(), int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def _part() -> None:
-    if dist.is_initialized():
-        _processes.cache_clear()
+    """End the groups that were made here; a group ends, and its threads with it, when nobody holds it any more."""
+    _processes.cache_clear()
+    is_own = _MEETING.is_own
+    vars(_MEETING).update(vars(_Meeting()))
+    if is_own and dist.is_initialized():
         dist.destroy_process_group()
+    gc.collect()
+
+
+def end_without_parting(code: int) -> None:
+    """End a command that failed: at once where processes have met, since nothing ends the network's threads then."""
+    if dist.is_available() and dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def own_device(device: torch.device) -> torch.device:
@@ -243,7 +276,7 @@ def _join() -> None:
         raise CapiError(_not_met(where, reason)) from error
     finally:
         watch.cancel()
-    atexit.register(_part)
+    _MEETING.is_own = True
 
 
 def _not_met(where: str, reason: str) -> str:

@@ -1,5 +1,6 @@
 """Real processes: what several compute together must be what one computes alone."""
 
+import atexit
 import json
 import os
 import socket
@@ -21,8 +22,8 @@ from capi.distributed.processes import (
 )
 from capi.errors import CapiError
 from capi.method.bounded import ClusteringSettings, Totals, cluster
-from capi.method.queue import local_part
 from capi.method.sinkhorn import OneProcess
+from tests.method.queue_parts import local_part
 
 
 def free_port() -> int:
@@ -50,6 +51,8 @@ def queued() -> torch.Tensor:
 def exchange(rank: int, world: int, port: int, folder: str) -> None:
     """Everything that processes say to each other, in one launch."""
     torch.set_num_threads(1)
+    # What is registered first is called last: after the processes have parted.
+    atexit.register(lambda: (Path(folder) / f"threads-{rank}").write_text("\n".join(threads())))
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with joined(torch.device("cpu")) as processes:
         found = agreements(processes)
@@ -63,7 +66,15 @@ def exchange(rank: int, world: int, port: int, folder: str) -> None:
     # Who has met stays together: another command of the same script finds the same processes.
     with joined(torch.device("cpu")) as again:
         found["again"] = again is processes and float(again.sum(torch.tensor(1.0))) == world
+        with pytest.raises(SharedError), joined(torch.device("cpu")):
+            again.fail_together(CapiError("one command of several"))
+        found["threads"] = "pt_gloo_runloop" in threads()
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+
+
+def threads() -> list[str]:
+    """Names of this process's threads, where the system tells them."""
+    return [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
 
 
 def agreements(processes: Processes) -> dict[str, Any]:
@@ -145,10 +156,18 @@ def test__processes_find_the_same_things_together(launched: tuple[int, Path]) ->
             "all_fail": "the disk is full",
             "main_fails": "no such folder",
             "again": True,
+            "threads": sys.platform == "linux",
             "same": None,
             "different": "process 1 was started with another config than process 0 ('width: 1', not 'width: 0'): start "
             "all with the same command",
         }
+
+
+def test__no_thread_of_the_network_is_left_when_a_process_ends(launched: tuple[int, Path]) -> None:
+    """One that lets go of a tensor while Python ends would abort the process; also a command that failed parts."""
+    world, folder = launched
+    for rank in range(world):
+        assert "pt_gloo_runloop" not in (folder / f"threads-{rank}").read_text()
 
 
 @pytest.mark.parametrize("name", SETTINGS)
