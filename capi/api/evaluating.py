@@ -11,7 +11,7 @@ from capi.benchmark import choose_workers
 from capi.config.benchmarks import BenchmarkConfig
 from capi.data.sources import ImageSource
 from capi.distributed.processes import joined, own_device
-from capi.encoders import open_encoder
+from capi.encoders import open_encoder, open_noted_encoder
 from capi.errors import CapiError
 from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
@@ -216,17 +216,21 @@ def nearest(
 ) -> list[Match]:
     """The images of a file of `extract` that are most similar to an image; with a point `at`, the patches.
 
-    `model` is by default the one the file was made with. With `out`, a contact sheet is written there.
+    `model` is by default the one the file was made with; one that is Python, or that is not on this machine and not a
+    published model either, must be given, since a file may come from anyone. With `out`, a contact sheet is written
+    there.
     """
     chosen = device_of(device)
     picture = None if out is None else _picture(Path(out), overwrite)
     features = read_features(Path(file))
     about = features.facts.about
-    if model is None and "model" not in about:
-        raise CapiError(f"{file} does not say which model made it: name the model")
-    name = about["model"] if model is None else model
     weights: Weights = about.get("weights", "teacher")
-    encoder = open_encoder(name, weights=weights, device=chosen)
+    if model is not None:
+        encoder = open_encoder(model, weights=weights, device=chosen)
+    elif "model" in about:
+        encoder = open_noted_encoder(about["model"], file, weights=weights, device=chosen)
+    else:
+        raise CapiError(f"{file} does not say which model made it: name the model")
     found = similar.find_similar(
         features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind
     )
@@ -257,7 +261,7 @@ def draw(
 ) -> Pictured:
     """Pictures of what encoders see in images: PCA, single components, clusters, a dictionary; PNGs and a page.
 
-    Without images, two photos that scikit-learn brings along are shown.
+    Without images, six photos of the demo are shown, which need the extra `demo`.
     """
     chosen = device_of(device)
     models, images = ([each] if isinstance(each, str | Path) else each for each in (models, images))

@@ -179,7 +179,14 @@ def report(
 
 
 def watch(
-    folders: Names, *, host: str = "127.0.0.1", port: int | None = None, announce: Callable[[str], None] = print
+    folders: Names,
+    *,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    watts: float | None = None,
+    carbon: float | None = None,
+    announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve the reports of runs while they go on, several compared, until Ctrl-C."""
-    serve([Path(folder) for folder in listed(folders)], host=host, port=port, announce=announce)
+    """Serve the reports of runs while they go on, several compared, until Ctrl-C. `watts`, `carbon`: see `report`."""
+    places = [Path(folder) for folder in listed(folders)]
+    serve(places, host=host, port=port, watts=watts, carbon=carbon, announce=announce)

@@ -8,10 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from capi.cli.app import Device, Overrides, app, messages
+from capi.cli.usage import others_than, refuse_idle
+from capi.exit_codes import INTERRUPTED
 
 
 @app.command()
 def ablate(
+    context: typer.Context,
     table: Annotated[str | None, typer.Argument(help="A table, such as predictor; --list names them.")] = None,
     overrides: Overrides = None,
     data: Annotated[str | None, typer.Option(help="Images with labels: a folder, a CSV, or demo.")] = None,
@@ -34,6 +37,9 @@ def ablate(
     from capi.errors import CapiError
 
     if listing:
+        refuse_idle(
+            context, others_than(context, "listing"), "is of no use to --list, which runs nothing: leave it out"
+        )
         Console(highlight=False).print(_tables())
         return
     if table is None or data is None or out is None:
@@ -55,7 +61,7 @@ def ablate(
     )
     if page is None:
         typer.echo("Stopped and saved. The same command goes on.")
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     typer.echo(f"wrote {page}: open it in a browser")
 
 

@@ -7,6 +7,8 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import typer
@@ -14,9 +16,12 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from capi import __version__
+from capi.cli.usage import Commands, UsageError, sentence_of
 from capi.errors import CapiError, nearest
+from capi.exit_codes import INTERRUPTED
 
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -35,7 +40,13 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 def main() -> None:
     """Run the command line; errors of the user's making are told in one sentence."""
     try:
-        app()
+        # Typer would draw a box around its own errors; what it gives back is the code to end with.
+        sys.exit(app(prog_name="capi", standalone_mode=False) or 0)
+    except UsageError as error:
+        _tell_usage(error)
+    except typer.Abort:
+        # What older releases of typer make of Ctrl-C.
+        sys.exit(INTERRUPTED)
     except CapiError as error:
         if _is_told_elsewhere(error):
             fail_silently()
@@ -50,20 +61,42 @@ def main() -> None:
         )
 
 
+def _tell_usage(error: Exception) -> None:
+    """All processes were given the same words, so one of them tells what is wrong with these."""
+    if not is_first():
+        fail_silently()
+    # A group that was asked for nothing has shown its help.
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.exit(2)
+    _fail(sentence_of(error))
+
+
 def is_first() -> bool:
     """Of several processes that torchrun started, the first one speaks."""
     return os.environ.get("RANK", "0") == "0"
 
 
+def _processes() -> ModuleType | None:
+    """What knows of other processes; commands that need no torch have not imported it."""
+    return sys.modules.get("capi.distributed.processes")
+
+
 def _is_told_elsewhere(error: CapiError) -> bool:
-    """Whether the first process says the same. Commands that need no torch have not imported it."""
-    processes = sys.modules.get("capi.distributed.processes")
+    """Whether the first process says the same."""
+    processes = _processes()
     return not is_first() and processes is not None and isinstance(error, processes.SharedError)
 
 
 def fail_silently(code: int = 2) -> None:
     """torchrun ends all processes as soon as one has failed: that must be the one that speaks."""
     time.sleep(SECONDS_TO_SPEAK)
+    _end(code)
+
+
+def _end(code: int) -> None:
+    processes = _processes()
+    if processes is not None:
+        processes.end_without_parting(code)
     sys.exit(code)
 
 
@@ -72,7 +105,7 @@ def _fail(message: str) -> None:
         traceback.print_exc()
     else:
         Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {message}")
-    sys.exit(2)
+    _end(2)
 
 
 def _print_version(wanted: bool) -> bool:
@@ -113,6 +146,26 @@ def one_of(option: str, value: str, allowed: Sequence[str]) -> None:
     """An option's value that is none of those there are is an error."""
     if value not in allowed:
         raise CapiError(f'{option} "{value}" is not one of {", ".join(allowed)}{nearest(value, allowed)}')
+
+
+def check_weights(weights: str, models: Sequence[str]) -> None:
+    """Only a run has both a teacher and a student: anything else would be taken as it is."""
+    one_of("--weights", weights, ("teacher", "student"))
+    if weights == "student" and not any((Path(model) / "run.json").is_file() for model in models):
+        said = ", ".join(models) if models else "none is named"
+        raise CapiError(f"--weights student is a choice of runs, and there is no run here ({said}): leave it out")
+
+
+def results() -> Console:
+    """Where tables go; a pipe or a file has no width, so nothing is cut there."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+
+
+def duration(hours: float) -> str:
+    """A time in the unit that suits it."""
+    if hours < 1 / 60:
+        return f"{3600 * hours:.1f} s"
+    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
 def messages() -> Console:

@@ -7,32 +7,39 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from capi.cli.app import app, messages
+from capi.cli.usage import Commands, refuse_idle
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
     from capi.data.survey import Survey
 
-data_app = typer.Typer(help="Look through images before a run.", no_args_is_help=True)
+data_app = typer.Typer(cls=Commands, help="Look through images before a run.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 Sources = Annotated[list[str], typer.Argument(help="Anything that --data takes: a folder, shards, tables, hf://name.")]
-Workers = Annotated[
+SurveyWorkers = Annotated[
     int | None, typer.Option(min=1, help="How many work at once; by default as many as there are cores.")
+]
+PackingWorkers = Annotated[
+    int | None, typer.Option(min=1, help="How many work at once; by default as many as there are cores, at most 8.")
 ]
 
 
 @app.command()
 def shards(
+    context: typer.Context,
     source: Annotated[str, typer.Argument(help="Folder of images, or anything else that --data takes.")],
     out: Annotated[Path, typer.Option(help="Folder of the shards; one that was begun is gone on with.")],
-    shard_size: Annotated[float | None, typer.Option(help="Megabytes of a shard, about. [default: 256]")] = None,
+    shard_size: Annotated[float | None, typer.Option(help="Megabytes of a shard, about; by default 256.")] = None,
     per_shard: Annotated[int | None, typer.Option(help="Images of a shard, in place of its size.")] = None,
     shuffle: Annotated[int, typer.Option(help="Seed of the order in the shards.")] = 0,
     keep_order: Annotated[bool, typer.Option("--keep-order", help="Pack as they lie, not shuffled.")] = False,
-    workers: Workers = None,
+    workers: PackingWorkers = None,
 ) -> None:
     """Pack images into tar shards with an index: few large files in place of many small ones."""
     from capi import api
 
+    if keep_order:
+        refuse_idle(context, ("shuffle",), "is the seed of a shuffle, and --keep-order asks for none: leave one out")
     packed = api.pack_shards(
         source,
         out,
@@ -57,7 +64,7 @@ def check(
     limit: Annotated[int | None, typer.Option(min=1, help="Look at so many only, spread evenly.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
     channels: Annotated[int, typer.Option(min=1, help="Channels of an image.")] = 3,
-    workers: Workers = None,
+    workers: SurveyWorkers = None,
 ) -> None:
     """Read all images once: counts, sizes, channel statistics, broken images, copies, images per second."""
     from capi import api

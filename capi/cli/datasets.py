@@ -7,8 +7,11 @@ from rich.console import Console
 from rich.table import Table
 
 from capi.cli.app import app
+from capi.cli.usage import Commands
 
-datasets_app = typer.Typer(help="List the data sets of evaluations, or show how the files of one must lie.")
+datasets_app = typer.Typer(
+    cls=Commands, help="List the data sets of evaluations, or show how the files of one must lie."
+)
 app.add_typer(datasets_app, name="datasets")
 
 

@@ -11,16 +11,18 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
-from capi.cli.app import Device, Overrides, app, fail_silently, is_first, messages, one_of
+from capi.cli.app import Device, Overrides, app, check_weights, fail_silently, is_first, messages, one_of
 from capi.cli.results import print_comparison, print_record
+from capi.cli.usage import refuse_idle
 from capi.errors import CapiError
+from capi.exit_codes import INTERRUPTED
 
 if TYPE_CHECKING:
     from capi.evaluation.comparison_cells import Comparison
 
 MODEL_HELP = (
-    "A run folder, an exported file, a released checkpoint, baseline:NAME (another method's), pixels:16 (raw patches), "
-    "untrained:RECIPE, or FILE.py:NAME."
+    "A run folder, an exported file, a released checkpoint, a folder of transformers, a published name (capi models), "
+    "an id of the Hub, baseline:NAME (another method's), pixels:16 (raw patches), untrained:RECIPE, or FILE.py:NAME."
 )
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
@@ -29,6 +31,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 
 @app.command()
 def evaluate(
+    context: typer.Context,
     model: Model,
     benchmark: Annotated[str, typer.Argument(help="DATASET/PROTOCOL, such as demo/knn, or a YAML file.")],
     overrides: Overrides = None,
@@ -46,7 +49,9 @@ def evaluate(
     """
     from capi import api
 
-    one_of("--weights", weights, ("teacher", "student"))
+    check_weights(weights, [model])
+    if out is None:
+        refuse_idle(context, ("overwrite",), "replaces what is in --out: name the folder with --out")
     done = api.evaluate(
         model,
         benchmark,
@@ -77,7 +82,7 @@ def predict(
     """Label images with a fitted probe: classes with confidences, or a label for every pixel."""
     from capi import api
 
-    one_of("--weights", weights, ("teacher", "student"))
+    check_weights(weights, [model])
     done = api.predict(
         model,
         probe,
@@ -119,6 +124,7 @@ def _is_model(word: str) -> bool:
 
 @app.command(cls=_SeveralWords)
 def compare(
+    context: typer.Context,
     words: Annotated[list[str] | None, typer.Argument(metavar="MODEL|KEY=VALUE", help=MODEL_HELP)] = None,
     on: Annotated[
         list[str] | None, typer.Option(metavar="BENCHMARK...", help="DATASET/PROTOCOL, or YAML files.")
@@ -140,17 +146,19 @@ def compare(
     Overrides (key=value) go to every benchmark that knows the key. With --table, weights and data that are not on this
     machine are named in their cells, and the other cells are computed.
     """
-    one_of("--weights", weights, ("teacher", "student"))
     names = [word for word in words or [] if _is_model(word)] + list(models or [])
     overrides = [word for word in words or [] if not _is_model(word)]
     if out is None or (table is None and not (on and words)):
-        raise typer.BadParameter("compare takes MODEL... --on BENCHMARK... --out FOLDER, or --table NAME --out FOLDER")
+        raise CapiError("compare takes MODEL... --on BENCHMARK... --out FOLDER, or --table NAME --out FOLDER")
     if table is None and not names:
         raise CapiError("compare needs at least one model before --on")
     if table is not None and on:
         raise CapiError("--table has its own benchmarks: leave out --on")
     if table is None and (data_root is not None or models):
         raise CapiError("--data-root and --models belong to --table: give data=FOLDER, and models before --on")
+    if table is None:
+        refuse_idle(context, ("paper",), "belongs to --table, which has the paper's numbers: leave it out")
+    check_weights(weights, names)
     done = _compared(names, on or [], overrides, table, data_root, paper, out=out, weights=weights, device=device)
     if is_first():
         print_comparison(done)
@@ -189,12 +197,15 @@ def _compared(
 
 @app.command()
 def extract(
+    context: typer.Context,
     model: Model,
     data: Annotated[
         str, typer.Argument(help="A folder of images, or of class folders; a CSV with file and label; or demo.")
     ],
     out: Annotated[Path, typer.Option(help="File to write: .safetensors or .parquet.")],
-    kind: Annotated[list[str] | None, typer.Option(help="patch, mean_patch, pooled or register; may repeat.")] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="patch, mean_patch, pooled or register; may repeat; by default mean_patch.")
+    ] = None,
     image_size: Annotated[str, typer.Option(help="Side of the images in pixels, or HEIGHTxWIDTH.")] = "224",
     whole: Annotated[bool, typer.Option("--whole", help="Squeeze the whole image instead of its middle.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
@@ -208,11 +219,13 @@ def extract(
     """Write the features of many images to a file, with names and labels. The same command goes on where it stopped."""
     from capi import api
 
-    one_of("--weights", weights, ("teacher", "student"))
+    check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
     kinds = kind or ["mean_patch"]
     for one in kinds:
         one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
+    if not data.lower().endswith(".csv"):
+        refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
     size = _size(image_size)
     with _resumable("Stopped. What was extracted is kept: the same command goes on."):
         done = api.extract(
@@ -273,13 +286,17 @@ def nearest(
 def visualize(
     words: Annotated[
         list[str],
-        typer.Argument(metavar="MODEL... [IMAGE]...", help=f"{MODEL_HELP} Then images or folders; none: two photos."),
+        typer.Argument(
+            metavar="MODEL... [IMAGE]...", help=f"{MODEL_HELP} Then images or folders; none: photos of the demo."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures and their page.")],
-    size: Annotated[list[int] | None, typer.Option(help="Side in pixels; may repeat.", min=1)] = None,
+    size: Annotated[list[int] | None, typer.Option(help="Side in pixels; may repeat; by default 224.", min=1)] = None,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="pca, components, clusters, dictionary, collapse, prototypes; may repeat."),
+        typer.Option(
+            help="pca, components, clusters, dictionary, collapse, prototypes; may repeat; by default the first three."
+        ),
     ] = None,
     joint: Annotated[bool, typer.Option("--joint", help="Fit components to all images together.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Show whole images instead of their middle.")] = False,
@@ -291,10 +308,10 @@ def visualize(
     from capi import api
     from capi.evaluation.picturing import DEFAULT_KINDS
 
-    one_of("--weights", weights, ("teacher", "student"))
     models = [word for word in words if not _is_image(word)]
     if not models:
         raise CapiError("visualize needs at least one model before the images")
+    check_weights(weights, models)
     done = api.draw(
         models,
         [word for word in words if _is_image(word)],
@@ -328,7 +345,7 @@ def _resumable(message: str) -> Iterator[None]:
     except KeyboardInterrupt:
         if is_first():
             typer.echo(message)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _size(text: str) -> int | tuple[int, int]:

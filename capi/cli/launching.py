@@ -6,8 +6,9 @@ from typing import Annotated
 import typer
 
 from capi.cli.app import Overrides, app
+from capi.cli.usage import Commands
 
-launch_app = typer.Typer(help="Start a run on a cluster.", no_args_is_help=True)
+launch_app = typer.Typer(cls=Commands, help="Start a run on a cluster.", no_args_is_help=True)
 app.add_typer(launch_app, name="launch")
 
 

@@ -1,7 +1,6 @@
 """The command that plans a run on paper: plan."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,8 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from capi.cli.app import Overrides, app
+from capi.cli.app import Overrides, app, duration, results
+from capi.cli.usage import others_than, refuse_idle
 from capi.config import loading
 from capi.errors import CapiError
 
@@ -26,6 +26,7 @@ GIB = 2**30
 
 @app.command("plan")
 def plan(
+    context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a YAML file.")] = None,
     overrides: Overrides = None,
     gpus: Annotated[int, typer.Option(min=1, help="How many GPUs, over all machines.")] = 1,
@@ -41,30 +42,32 @@ def plan(
     mfu: Annotated[
         float | None,
         typer.Option(
-            min=0.001, max=1, help="Share of the peak; by default 0.35 of a data sheet, 0.6 of a measured one."
+            min=0.001,
+            max=1,
+            help="Share of the GPU's peak FLOP/s that a run reaches; by default 0.35 of a data sheet, 0.6 if measured.",
         ),
     ] = None,
     pue: Annotated[float, typer.Option(min=1, help="Power of the data centre over that of its GPUs.")] = 1.1,
     carbon_intensity: Annotated[
-        float, typer.Option(min=0, help="kgCO2eq a kWh; by default the world's average.")
-    ] = 0.48,
+        float | None, typer.Option(min=0, help="kgCO2eq a kWh; by default 0.48, the world's average.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a run would need on so many GPUs: memory, hours, energy; or suggest one for a folder of images."""
     if gpu == "list":
+        refuse_idle(
+            context, others_than(context, "gpu", "as_json"), "is of no use to --gpu list: leave one of both out"
+        )
         _print_gpus(as_json)
         return
     if (recipe is None) == (not suggest):
         raise CapiError("capi plan needs one of both: a recipe, or --suggest with images")
-    if measure and (gpu != "this" or gpus > 1):
-        raise CapiError("--measure runs steps in one process on this machine: leave out --gpu and --gpus")
-    if measure and suggest:
-        raise CapiError("--measure and --suggest exclude each other: measure the recipe that was suggested")
-    if images is not None and not measure:
+    if measure:
+        _refuse_to_measure(elsewhere=gpu != "this" or gpus > 1, suggesting=bool(suggest))
+    elif images is not None:
         raise CapiError("--images is the number that --measure runs: add --measure, or set optimization.batch_size")
-    from capi.planning.running import Assumptions
-
-    assumptions = Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon_intensity)
+    _refuse_idle(context, measure=measure, suggest=bool(suggest))
+    assumptions = _assumptions(mfu, pue, carbon_intensity)
     if suggest:
         _suggest(suggest, gpu, gpus, hours, assumptions, as_json)
         return
@@ -84,8 +87,32 @@ def plan(
     _print_plan(recipe, planned, paper)
 
 
+def _assumptions(mfu: float | None, pue: float, carbon_intensity: float | None) -> "Assumptions":
+    from capi.planning.power import CARBON_INTENSITY
+    from capi.planning.running import Assumptions
+
+    carbon = CARBON_INTENSITY if carbon_intensity is None else carbon_intensity
+    return Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon)
+
+
+def _refuse_to_measure(*, elsewhere: bool, suggesting: bool) -> None:
+    if elsewhere:
+        raise CapiError("--measure runs steps in one process on this machine: leave out --gpu and --gpus")
+    if suggesting:
+        raise CapiError("--measure and --suggest exclude each other: measure the recipe that was suggested")
+
+
+def _refuse_idle(context: typer.Context, *, measure: bool, suggest: bool) -> None:
+    if not suggest:
+        refuse_idle(context, ("hours",), "is the time that --suggest may fill: add --suggest, or leave it out")
+    for mode, chosen in (("--measure", measure), ("--suggest", suggest)):
+        if chosen:
+            reason = f"is an assumption about energy, of which {mode} says nothing: leave it out"
+            refuse_idle(context, ("pue", "carbon_intensity"), reason)
+
+
 def _print_plan(recipe: str, planned: "RunPlan", paper: "list[Comparison] | None") -> None:
-    console = _console()
+    console = results()
     for table in (_summary(recipe, planned), _memory_table(planned), _variant_table(planned)):
         console.print(table)
         console.print()
@@ -105,7 +132,7 @@ def _summary(recipe: str, planned: "RunPlan") -> Table:
         "images": f"{planned.images_seen:.3g} seen, {planned.batch_size} in a batch: {planned.images_a_gpu} for a GPU",
         "GPU": f"{planned.gpu.memory / 1e9:.0f} GB, {peak:.4g} TFLOP/s in {precision}"
         f" ({'measured' if planned.gpu.measured else 'data sheet'})",
-        "time": f"{_duration(effort.hours)}, {effort.gpu_hours:,.2f} GPU hours, {effort.seconds_a_step:.3g} s a step"
+        "time": f"{duration(effort.hours)}, {effort.gpu_hours:,.2f} GPU hours, {effort.seconds_a_step:.3g} s a step"
         f" (assumed: {planned.mfu:.0%} of the peak, --mfu)",
         "energy": _energy(planned),
         "memory": f"{planned.memory.peak / GIB:.2f} GiB at its peak (phase: {planned.memory.peak_phase}), "
@@ -196,7 +223,7 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
         _print_json(plan_json(found.plan, None) | {"measured": measured_json(found)})
         return
     title = f"A step of {found.plan.batch_size} images on {found.plan.gpu.title}"
-    console = _console()
+    console = results()
     console.print(_comparison_table(title, "measured", found.comparisons))
     console.print(f"It reached {found.mfu:.0%} of the peak of a large product; the plan assumes {found.plan.mfu:.0%}.")
 
@@ -211,9 +238,9 @@ def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "A
     if as_json:
         _print_json(suggestion_json(found, images, data))
         return
-    console = _console()
+    console = results()
     console.print(_suggestion_table(found, images, data))
-    took = _duration(found.plan.effort.hours)
+    took = duration(found.plan.effort.hours)
     console.print(f"\nplanned: {took} on {gpus} x {found.plan.gpu.title}, if images are read as fast\n")
     console.print(found.command(data), soft_wrap=True, markup=False)
 
@@ -284,11 +311,7 @@ def _print_gpus(as_json: bool) -> None:
         table.add_row(
             name, one.title, f"{one.memory / 1e9:g}", number(one.bfloat16), number(one.float32), f"{one.watts:g}"
         )
-    _console().print(table)
-
-
-def _duration(hours: float) -> str:
-    return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
+    results().print(table)
 
 
 def _words(name: str) -> str:
@@ -304,8 +327,3 @@ def _two_columns(title: str, rows: dict[str, str]) -> Table:
 
 def _print_json(values: dict[str, Any]) -> None:
     typer.echo(json.dumps(values, indent=2))
-
-
-def _console() -> Console:
-    """Where tables go; a pipe or a file has no width, so nothing is cut there."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)

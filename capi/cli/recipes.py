@@ -1,15 +1,14 @@
 """Commands about recipes: list them, list the paper's tables, show one with every value written out."""
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from capi.cli.app import Overrides, app
+from capi.cli.app import Overrides, app, results
+from capi.cli.usage import Commands
 from capi.config import loading
 from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable, paper_models, paper_table, paper_tables
 from capi.errors import CapiError
@@ -17,7 +16,9 @@ from capi.errors import CapiError
 if TYPE_CHECKING:
     from capi.config.schema import Config
 
-recipes_app = typer.Typer(help="List the recipes or the paper's tables, or show one recipe with every value.")
+recipes_app = typer.Typer(
+    cls=Commands, help="List the recipes or the paper's tables, or show one recipe with every value."
+)
 app.add_typer(recipes_app, name="recipes")
 
 
@@ -35,7 +36,7 @@ def recipes(
     if table is not None:
         _print_table(paper_table(table))
     elif tables:
-        _console().print(_tables_table())
+        results().print(_tables_table())
     else:
         _print_recipes()
 
@@ -74,13 +75,8 @@ def _cost(config: "Config") -> str:
     )
 
 
-def _console() -> Console:
-    """Where tables go; a pipe or a file has no width, so nothing is cut there."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-
-
 def _print_recipes() -> None:
-    console = _console()
+    console = results()
     packaged = Table("recipe", "what it is", box=None, pad_edge=False)
     for name in loading.recipe_names():
         packaged.add_row(name, loading.recipe_title(name))
@@ -100,7 +96,7 @@ def _tables_table() -> Table:
 
 
 def _print_table(table: PaperTable) -> None:
-    console = _console()
+    console = results()
     shown = Table(title=f"{table.title} ({table.label})", title_justify="left", box=None, pad_edge=False)
     for column in ("row", "recipe"):
         shown.add_column(column, overflow="fold")

@@ -6,14 +6,16 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from capi.cli.app import Device, app, messages, one_of
+from capi.cli.app import Device, app, check_weights, messages
 from capi.cli.evaluating import Model, Weights
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
-Port = Annotated[
-    int | None, typer.Option(help="Port to listen on; by default the usual one, or one that is free.", min=1, max=65535)
-]
+_PORT = "Port to listen on; by default {}, or one that is free."
+WatchPort = Annotated[int | None, typer.Option(help=_PORT.format(7431), min=1, max=65535)]
+ExplorePort = Annotated[int | None, typer.Option(help=_PORT.format(7860), min=1, max=65535)]
+Watts = Annotated[float | None, typer.Option(help="Power of the device, instead of an assumed one.")]
+Carbon = Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh; by default 0.48, the world's average.")]
 
 
 @app.command()
@@ -31,8 +33,8 @@ def doctor(run: Run) -> None:
 def report(
     run: Run,
     out: Annotated[Path | None, typer.Option(help="File to write; by default report.html in the run.")] = None,
-    watts: Annotated[float | None, typer.Option(help="Power of the device, instead of an assumed one.")] = None,
-    carbon: Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh, instead of 0.35.")] = None,
+    watts: Watts = None,
+    carbon: Carbon = None,
     device: Device = None,
 ) -> None:
     """Write one HTML file about a run: health, scores, curves, pictures, prototypes, cost. It opens offline."""
@@ -46,29 +48,33 @@ def report(
 def watch(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, also of such that still go on.")],
     host: Host = "127.0.0.1",
-    port: Port = None,
+    port: WatchPort = None,
+    watts: Watts = None,
+    carbon: Carbon = None,
 ) -> None:
     """Serve the reports of runs on this machine while they go on; several are compared. Ctrl-C ends it."""
     from capi import api
 
-    api.watch(runs, host=host, port=port, announce=typer.echo)
+    api.watch(runs, host=host, port=port, watts=watts, carbon=carbon, announce=typer.echo)
 
 
 @app.command()
 def explore(
     model: Model,
-    images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: two photos.")] = None,
-    size: Annotated[int | None, typer.Option(help="Short side in pixels that images are seen at.", min=1)] = None,
+    images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: photos of the demo.")] = None,
+    size: Annotated[
+        int | None, typer.Option(help="Short side in pixels that images are seen at; by default 224.", min=1)
+    ] = None,
     weights: Weights = "teacher",
     host: Host = "127.0.0.1",
-    port: Port = None,
+    port: ExplorePort = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Device = None,
 ) -> None:
     """Look around in the browser: similar patches, clusters, prototypes, and what is predicted of hidden ones."""
     from capi import api
 
-    one_of("--weights", weights, ("teacher", "student"))
+    check_weights(weights, [model])
     api.explore(
         model,
         images or [],

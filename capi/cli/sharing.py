@@ -1,6 +1,5 @@
 """Commands that carry models in and out: models, export, push."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +8,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from capi.cli.app import app, messages, one_of
+from capi.cli.app import app, check_weights, messages, one_of, results
 
 if TYPE_CHECKING:
+    from capi.baselines.baseline import Baseline
     from capi.onnx_export.writing import OnnxExported
 
 FORMATS = ("safetensors", "released", "transformers", "onnx")
@@ -30,44 +30,65 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 @app.command()
 def models() -> None:
     """List the models that can be loaded by name: the published ones, and the baselines of other methods."""
-    from capi.released.registry import list_models
+    from capi.released.registry import SOURCE, list_models
 
-    table = Table("name", "model", "patch", "trained on", "licence", "source", box=None, pad_edge=False)
+    console = results()
+    table = _narrow_table("name", "model", "trained on", "reported")
     for model in list_models():
-        size = f"{model.architecture}, {model.parameters / 1e6:.0f} M"
-        table.add_row(model.name, size, f"{model.patch_size} px", model.data, model.licence, model.address)
-    # A pipe or a file has no width, so nothing is cut there.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+        size = f"{model.architecture}/{model.patch_size}, {model.parameters / 1e6:.0f} M"
+        table.add_row(model.name, size, model.data, " / ".join(map(str, model.scores.values())))
     console.print(table)
+    _print_places(console, {model.name: f"{model.address}; licence: {model.licence}" for model in list_models()})
+    console.print(f"\nReported at {SOURCE}, in percent: {' / '.join(list_models()[0].scores)}.")
     for verified in dict.fromkeys(model.verified for model in list_models()):
         about = ", ".join(model.name for model in list_models() if model.verified == verified)
-        console.print(f"\nVerified, {about}: {verified}.", soft_wrap=True)
-    console.print("\n`capi.load(NAME)` downloads a file when it is first asked for.", soft_wrap=True)
+        console.print(f"\nVerified, {about}: {verified}.")
+    console.print("\n`capi.load(NAME)` downloads a file when it is first asked for.")
     _print_baselines(console)
+
+
+def _narrow_table(*columns: str) -> Table:
+    """For any terminal: what is long is broken into lines, and names, which are typed, stay whole."""
+    table = Table(box=None, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, no_wrap=number == 0, overflow="fold")
+    return table
+
+
+def _print_places(console: Console, places: dict[str, str]) -> None:
+    """Addresses and licences are longer than a column can be: they have a table of their own."""
+    table = _narrow_table("weights of", "lie in")
+    for name, place in places.items():
+        table.add_row(name, escape(place))
+    console.print()
+    console.print(table)
 
 
 def _print_baselines(console: Console) -> None:
     """Other methods' encoders: whose they are, under which licence, and how far each was verified."""
     from capi.baselines.registry import OF_THE_PAPER, list_baselines
 
-    table = Table(
-        "baseline", "model", "patch", "trained on", "licence", "weights", "verified", box=None, pad_edge=False
-    )
     marks = {
         text: f"[{number}]" for number, text in enumerate(dict.fromkeys(each.verified for each in list_baselines()), 1)
     }
+    table = _narrow_table("baseline", "model", "trained on", "")
     for each in list_baselines():
         star = "*" if each.name in OF_THE_PAPER else ""
         size = f"{each.title} {each.size}, {each.parameters / 1e6:.0f} M"
-        where = f"{each.file} of {each.source}" + (f"; {each.hub_id} on the Hub" if each.hub_id else "")
-        row = (f"{each.name}{star}", size, f"{each.architecture.patch_size} px", each.data, each.licence, where)
-        table.add_row(*(escape(text) for text in (*row, marks[each.verified])))
+        row = (f"{each.name}{star}", size, each.data, marks[each.verified])
+        table.add_row(*(escape(text) for text in row))
     console.print(
         "\nOther methods, loaded as `baseline:NAME` or `baseline:NAME=PATH` (* in the paper):\n", markup=False
     )
     console.print(table)
     for text, mark in marks.items():
-        console.print(f"{mark} {text}.", soft_wrap=True, markup=False)
+        console.print(f"{mark} {text}.", markup=False)
+    _print_places(console, {each.name: _place(each) for each in list_baselines()})
+
+
+def _place(baseline: "Baseline") -> str:
+    hub = f"; {baseline.hub_id} on the Hub" if baseline.hub_id else ""
+    return f"{baseline.file} of {baseline.source}{hub}; licence: {baseline.licence}"
 
 
 @app.command()
@@ -80,7 +101,7 @@ def export(
         int | None, typer.Option(help="transformers: side that images are resized to; the run's, or 224.", min=1)
     ] = None,
     precision: Annotated[str, typer.Option(help="onnx: float32, float16 or int8.")] = "float32",
-    opset: Annotated[int | None, typer.Option(help="onnx: version of the operators.")] = None,
+    opset: Annotated[int | None, typer.Option(help="onnx: version of the operators; by default 18.")] = None,
     pooled: Annotated[bool, typer.Option(help="onnx: whether the file gives pooled features.")] = True,
     overwrite: Overwrite = False,
 ) -> None:
@@ -90,7 +111,7 @@ def export(
     from capi.exporting import export as write
 
     one_of("--format", format, FORMATS)
-    one_of("--weights", weights, ("teacher", "student"))
+    check_weights(weights, [model])
     one_of("--precision", precision, PRECISIONS)
     if out is None and not Path(model).is_dir():
         raise CapiError(f"{model} is no run folder to write into: name a file or folder with --out")
@@ -138,7 +159,9 @@ def push(
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default RUN/hub.")] = None,
     weights: Weights = "teacher",
     watts: Annotated[float | None, typer.Option(help="Power of the device, instead of an assumed one.")] = None,
-    carbon: Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh, instead of 0.35.")] = None,
+    carbon: Annotated[
+        float | None, typer.Option(help="kg of CO2 equivalent a kWh; by default 0.48, the world's average.")
+    ] = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Share a run on the Hugging Face Hub: weights, config and a model card."""

@@ -8,9 +8,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from capi.cli.app import Device, Overrides, app, messages, one_of, refuse_several
+from capi.cli.app import Device, Overrides, app, duration, messages, one_of, refuse_several
+from capi.cli.usage import refuse_idle
 from capi.config import loading
 from capi.errors import CapiError
+from capi.exit_codes import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
     from capi.config.schema import Config
@@ -30,6 +32,7 @@ DataOption = Annotated[
 
 @app.command()
 def pretrain(
+    context: typer.Context,
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
     overrides: Overrides = None,
     data: DataOption = None,
@@ -43,9 +46,13 @@ def pretrain(
     """Pretrain an encoder on unlabelled images."""
     if check:
         refuse_several("pretrain --check")
+        refuse_idle(
+            context, ("out", "resume", "overwrite"), "is of no use to --check, which writes nothing: leave it out"
+        )
         _check(recipe, loading.load_config(recipe, overrides or []), data, device, rounds)
         return
-    from capi.train.stopping import INTERRUPTED_EXIT_CODE, PREEMPTED_EXIT_CODE, StopRequest
+    refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
+    from capi.train.stopping import StopRequest
 
     # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
     with StopRequest() as request:
@@ -54,7 +61,7 @@ def pretrain(
             if done.is_main:
                 typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
             request.turn_deaf()
-            raise typer.Exit(PREEMPTED_EXIT_CODE if done.preempted else INTERRUPTED_EXIT_CODE)
+            raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
         return
     typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
@@ -83,11 +90,15 @@ def _pretrained(
                 raise CapiError(
                     "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
                 )
-            if resume and overwrite:
-                raise CapiError("--resume and --overwrite exclude each other")
+            _refuse_both(resume, overwrite)
         return api.pretrain(
             config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=messages()
         )
+
+
+def _refuse_both(resume: bool, overwrite: bool) -> None:
+    if resume and overwrite:
+        raise CapiError("--resume and --overwrite exclude each other: go on with the run in --out, or replace it")
 
 
 @app.command()
@@ -103,12 +114,13 @@ def demo(
     from capi.demo import run_demo
 
     one_of("--split", split, ("val", "test"))
+    _refuse_both(resume, overwrite)
     summary = run_demo(
         out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=messages()
     )
     if summary is None:
         typer.echo("Stopped and saved. The same command with --resume goes on.")
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
     Console().print(_demo_table(summary))
 
 
@@ -181,7 +193,7 @@ def _cost_table(cost: "StepCost", title: str, steps: int) -> Table:
         "iteration": f"{cost.seconds:.3f} s for {cost.batch_size} images: {cost.images_per_second:.1f} images/s, "
         f"{cost.flop_per_second / 1e9:.0f} GFLOP/s",
         "peak memory": f"{cost.peak_bytes / 2**30:.2f} GiB",
-        "whole run": f"{cost.seconds * steps / 3600:.1f} h for {steps} iterations, without reading data",
+        "whole run": f"{duration(cost.seconds * steps / 3600)} for {steps} iterations, without reading data",
         "loss": f"{cost.student_loss:.3f}",
     }
     for name, value in rows.items():

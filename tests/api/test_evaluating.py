@@ -40,6 +40,20 @@ def test__an_encoder_of_one_s_own_goes_all_the_way(
     assert (tmp_path / "new" / "sheet.webp").is_file()
 
 
+def test__a_file_of_features_runs_no_python_of_its_own_accord(
+    class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever wrote the file chose the name in it; whoever gives the model has chosen it themselves."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text("from capi.models.pixels import PixelEncoder\nmake = lambda: PixelEncoder(4)\n")
+    capi.extract("own.py:make", class_folders, out="f.safetensors", image_size=8, device="cpu")
+    Path("own.py").write_text("raise SystemExit('run')")
+    image = class_folders / "val" / "bee" / "deep" / "1.jpg"
+    with pytest.raises(capi.CapiError, match=r"says that own\.py:make made it, which is Python that would be run"):
+        capi.nearest("f.safetensors", image, device="cpu")
+    assert capi.nearest("f.safetensors", image, model="pixels:4", count=1, device="cpu")[0].itself
+
+
 def test__photos_of_the_demo_are_shown_whatever_their_split(
     tmp_path: Path, class_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

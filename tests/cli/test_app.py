@@ -2,17 +2,32 @@
 
 import errno
 import logging
+import re
 import subprocess
 import sys
+from inspect import signature
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import typer
+from rich.text import Text
 
 import capi
 from capi.cli import app as shared
-from capi.cli.app import messages, one_of
+from capi.cli.app import duration, messages, one_of
 from capi.config import loading
+from capi.data import packing
 from capi.distributed.processes import SharedError
 from capi.errors import CapiError
+from capi.evaluation.extraction import extract
+from capi.evaluation.picturing import DEFAULT_KINDS, picture
+from capi.onnx_export.tracing import OLDEST_OPSET
+from capi.planning.power import CARBON_INTENSITY
+from capi.planning.running import MFU_OF_DATA_SHEET
+from capi.seeing.explorer_page import USUAL_PORT
+from capi.seeing.exploring import DEFAULT_SIZE
+from capi.seeing.watching import DEFAULT_PORT
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
@@ -42,6 +57,47 @@ def test__every_command_has_help(run_here: RunHere, arguments: list[str]) -> Non
     assert ran.stderr == ""
 
 
+DEFAULTS = {
+    ("shards", "shard_size"): packing.SHARD_MEGABYTES,
+    ("shards", "workers"): packing.AT_ONCE,
+    ("extract", "kind"): signature(extract).parameters["kinds"].default[0],
+    ("visualize", "size"): signature(picture).parameters["sizes"].default[0],
+    ("export", "opset"): OLDEST_OPSET,
+    ("watch", "port"): DEFAULT_PORT,
+    ("explore", "port"): USUAL_PORT,
+    ("explore", "size"): DEFAULT_SIZE,
+    ("plan", "carbon_intensity"): CARBON_INTENSITY,
+    ("report", "carbon"): CARBON_INTENSITY,
+    ("push", "carbon"): CARBON_INTENSITY,
+    ("plan", "mfu"): MFU_OF_DATA_SHEET,
+}
+
+
+@pytest.mark.parametrize(("command", "option"), DEFAULTS, ids=" ".join)
+def test__a_default_that_lies_deeper_is_told_by_the_help(command: str, option: str) -> None:
+    group: Any = typer.main.get_command(shared.app)
+    told = next(each.help for each in group.commands[command].params if each.name == option)
+    assert re.search(rf"by default .*\b{DEFAULTS[command, option]}\b", told), told
+
+
+def test__the_first_kinds_of_pictures_are_the_default_ones() -> None:
+    group: Any = typer.main.get_command(shared.app)
+    told = next(each.help for each in group.commands["visualize"].params if each.name == "kind")
+    assert told.startswith(", ".join(DEFAULT_KINDS))
+    assert told.endswith("by default the first three.")
+    assert len(DEFAULT_KINDS) == 3
+
+
+def test__help_holds_nothing_that_is_taken_for_a_style(run_here: RunHere) -> None:
+    group: Any = typer.main.get_command(shared.app)
+    commands = [
+        each for command in group.commands.values() for each in getattr(command, "commands", {"": command}).values()
+    ]
+    helps = [parameter.help for command in commands for parameter in command.params if parameter.help]
+    assert len(helps) > 100
+    assert [text for text in helps if Text.from_markup(text).plain != text] == []
+
+
 def test__the_version_is_the_package_s(run_here: RunHere) -> None:
     assert run_here("--version") == (0, f"capi {capi.__version__}\n", "")
 
@@ -61,29 +117,12 @@ def test__a_flag_shows_the_traceback(run_here: RunHere) -> None:
     assert 'did you mean "vitl14"?' in ran.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["chekc"],
-        ["pretrain", "tiny4", "--check", "--rounds", "0"],
-        ["pretrain", "tiny4", "--check", "--nonsense"],
-        ["evaluate", "pixels:4"],
-        ["predict", "pixels:4", "probe.safetensors", "--out", "x"],
-        ["predict", "pixels:4", "probe.safetensors", "images"],
-        ["compare", "pixels:4", "--on", "--out", "x"],
-        ["compare", "--on", "demo/knn", "--out", "x"],
-        ["extract", "pixels:4", "demo", "--out", "x", "--batch-size", "0"],
-        ["nearest", "features", "image", "--count", "none"],
-        ["plan", "demo", "--gpus", "0"],
-        ["launch", "slurm", "demo", "--out", "x"],
-    ],
-    ids=" ".join,
-)
-def test__misspelt_commands_and_options_exit_with_2(run_here: RunHere, arguments: list[str]) -> None:
-    ran = run_here(*arguments)
-    assert ran.code == 2
-    assert "Usage" in ran.stderr
-    assert "Traceback" not in ran.stderr
+def test__a_group_that_is_asked_for_nothing_shows_its_help(run_here: RunHere) -> None:
+    for group in ([], ["data"], ["launch"]):
+        ran = run_here(*group)
+        assert ran.code == 2
+        assert "Usage" in ran.stdout + ran.stderr
+        assert "Error" not in ran.stderr
 
 
 def test__sentences_are_printed_as_they_are(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +146,12 @@ def test__a_full_disk_is_told_in_a_sentence(run_here: RunHere, monkeypatch: pyte
     assert_refused(run_here("recipes"), "the disk is full (x.json): make room")
 
 
+def test__a_command_that_is_aborted_ends_as_ctrl_c_does(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (KeyboardInterrupt, typer.Abort):
+        monkeypatch.setattr(loading, "recipe_names", Mock(side_effect=error))
+        assert run_here("recipes").code == 130
+
+
 def test__other_errors_of_the_system_are_ours_to_see(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise OSError(errno.EIO, "broken")
@@ -115,6 +160,14 @@ def test__other_errors_of_the_system_are_ours_to_see(run_here: RunHere, monkeypa
     monkeypatch.setattr(sys, "argv", ["capi", "recipes"])
     with pytest.raises(OSError, match="broken"):
         shared.main()
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"),
+    [(2 / 3600, "2.0 s"), (1 / 60, "1.0 min"), (0.5, "30.0 min"), (1.0, "1.0 h"), (1234.5, "1,234.5 h")],
+)
+def test__a_duration_has_the_unit_that_suits_it(hours: float, said: str) -> None:
+    assert duration(hours) == said
 
 
 def test__a_choice_names_what_there_is() -> None:
@@ -179,6 +232,11 @@ def test__what_all_processes_know_the_first_one_tells(
     which = "shared"
     monkeypatch.setenv("RANK", "0")
     assert_refused(run_here("recipes"), "all know it")
+
+
+def test__of_several_processes_the_first_one_tells_of_wrong_words(run_here: RunHere, started: list[float]) -> None:
+    assert run_here("pretrain", "tiny4", "--chek") == (2, "", "")
+    assert started == [shared.SECONDS_TO_SPEAK]
 
 
 def test__only_the_first_process_shows_messages(

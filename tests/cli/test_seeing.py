@@ -58,14 +58,18 @@ def test__a_folder_that_is_no_run_is_told_in_a_sentence(run_here: RunHere, tmp_p
 
 
 def test__watch_serves_until_it_is_interrupted(run: Path) -> None:
-    command = [sys.executable, "-u", "-m", "capi", "watch", str(run)]
+    command = [sys.executable, "-u", "-m", "capi", "watch", str(run), "--watts", "123", "--carbon", "0.456"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         address = next(word for word in line.split() if word.startswith("http://127.0.0.1:"))
         with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310 - our own server
-            assert b"<!DOCTYPE html>" in answer.read()
+            page = answer.read()
+        assert b"<!DOCTYPE html>" in page
+        # What the cost is computed from, as in a report.
+        assert b"123 W" in page
+        assert b"0.456 kg" in page
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     finally:

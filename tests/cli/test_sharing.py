@@ -1,9 +1,13 @@
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import capi
+from capi.baselines.registry import BASELINES
+from capi.cli import sharing
 from capi.config.schema import Config
+from capi.released.registry import RELEASED
 from tests.cli.conftest import RunHere
 from tests.conftest import REFERENCE
 from tests.test_weights import make_run
@@ -19,8 +23,11 @@ def run(small_config: Config, tmp_path: Path) -> Path:
 def test__models_are_listed_with_licence_and_how_they_were_verified(run_here: RunHere) -> None:
     ran = run_here("models")
     assert ran.code == 0
-    for word in ("capi_vitl14_lvd", "capi_vitl14_in22k", "ViT-L", "14 px", "LVD-142M", "Apache-2.0", "i22k.pth"):
+    for word in ("capi_vitl14_lvd", "capi_vitl14_in22k", "ViT-L/14", "303 M", "LVD-142M", "Apache-2.0", "i22k.pth"):
         assert word in ran.stdout
+    line = next(line for line in ran.stdout.splitlines() if line.startswith("capi_vitl14_p205"))
+    assert " 35.2 / 79.2" in line
+    assert "in percent: ADE20K, k-NN, mIoU / ImageNet-1k, attentive probe, accuracy." in ran.stdout
 
 
 def test__baselines_are_listed_with_where_their_weights_are(run_here: RunHere) -> None:
@@ -28,6 +35,18 @@ def test__baselines_are_listed_with_where_their_weights_are(run_here: RunHere) -
     for word in ("mae_vitl16*", "aim_3b*", "dinov3_vitl16 ", "facebookresearch/ijepa", "non-commercial", "Apple's own"):
         assert word in said
     assert "layout from documentation, not verified with real weights" in said
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test__models_fit_a_terminal_and_no_name_is_cut(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setattr(sharing, "results", lambda: Console(highlight=False, width=width))
+    lines = run_here("models").stdout.splitlines()
+    assert max(map(len, lines)) <= width
+    assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line]
+    begun = {line.split()[0].rstrip("*") for line in lines if line.strip()}
+    assert begun >= {*BASELINES, *RELEASED}
 
 
 def test__a_checkpoint_becomes_a_folder_that_loads(run_here: RunHere, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Training as a user meets it: real processes, exit codes, what is printed where."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,13 @@ def test__check_reports_the_cost_of_a_step(run_here: RunHere) -> None:
     assert result.code == 0, result.stderr
     for word in ("parameters", "GFLOP", "images/s", "peak memory", "20000 iterations"):
         assert word in result.stdout
+
+
+def test__a_short_run_is_told_in_seconds(run_here: RunHere) -> None:
+    result = run_here(
+        "pretrain", "tiny4", "--check", *SMALL, "optimization.steps=2", "--rounds", "1", "--device", "cpu"
+    )
+    assert re.search(r"whole run +[\d.]+ s for 2 iterations", result.stdout), result
 
 
 @pytest.mark.parametrize(

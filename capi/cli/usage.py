@@ -1,0 +1,103 @@
+"""What is wrong with the words of a command, in one sentence: a misspelt name, a value that is none, an idle option."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import typer
+from pydantic import ValidationError
+from typer.core import TyperGroup
+
+from capi.errors import CapiError, nearest
+
+# Typer uses click, or from some release on a copy of it without a public name. Both have this class, whose parent is
+# what all errors about the words of a command are.
+UsageError: type[Exception] = typer.BadParameter.__mro__[1]
+
+
+class Commands(TyperGroup):
+    """Commands of which a misspelt one is told with its nearest neighbour."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        found = super().get_command(ctx, cmd_name)
+        if found is None and not ctx.resilient_parsing:
+            known = self.list_commands(ctx)
+            # No error of usage: Typer would add a suggestion of its own to those.
+            raise CapiError(
+                f'there is no command "{ctx.command_path} {cmd_name}"{nearest(cmd_name, known)} '
+                f"({_help(ctx)} lists all)"
+            )
+        return found
+
+
+def sentence_of(error: Any) -> str:
+    """What a person can act on: which word is wrong, what was expected, and where to read more."""
+    say = _SENTENCES.get(type(error).__name__)
+    if say is not None:
+        return say(error)
+    message = error.format_message().rstrip(".")
+    more = f" ({_help(error.ctx)} tells what there is)" if error.ctx is not None else ""
+    return message[:1].lower() + message[1:] + more
+
+
+def _no_such_option(error: Any) -> str:
+    known = [
+        option for parameter in error.ctx.command.params for option in (*parameter.opts, *parameter.secondary_opts)
+    ]
+    options = [option for option in known if option.startswith("-")]
+    return (
+        f'{error.ctx.command_path} has no option "{error.option_name}"{nearest(error.option_name, options)} '
+        f"({_help(error.ctx)} lists all)"
+    )
+
+
+def _missing(error: Any) -> str:
+    parameter = error.param
+    about = (getattr(parameter, "help", None) or "").rstrip(".")
+    # The words of the help stand in brackets, as they are.
+    return f"{error.ctx.command_path} needs {_written(parameter)}" + (f" ({about})" if about else "")
+
+
+def _bad_value(error: Any) -> str:
+    # Typer's words hold what was expected and why that is not what came; the first part says it all.
+    expected = error.message.rstrip(".").partition(", unable")[0].replace("Input should be", "it should be")
+    if error.param is None:
+        return expected
+    cause = error.__cause__
+    came = f' cannot be "{cause.errors()[0]["input"]}"' if isinstance(cause, ValidationError) else ""
+    return f"{_written(error.param)}{came}: {expected}"
+
+
+def _no_value(error: Any) -> str:
+    return f"{error.option_name} needs a value after it"
+
+
+_SENTENCES: dict[str, Callable[[Any], str]] = {
+    "NoSuchOption": _no_such_option,
+    "MissingParameter": _missing,
+    "BadParameter": _bad_value,
+    "BadOptionUsage": _no_value,
+}
+
+
+def _written(parameter: Any) -> str:
+    """An option as it is typed, an argument in capitals."""
+    if parameter.param_type_name != "option":
+        return str(parameter.name).upper()
+    return "/".join((parameter.opts[0], *parameter.secondary_opts))
+
+
+def _help(context: Any) -> str:
+    return f"{context.command_path} --help"
+
+
+def refuse_idle(context: typer.Context, names: Sequence[str], reason: str) -> None:
+    """An option without effect is a wish that would be overlooked: `reason` says whose it is, and what to do."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(str(parameter.name))
+        if parameter.name in names and source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"{_written(parameter)} {reason}")
+
+
+def others_than(context: typer.Context, *names: str) -> list[str]:
+    """All that a command takes but these."""
+    return [str(parameter.name) for parameter in context.command.params if parameter.name not in names]
