@@ -14,7 +14,7 @@ from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.data.crops import normalize
 from capi.data.demo import demo_photos
-from capi.encoders import load_weights
+from capi.encoders import load_weights, untrained
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification
 from capi.evals.features import Encoding
@@ -74,11 +74,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     """Score the encoder before and after training, and draw what it sees."""
     folder = RunFolder(path)
     config = pretraining.run_config(folder)
-    statistics = build.statistics(config)
-    untrained, trained = (
-        build.frozen(build.build_learner(config).teacher.average, statistics),
-        load_weights(path, "teacher"),
-    )
+    start, trained = untrained(str(path)), load_weights(path, "teacher")
     protocol = _protocol(config, split)
     data = protocol.data
     pixels = raw_pixel_accuracies(data.train, data.tests[split], protocol.encoding, NEIGHBOURS)
@@ -87,7 +83,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     losses = series(records, "student_loss")[1]
     folder.pictures.mkdir(exist_ok=True)
     sheet = folder.pictures / "pca.png"
-    _draw(config, untrained, trained, split).save(sheet)
+    _draw(config, start, trained, split).save(sheet)
     return DemoSummary(
         run=path,
         split=split,
@@ -95,7 +91,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
         last_loss=losses[-1],
         target_entropy=_last(records, "target_entropy"),
         prototype_use=_last(records, "prototype_use"),
-        untrained=protocol.run(untrained).main,
+        untrained=protocol.run(start).main,
         trained=protocol.run(trained).main,
         pixels=pixels[best],
         pixels_at=best,
@@ -120,7 +116,7 @@ def _protocol(config: Config, split: str) -> KnnClassification:
 
 
 @torch.inference_mode()
-def _draw(config: Config, untrained: CapiEncoder, trained: CapiEncoder, split: str) -> Image.Image:
+def _draw(config: Config, start: CapiEncoder, trained: CapiEncoder, split: str) -> Image.Image:
     """Photos of different categories beside their PCA pictures, before and after training."""
     photos = demo_photos(split)
     firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))]
@@ -130,7 +126,7 @@ def _draw(config: Config, untrained: CapiEncoder, trained: CapiEncoder, split: s
     images = normalize(pixels, *build.statistics(config))
     columns = [
         ("photo", photos_of(pixels)),
-        ("untrained", pca_pictures(untrained, images)),
+        ("untrained", pca_pictures(start, images)),
         ("trained", pca_pictures(trained, images)),
         ("trained, jointly", pca_pictures(trained, images, joint=True)),
     ]

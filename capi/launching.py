@@ -18,9 +18,8 @@ from pathlib import Path
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.errors import CapiError
+from capi.exit_codes import PREEMPTED
 
-# What `capi pretrain` leaves with when a signal made it save and stop (EX_TEMPFAIL: try again later).
-REQUEUE_CODE = 75
 # Seconds before the end at which Slurm sends the signal: long enough to finish a step and to save.
 WARNING_SECONDS = 180
 SCRIPT = "job.sh"
@@ -79,7 +78,7 @@ def slurm_script(
         # In single quotes, so that each task fills in its own numbers.
         # A task that leaves first must not have the others killed while they save.
         f"srun{_cores(options)} --kill-on-bad-exit=0 bash -c {shlex.quote(_TASK)} capi-task {shlex.join(command)} &",
-        _WAITING.format(code=REQUEUE_CODE),
+        _WAITING.format(code=PREEMPTED),
     ]
     return "\n".join(lines) + "\n"
 

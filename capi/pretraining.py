@@ -190,7 +190,12 @@ def run_config(folder: RunFolder) -> Config:
 
 def run_facts(config: Config) -> RunFacts:
     """What the healthy ranges of a run depend on."""
-    return RunFacts(config.clustering.prototypes, config.model.width, config.optimization.steps)
+    return RunFacts(
+        prototypes=config.clustering.prototypes,
+        width=config.model.width,
+        total_steps=config.optimization.steps,
+        target=config.target.kind,
+    )
 
 
 @dataclass

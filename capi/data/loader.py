@@ -99,10 +99,6 @@ class TrainingBatches(Dataset[LoadedBatch]):
             return LoadedBatch(torch.empty(0), visible, predict, broken, failure=str(error) or "out of memory")
         return LoadedBatch(images, visible, predict, broken)
 
-    def image_numbers(self, step: int, samples: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
-        """Which images these samples are: every image once, in another order each time around."""
-        return self.order.images(step * self.share.batch_size + samples)
-
     def _images(self, step: int, samples: Tensor, keys: Tensor, broken: dict[str, str]) -> Tensor:
         positions = step * self.share.batch_size + samples
         candidates = map(self._candidates, self.order.images(positions).tolist(), positions, keys)

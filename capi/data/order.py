@@ -113,11 +113,6 @@ class WindowShuffle:
         self.window_blocks = np.arange(windows + 1, dtype=np.int64) * blocks // windows
         self._layouts: dict[int, _Layout] = {}
 
-    @property
-    def blocks_at_once(self) -> int:
-        """The blocks of the largest window."""
-        return int(np.diff(self.window_blocks).max())
-
     def images(self, positions: Int[Tensor, " b"]) -> Int[Tensor, " b"]:
         result = np.empty(len(positions), dtype=np.int64)
         place = positions.numpy()

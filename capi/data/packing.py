@@ -43,7 +43,7 @@ SHARD_MEGABYTES = 256
 _BLOCK = 512
 # What a sample takes in a tar beside its image: headers, its name, padding.
 _OVERHEAD = 5 * _BLOCK
-_AT_ONCE = 8
+AT_ONCE = 8
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def pack(
         done = {number: facts for number in range(len(ends)) if (facts := _finished(out / f"{_number(number)}.tar"))}
         kept = len(done)
         with Telling("packing", len(source), console, sum(facts.images for facts in done.values())) as telling:
-            done |= _write_missing(packer, ends, done, workers or min(os.cpu_count() or 1, _AT_ONCE), telling)
+            done |= _write_missing(packer, ends, done, workers or min(os.cpu_count() or 1, AT_ONCE), telling)
         return _conclude(packer, settings, [done[number] for number in range(len(ends))], kept)
 
 
@@ -253,7 +253,7 @@ def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
             # Told when it is read.
             return 0
 
-    with ThreadPoolExecutor(4 * _AT_ONCE) as pool:
+    with ThreadPoolExecutor(4 * AT_ONCE) as pool:
         return np.fromiter(pool.map(size, range(len(source)), chunksize=1000), dtype=np.int64, count=len(source))
 
 

@@ -8,13 +8,13 @@ import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from capi.data.demo import demo_photos
 from capi.data.sources import Encoded, ImageSource
 from capi.errors import CapiError, nearest
 from capi.evals.features import Encoding
@@ -37,8 +37,8 @@ from capi.visualize.summary import PatchSummary
 KINDS = (*PAINTERS, "prototypes")
 DEFAULT_KINDS = ("pca", "components", "clusters")
 PAGE = "index.html"
-# The two photos that scikit-learn brings along.
-_BUILT_IN = ("china.jpg", "flower.jpg")
+# Photos of the demo that stand in where no images are given, each of another category.
+_BUILT_IN = 6
 # Short sides of the pictures that are written, and how much there is on a sheet at most.
 _SIDE, _SMALL_SIDE = 256, 128
 _SHEET_IMAGES = 12
@@ -97,7 +97,7 @@ def picture(
     prototypes: Mapping[str, Prototypes] | None = None,
     overwrite: bool = False,
 ) -> Pictured:
-    """Draw images (files and folders; none: two built-in photos) by all models at all sizes.
+    """Draw images (files and folders; none: six built-in photos) by all models at all sizes.
 
     `joint` fits components to all images together, `whole` shows images in their own aspect instead of the square in
     their middle. The kind "prototypes" draws the models that `prototypes` has an entry for.
@@ -117,12 +117,14 @@ def picture(
 
 
 def built_in_photos() -> Encoded:
-    """The two photos that scikit-learn brings along; nothing of it is imported."""
-    found = find_spec("sklearn")
-    folder = None if found is None or found.origin is None else Path(found.origin).parent / "datasets" / "images"
-    if folder is None or not all((folder / name).is_file() for name in _BUILT_IN):
-        raise CapiError("the built-in photos come with scikit-learn: pip install scikit-learn, or give images")
-    return Encoded(_BUILT_IN, [(folder / name).read_bytes() for name in _BUILT_IN])
+    """Some photos of the demo, which the recipe `demo` does not train on."""
+    try:
+        photos = demo_photos("val")
+    except CapiError as error:
+        raise CapiError(f"{error}, or give images") from error
+    firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))][:_BUILT_IN]
+    images = photos.images
+    return Encoded([images.names[number] for number in firsts], [images.contents[number] for number in firsts])
 
 
 def load_prototypes(run: Path) -> Prototypes:

@@ -1,16 +1,15 @@
 """What a person sees while an evaluation goes on: a bar for each part with the time left, or a line now and then."""
 
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
-_SECONDS_BETWEEN_LINES = 15
+from capi.data.telling import SECONDS_BETWEEN_LINES, ShowsBar
 
 
-class EvaluationProgress:
+class EvaluationProgress(ShowsBar):
     """Called with what is being done, how much of it is done and how much there is."""
 
     def __init__(self, console: Console) -> None:
@@ -26,17 +25,6 @@ class EvaluationProgress:
         left = (TextColumn("left"), TimeRemainingColumn())
         self.bar = Bar(*columns, *left, console=console, transient=True) if console.is_terminal else None
 
-    def __enter__(self) -> "EvaluationProgress":
-        if self.bar:
-            self.bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.bar:
-            self.bar.stop()
-
     def begin(self, prefix: str) -> None:
         """Something else is being evaluated from here on."""
         self.prefix = prefix
@@ -51,6 +39,6 @@ class EvaluationProgress:
             if title not in self.tasks:
                 self.tasks[title] = self.bar.add_task(title, total=total)
             self.bar.update(self.tasks[title], completed=done, total=total)
-        elif time.monotonic() - self.last_line > _SECONDS_BETWEEN_LINES:
+        elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
             self.console.print(f"{title}: {done} of {total}", soft_wrap=True, markup=False, highlight=False)

@@ -102,7 +102,7 @@ def _chosen_kind(file: FeatureFile, kind: str | None, at: tuple[float, float] | 
             raise CapiError(f'{file.path} has no "patch" features, which a point needs: extract them')
         return "patch"
     if kind == "patch":
-        raise CapiError("patches are compared with a patch: say at which point of the image it lies")
+        raise CapiError("patches are compared with a patch: say with --at x,y, in pixels, where in the image it lies")
     # Patches have a mean, whether it was stored or not.
     usable = [name for name in kinds if name != "patch"] + ["mean_patch"] * ("patch" in kinds)
     if kind is not None and kind not in usable:

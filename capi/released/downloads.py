@@ -48,12 +48,15 @@ class Patience:
     timeout: float = 30.0
 
 
+_USUAL_PATIENCE = Patience()
+
+
 def download(
     address: str,
     target: Path,
     *,
     partial: Path | None = None,
-    patience: Patience = Patience(),  # noqa: B008 - it cannot be changed
+    patience: Patience = _USUAL_PATIENCE,
     report: Report = lambda *_: None,
     check: Callable[[Path], None] = lambda _: None,
 ) -> None:

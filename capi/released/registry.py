@@ -24,12 +24,9 @@ class ReleasedModel:
     """As its authors report them, in percent."""
     architecture: str = "ViT-L"
     patch_size: int = 14
-    registers: int = 16
     # Of the encoder alone; the file also holds the predictor and the head.
     parameters: int = 302_658_560
-    image_size: int = 224
     licence: str = "Apache-2.0"
-    source: str = SOURCE
     verified: str = "layout checked against reference tensors; the file itself was not opened"
 
     @property

@@ -13,7 +13,7 @@ from torch.optim import AdamW
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.models.encoder import PatchEmbedding
-from capi.models.layers import RMSNorm
+from capi.models.norms import RMSNorm
 
 BETAS = (0.9, 0.95)
 EPS = 1e-8

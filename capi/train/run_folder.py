@@ -7,6 +7,7 @@ RUN/checkpoints/       the state, from which the run can go on
 RUN/tensorboard/       the metrics once more
 RUN/replay/            batches that gave a loss which is no number
 RUN/pictures/          curves and PCA pictures
+RUN/report.html        the report
 """
 
 import json
@@ -184,8 +185,13 @@ def _git_state() -> dict[str, Any] | None:
         return None
 
     def ask(*arguments: str) -> str:
+        # Looking must take no lock: one that is left behind, by a full disk for example, stops the owner's commits.
         done = subprocess.run(  # noqa: S603 - fixed arguments
-            [git, "-C", str(home), *arguments], capture_output=True, text=True, timeout=10, check=True
+            [git, "--no-optional-locks", "-C", str(home), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
         )
         return done.stdout.strip()
 

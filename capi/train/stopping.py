@@ -13,9 +13,6 @@ from typing import Any
 
 _LOG = logging.getLogger("capi")
 _SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1", "SIGUSR2") if hasattr(signal, name))
-# The code of a temporary failure in sysexits.h: saved, to be started again.
-PREEMPTED_EXIT_CODE = 75
-INTERRUPTED_EXIT_CODE = 130
 # Ctrl-C reaches a whole group of processes, and whoever started them passes it on: those are one request.
 _SECONDS_OF_ONE_REQUEST = 2.0
 

@@ -47,14 +47,6 @@ class SparseDictionary:
         return ((features.double() - self.mean_) / self.scale_).float()
 
 
-def objective(
-    patches: Float[Tensor, "s d"], atoms: Float[Tensor, "k d"], codes: Float[Tensor, "s k"], penalty: float
-) -> float:
-    """What is minimised, for each patch on average."""
-    error = (patches - codes @ atoms).square().sum(1, dtype=torch.float64) / 2
-    return float((error + penalty * codes.sum(1)).mean())
-
-
 def swept(
     patches: Float[Tensor, "s d"], atoms: Float[Tensor, "k d"], codes: Float[Tensor, "s k"], penalty: float, sweeps: int
 ) -> Float[Tensor, "s k"]:

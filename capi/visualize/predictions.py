@@ -20,7 +20,7 @@ from capi.models.features import CapiEncoder
 from capi.types import Bool, Float, Int
 from capi.visualize.painters import Drawn
 from capi.visualize.sheets import Row, sheet_of
-from capi.visualize.similarity import heat_over, patch_box, patch_mask, with_scale
+from capi.visualize.similarity import patch_box, patch_mask
 
 # The temperature of the student's softmax in the released recipe.
 STUDENT_TEMPERATURE = 0.12
@@ -182,13 +182,6 @@ def outline_region(picture: Image.Image, region: Bool[Tensor, "rows columns"]) -
         left, top, right, _ = patch_box((row + 1, column), grid, picture.size)
         draw.line((left, top, right, top), fill=_BORDER, width=2)
     return marked
-
-
-def confidence_picture(photo: Image.Image, predictions: HiddenPredictions) -> Image.Image:
-    """How likely the likeliest prototype of each hidden patch is, as heat over the photo, from 0 to the largest."""
-    values = predictions.confidence
-    picture = heat_over(photo, predictions.as_map(values), (0.0, float(values.max())))
-    return with_scale(picture, "0 %", f"{100 * float(values.max()):.0f} %", "probability of the likeliest")
 
 
 def answers_picture(

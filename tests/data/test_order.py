@@ -58,7 +58,7 @@ def test__positions_can_be_asked_in_any_way() -> None:
 def test__a_window_holds_whole_blocks_and_no_others() -> None:
     ends = np.arange(10, 1010, 10)
     order = WindowShuffle(ends, 0, 60)
-    assert order.blocks_at_once in {6, 7}
+    assert np.diff(order.window_blocks).max() in {6, 7}
     row, start = take(order, 0, 1000), 0
     for blocks in np.diff(order.window_blocks):
         part = row[start : start + 10 * int(blocks)]

@@ -39,6 +39,11 @@ def shown(batch: LoadedBatch) -> list[int]:
     return batch.images[:, 0, 0, 0].tolist()
 
 
+def numbers(data: TrainingBatches, step: int) -> list[int]:
+    """The images of a step, by the order alone: none of them is read."""
+    return data.order.images(step * data.share.batch_size + data.share.samples(0)).tolist()
+
+
 def test__all_images_are_there_by_number(source: Shards) -> None:
     assert len(source) == 23
     assert [source.read(number) for number in range(23)] == [plain(number) for number in range(23)]
@@ -100,16 +105,14 @@ def test__one_process_scans_while_others_wait(tmp_path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("window", [None, 6])
 def test__every_image_is_on_exactly_one_process_in_each_pass(source: Shards, window: int | None) -> None:
     whole = batches(source, Share(6), window)
-    seen = [number for step in range(23) for number in whole.image_numbers(step, whole.share.samples(0)).tolist()]
+    seen = [number for step in range(23) for number in numbers(whole, step)]
     for start in range(0, 6 * 23, 23):
         assert sorted(seen[start : start + 23]) == list(range(23))
     assert [number for step in range(5) for number in shown(whole[step])] == seen[:30]
     for processes in (2, 3):
         parts = [batches(source, Share(6, 1, process, processes), window) for process in range(processes)]
         steps = [(step, part) for step in range(23) for part in parts]
-        assert seen == [
-            number for step, part in steps for number in part.image_numbers(step, part.share.samples(0)).tolist()
-        ]
+        assert seen == [number for step, part in steps for number in numbers(part, step)]
         assert [number for part in parts for number in shown(part[4])] == seen[24:30]
 
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from capi.data import telling
-from capi.data.telling import Telling
+from capi.data.telling import Telling, clock_time
 
 
 def test__without_a_terminal_lines_tell_how_much_is_left(
@@ -28,3 +28,15 @@ def test__on_a_terminal_there_is_a_bar() -> None:
         told.bar.refresh()
     assert "packing" in screen.getvalue()
     assert "2/3" in screen.getvalue()
+
+
+def test__the_bar_is_on_the_screen_within_the_block_alone() -> None:
+    with Telling("packing", 3, Console(file=io.StringIO(), force_terminal=True)) as told:
+        assert told.bar is not None
+        assert told.bar.live.is_started
+    assert not told.bar.live.is_started
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, "0:00:00"), (59.9, "0:00:59"), (3600.0 * 30 + 61, "30:01:01")])
+def test__times_are_hours_minutes_and_seconds(seconds: float, said: str) -> None:
+    assert clock_time(seconds) == said

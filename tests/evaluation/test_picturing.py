@@ -10,10 +10,10 @@ from torch import Tensor
 from capi.build import build_learner
 from capi.config.loading import dump_config
 from capi.config.schema import Config
+from capi.data.demo import demo_photos
 from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.features import Encoding
-from capi.evaluation import picturing
 from capi.evaluation.picturing import KINDS, Prototypes, built_in_photos, load_prototypes, picture
 from capi.models.pixels import PixelEncoder
 from capi.train.run_folder import RunFolder
@@ -96,13 +96,20 @@ def test__sizes_that_patches_round_to_one_count_once(images: Path, tmp_path: Pat
 
 def test__without_images_the_built_in_photos_are_drawn(tmp_path: Path) -> None:
     done = picture({"m": PatchColors()}, [], tmp_path / "out", sizes=(32,), kinds=("pca",), whole=True)
-    assert {path.name for path in done.files if "photos" in path.parts} == {"china.jpg.jpg", "flower.jpg.jpg"}
+    assert len([path for path in done.files if "photos" in path.parts]) == 6
 
 
-def test__built_in_photos_need_scikit_learn(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(built_in_photos()) == 2
-    monkeypatch.setattr(picturing, "find_spec", lambda _: None)
-    with pytest.raises(CapiError, match="pip install scikit-learn"):
+def test__built_in_photos_are_of_different_categories_and_none_is_trained_on() -> None:
+    shown, held_out = built_in_photos(), demo_photos("val")
+    places = [held_out.images.contents.index(content) for content in shown.contents]
+    assert len({held_out.labels[place] for place in places}) == len(shown) == 6
+    assert [held_out.images.names[place] for place in places] == shown.names
+    assert not set(shown.contents) & set(demo_photos("train").images.contents)
+
+
+def test__built_in_photos_name_their_extra_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(CapiError, match=r"pip install 'capi\[demo\]', or give images$"):
         built_in_photos()
 
 

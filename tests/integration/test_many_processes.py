@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from capi.exit_codes import PREEMPTED
 from capi.train.checkpoint import Checkpoints
 from capi.train.checkpoint_reading import SafeReader, read_tensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
-from capi.train.stopping import PREEMPTED_EXIT_CODE
 from tests.integration import many_driver
 from tests.integration.launched import ended, start, succeeded
 
@@ -169,7 +169,7 @@ def test__a_signal_to_any_process_saves_one_step_of_all(images: Path, tmp_path: 
     wait_for_steps(tmp_path / "run")
     processes[1].send_signal(signal.SIGUSR1)
     results = ended(processes)
-    assert [code for code, _, _ in results] == [PREEMPTED_EXIT_CODE] * 2, results
+    assert [code for code, _, _ in results] == [PREEMPTED] * 2, results
     (step,) = Checkpoints(tmp_path / "run/checkpoints").steps()
     assert f"Stopped at step {step}, saved" in results[0][1]
     assert "Stopped" not in results[1][1]

@@ -45,7 +45,7 @@ def test__the_number_of_parameters_is_that_of_the_encoder() -> None:
                 depth=config.depth,
                 heads=config.heads,
                 patch_size=model.patch_size,
-                registers=model.registers,
+                registers=config.registers,
                 mlp_width=round(config.width * config.mlp_ratio),
             )
         assert model.parameters == sum(parameter.numel() for parameter in encoder.parameters())

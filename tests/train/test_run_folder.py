@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from capi.errors import CapiError
+from capi.train import run_folder
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import RunFolder
 
@@ -61,6 +63,22 @@ def test__each_start_leaves_command_versions_machine_and_git(folder: RunFolder) 
     assert {"python", "capi", "torch", "numpy", "pillow"} <= starts[0]["versions"].keys()
     assert starts[0]["machine"]["cores"] > 0
     assert starts[0]["git"] is None or len(starts[0]["git"]["commit"]) == 40
+
+
+def test__asking_git_leaves_its_index_alone(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = tmp_path / "code" / "module.py"
+    code.parent.mkdir()
+    code.write_text("1")
+    who = ["-c", "user.name=x", "-c", "user.email=x@y"]
+    for words in (["init"], ["add", "."], [*who, "commit", "-m", "x"]):
+        subprocess.run(["git", *words], cwd=code.parent, check=True, capture_output=True)
+    # The same content with another time: git would note it in the index.
+    os.utime(code, (1, 1))
+    before = (code.parent / ".git" / "index").read_bytes()
+    monkeypatch.setattr(run_folder, "__file__", str(code))
+    folder.note_start(0, "cpu")
+    assert folder.record()["starts"][0]["git"]["changed"] is False
+    assert (code.parent / ".git" / "index").read_bytes() == before
 
 
 def test__a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:

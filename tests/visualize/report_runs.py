@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from capi.method.alarms import RunFacts, examine
+from capi.method.alarms import RunFacts, Watchman
 from capi.visualize.report_data import Column, Emergence, Picture, PrototypeStrip, RunReport, RunState
 from tests.seeing.run_folders import records
 
@@ -22,14 +22,15 @@ def column(*values: float, every: int = 5) -> Column:
 def run_report(name: str = "run", **others: float | None) -> RunReport:
     """A finished run with every section filled."""
     logged = records(**others)
-    findings, rung = examine(logged, FACTS)
+    watchman = Watchman(FACTS)
+    rung = [(record["step"], finding) for record in logged for finding in watchman.see(record)]
     keys = {key for one in logged for key in one if key != "step"}
     columns = {key: _column([(one["step"], one[key]) for one in logged if key in one]) for key in sorted(keys)}
     return RunReport(
         name=name,
         state=RunState("finished", 60, 60),
         columns=columns,
-        findings=findings,
+        findings=watchman.findings(),
         rung=rung,
         emergence=[Emergence(0, PIXEL, [(0, PIXEL), (60, PIXEL)])],
         prototypes=[PrototypeStrip(7, 0.05, PIXEL)],

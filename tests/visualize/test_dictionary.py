@@ -4,7 +4,7 @@ import torch
 from sklearn.decomposition import DictionaryLearning, sparse_encode
 from torch import Tensor
 
-from capi.visualize.dictionary import SparseDictionary, objective, renewed, swept
+from capi.visualize.dictionary import SparseDictionary, renewed, swept
 
 
 def mixed(patches: int = 200, atoms: int = 4, width: int = 10) -> tuple[Tensor, Tensor]:
@@ -12,6 +12,12 @@ def mixed(patches: int = 200, atoms: int = 4, width: int = 10) -> tuple[Tensor, 
     directions = torch.linalg.qr(torch.randn(width, atoms)).Q.T
     codes = torch.rand(patches, atoms) * (torch.rand(patches, atoms) < 0.4)
     return codes @ directions + 0.01 * torch.randn(patches, width), directions
+
+
+def objective(patches: Tensor, atoms: Tensor, codes: Tensor, penalty: float) -> float:
+    """What is minimised, for each patch on average."""
+    error = (patches - codes @ atoms).square().sum(1, dtype=torch.float64) / 2
+    return float((error + penalty * codes.sum(1)).mean())
 
 
 def test__codes_are_those_of_scikit_learn() -> None:

@@ -16,7 +16,6 @@ from capi.visualize.predictions import (
     Answer,
     HiddenPredictions,
     answers_picture,
-    confidence_picture,
     filled_picture,
     hidden_picture,
     hidden_probabilities,
@@ -158,14 +157,6 @@ def test__a_region_is_outlined_where_it_ends() -> None:
     assert found[5, 20].any()
     assert not found[:, :18].any()
     assert not outline_region(picture, torch.ones(2, 2).bool()).getbbox()
-
-
-def test__the_confidence_map_is_brightest_where_the_model_is_surest() -> None:
-    photo = Image.new("RGB", (400, 400), "white")
-    found = np.asarray(confidence_picture(photo, some_predictions())).astype(int).sum(2)
-    assert found[100, 100] == 765
-    assert found[300, 300] < 765
-    assert found.shape[0] > 400
 
 
 def test__answers_have_a_row_each_and_the_truth_one_of_its_own_where_it_is_not_among_them() -> None:
