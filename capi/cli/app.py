@@ -96,7 +96,7 @@ def fail_silently(code: int = 2) -> None:
 def _end(code: int) -> None:
     processes = _processes()
     if processes is not None:
-        processes.end_without_parting(code)
+        processes.leave_with(code)
     sys.exit(code)
 
 

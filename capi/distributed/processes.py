@@ -205,9 +205,12 @@ def joined(device: torch.device) -> Iterator[Processes]:
         _join()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Until the end is a good one another process may be gone, and saying goodbye would wait for it.
-    atexit.unregister(_part)
-    yield _processes(dist.group.WORLD)
+    try:
+        yield _processes(dist.group.WORLD)
+    finally:
+        # After a bad end another process may be gone, and saying goodbye would wait for it.
+        atexit.unregister(_part)
+    atexit.unregister(_leave)
     atexit.register(_part)
 
 
@@ -237,12 +240,16 @@ def _part() -> None:
     gc.collect()
 
 
-def end_without_parting(code: int) -> None:
-    """End a command that failed: at once where processes have met, since nothing ends the network's threads then."""
+def leave_with(code: int) -> None:
+    """How a command that failed ends once it is left: nothing ends the network's threads then, so Python must not."""
     if dist.is_available() and dist.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        atexit.register(_leave, code)
+
+
+def _leave(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def own_device(device: torch.device) -> torch.device:

@@ -247,6 +247,28 @@ def test__a_meeting_ends_where_something_else_answers_at_the_port() -> None:
     assert f"Error: the 2 processes could not meet at 127.0.0.1:{address['MASTER_PORT']}" in ran.stderr
 
 
+@pytest.mark.parametrize(("later", "code"), [("failed", 2), ("well", 0)])
+def test__after_a_command_that_failed_python_ends_at_once(later: str, code: int) -> None:
+    """Its threads of the network are still there; a command that ends well after it parts as ever."""
+    program = f"""
+import atexit, sys, torch, torch.distributed as dist
+from capi.distributed.processes import joined, leave_with
+atexit.register(print, "Python ended")
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    with joined(torch.device("cpu")):
+        raise KeyError
+except KeyError:
+    leave_with(2)
+if {later!r} == "well":
+    with joined(torch.device("cpu")):
+        pass
+print("said last", end="")
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
+    assert (ran.returncode, ran.stdout) == (code, "said last" + ("Python ended\n" if later == "well" else "")), ran
+
+
 @pytest.mark.parametrize("given", ["two", "0", "-1"])
 def test__a_number_of_processes_that_is_none_is_told(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", given)
