@@ -195,10 +195,10 @@ class _Walk:
         shift = self.reduction.max(groups.amax(1))
         kernel = self._kernel(groups, shift)
         u, v, reached = balance(kernel, self.settings.iterations, self.reduction)
-        factor = v[:, :own].flatten()
-        self._keep_factors(start, shift, u, factor)
+        factor, reached = v[:, :own].flatten(), reached[:, :own].flatten()
+        self._keep_factors(start, shift, u, factor, reached)
         scaled = kernel[:, :own].mul_(u[:, None]).flatten(0, 1)
-        self._absorb(chunk, start, self.layout.own_of(piece), scaled, factor, reached[:, :own].flatten())
+        self._absorb(chunk, start, self.layout.own_of(piece), scaled, factor, reached)
 
     def _absorb_compiled(self, start: int, stop: int) -> None:
         """Balance the groups of a chunk and add them up."""
@@ -231,12 +231,17 @@ class _Walk:
                 u, v = centred(update(u, self.reduction.sum(self._update_samples(begin, end, shift, u, v))), v)
             self._absorb_group(begin, begin + self.layout.own, shift, u, v)
 
-    def _keep_factors(self, start: int, shift: Tensor, u: Tensor, v: Float[Tensor, " s"]) -> None:
-        """Note what rebuilds the assignments of a piece, shift and factor of a prototype in one number."""
+    def _keep_factors(
+        self, start: int, shift: Tensor, u: Tensor, v: Float[Tensor, " s"], reached: Float[Tensor, " s"]
+    ) -> None:
+        """Note what rebuilds the assignments of a piece, shift and factor of a prototype in one number.
+
+        Where the kernel is 0 for all prototypes nothing is assigned, and nothing may be rebuilt.
+        """
         if self.factors is not None:
             group, sample = start // self.layout.size, self.layout.own_before(start)
             self.factors.log_prototypes[group : group + len(u)] = u.log2() - shift * self.sharpness
-            self.factors.samples[sample : sample + len(v)] = v
+            self.factors.samples[sample : sample + len(v)] = v.masked_fill(reached == 0, 0)
 
     def _update_samples(self, begin: int, end: int, shift: Tensor, u: Tensor, v: Tensor) -> Float[Tensor, "1 k"]:
         """Update the factors v of a group in place; the sums over its samples that the next u needs."""
@@ -259,7 +264,7 @@ class _Walk:
                 kernel = self._kernel(piece[None], shift)
                 reached = over_prototypes(kernel, u)
                 factor = update(v[:, first - begin : last - begin], reached)
-                self._keep_factors(first, shift, u, factor[0])
+                self._keep_factors(first, shift, u, factor[0], reached[0])
                 self._absorb(start, first, piece, kernel[0].mul_(u), factor[0], reached[0])
             self._add_gradient(rows)
 

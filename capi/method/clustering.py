@@ -4,9 +4,9 @@ The logits of a token are its products with the prototypes. Sinkhorn-Knopp turns
 the cross-entropy between those and softmax(logits / T_prediction), and trains the prototypes alone. The assignments
 of the patches that the student predicts are its targets. `bounded.py` computes all of it in bounded memory.
 
-A batch may come in several micro-batches. They are balanced together, as one batch, and the targets of each are rebuilt
-when its turn comes, so that their memory is that of one micro-batch. Where batches are small, a queue of earlier tokens
-(`queue.py`) may be balanced together with them.
+A batch may come in several micro-batches. They are balanced together, as one batch. Either all targets are kept or, if
+that is less, what rebuilds those of each micro-batch when its turn comes. Where batches are small, a queue of earlier
+tokens (`queue.py`) may be balanced together with them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -63,8 +63,9 @@ class OnlineClustering(Target):
         predict_index: Sequence[Int[Tensor, "_ p"]],
         step: int = 0,  # noqa: ARG002 - the contract
     ) -> Targets:
-        # Several micro-batches are one batch to the Sinkhorn; a single one needs no second look at its tokens.
-        together, wanted = (tokens[0], predict_index[0]) if len(tokens) == 1 else (torch.cat(list(tokens)), None)
+        # Several micro-batches are one batch to the Sinkhorn; a single one is not copied.
+        together, index = (part[0] if len(part) == 1 else torch.cat(list(part)) for part in (tokens, predict_index))
+        wanted = index if len(tokens) == 1 or index.numel() <= self._groups(together) else None
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
         with torch.no_grad(), torch.autocast(together.device.type, enabled=False):
             earlier = None if self.queue is None else self.queue.earlier()
@@ -72,7 +73,7 @@ class OnlineClustering(Target):
         self._last_tokens = () if self.queue is None else tokens
         loss = _Known.apply(self.prototypes, self.bias, totals.loss, totals.prototype_gradient, totals.bias_gradient)
         if totals.targets is not None:
-            return Targets(loss, iter([totals.targets]))
+            return Targets(loss, iter(totals.targets.split([len(part) for part in tokens])))
         assert totals.factors is not None
         return Targets(loss, self._rebuilt(tokens, predict_index, totals.factors))
 
@@ -90,6 +91,10 @@ class OnlineClustering(Target):
         if self.queue is not None and self._last_tokens:
             self.queue.enter(self._last_tokens)
         self._last_tokens = ()
+
+    def _groups(self, tokens: Float[Tensor, "b n d"]) -> int:
+        """How many vectors of prototypes rebuild the targets: one for each group that is balanced by itself."""
+        return tokens.shape[1] if self.settings.sinkhorn == "positionwise" else 1
 
     def _rebuilt(
         self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors

@@ -201,6 +201,8 @@ def _absorb(logits, offset, wanted, results, sharpness, iterations, groups, step
             weight, own = _absorb_row(logits[row], kernel[i], offset, u, v[i], reached[i], lanes)
             results.weights[row] = weight
             loss += own
+            if reached[i] == _ZERO:
+                v[i] = _ZERO
             for place in wanted.places[wanted.starts[row] : wanted.starts[row + 1]]:
                 for k in range(prototypes):
                     wanted.targets[place, k] = v[i] * kernel[i, k]

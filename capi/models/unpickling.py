@@ -129,10 +129,21 @@ class _Function:
 
 
 def _tensor(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> Tensor:
-    """A view of a storage; torch refuses one that reaches beyond it. Hooks and metadata are left out."""
+    """A view of a storage. Hooks and metadata are left out."""
     if not isinstance(storage, _Storage):
         raise pickle.UnpicklingError("a tensor without a storage")
-    return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, tuple(size), tuple(stride))
+    shape, steps = tuple(size), tuple(stride)
+    # torch would enlarge the storage, with memory that holds anything.
+    if len(shape) != len(steps) or _extent(offset, shape, steps) * storage.dtype.itemsize > storage.data.nbytes():
+        raise pickle.UnpicklingError("a tensor that reaches beyond its storage")
+    return torch.empty(0, dtype=storage.dtype).set_(storage.data, offset, shape, steps)
+
+
+def _extent(offset: int, shape: tuple[int, ...], steps: tuple[int, ...]) -> int:
+    """How many numbers a storage must have for a view of it."""
+    if 0 in shape:
+        return 0
+    return offset + 1 + sum((side - 1) * step for side, step in zip(shape, steps, strict=True))
 
 
 def _parameter(data: Any, *_: Any) -> Any:

@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 import torch
 
+from capi.method import bounded
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
 
@@ -73,13 +76,20 @@ def test__training_the_prototypes_lowers_their_loss() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
+@pytest.mark.parametrize("compiling", [True, False])
+@pytest.mark.parametrize("predicted", [2, 3])
 @pytest.mark.parametrize("chunk_bytes", [None, 6_000, 1])
 @pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
-def test__micro_batches_are_balanced_as_one_batch(sinkhorn: str, chunk_bytes: int | None) -> None:
+def test__micro_batches_are_balanced_as_one_batch(
+    sinkhorn: Any, chunk_bytes: int | None, predicted: int, compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "_WORTH_COMPILING", 0 if compiling else 2**62)
     settings = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=chunk_bytes)
     clustering = OnlineClustering(width=16, prototypes=40, settings=settings)
     torch.nn.init.normal_(clustering.bias)
-    tokens, predict_index = torch.randn(9, 6, 16), torch.rand(9, 6).argsort(1)[:, :2]
+    # More positions than all predictions together, and fewer: targets are kept in the one case, rebuilt in the other.
+    tokens = torch.randn(9, 20, 16)
+    predict_index = torch.rand(9, 20).argsort(1)[:, :predicted]
     loss, (targets,) = clustering([tokens], [predict_index])
     loss.backward()
     gradients = [parameter.grad.clone() for parameter in clustering.parameters()]
@@ -91,3 +101,52 @@ def test__micro_batches_are_balanced_as_one_batch(sinkhorn: str, chunk_bytes: in
     torch.testing.assert_close(torch.cat(list(split_targets)), targets, rtol=1e-4, atol=1e-7)
     for parameter, gradient in zip(clustering.parameters(), gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-6, atol=1e-8)
+
+
+def test__the_targets_of_micro_batches_are_rebuilt_without_autocast() -> None:
+    clustering = OnlineClustering(width=8, prototypes=6)
+    tokens = [torch.randn(3, 4, 8) for _ in range(2)]
+    predict_index = [torch.arange(4).expand(3, -1)] * 2
+    expected = list(clustering(tokens, predict_index)[1])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = list(clustering(tokens, predict_index)[1])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("compiling", [True, False])
+@pytest.mark.parametrize("chunk_bytes", [None, 1_000])
+def test__nothing_is_rebuilt_of_a_sample_that_no_prototype_reaches(
+    chunk_bytes: int | None, compiling: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its factor has grown with every iteration, and would make something of a kernel that is all but nothing."""
+    monkeypatch.setattr(bounded, "_WORTH_COMPILING", 0 if compiling else 2**62)
+    settings = ClusteringSettings(sinkhorn="standard", iterations=5, chunk_bytes=chunk_bytes)
+    clustering = OnlineClustering(width=8, prototypes=2, settings=settings, bias=False)
+    with torch.no_grad():
+        # The last token is opposite to both prototypes, at a kernel of about 2^-192.
+        clustering.prototypes.copy_(torch.eye(2, 8) * 4)
+    tokens = torch.eye(2, 8).repeat(2, 1)[:, None]
+    tokens[3] = -torch.ones(8)
+    predict_index = torch.zeros(4, 1, dtype=torch.int64)
+    _, (whole,) = clustering([tokens], [predict_index])
+    _, parts = clustering(list(tokens.split(2)), list(predict_index.split(2)))
+    rebuilt = torch.cat(list(parts))
+    assert whole[3].sum() == rebuilt[3].sum() == 0
+    torch.testing.assert_close(rebuilt[:3], whole[:3])
+
+
+@pytest.mark.parametrize("positions", [50, 2000])
+def test__micro_batches_keep_no_more_than_their_targets_whatever_the_number_of_positions(
+    positions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[Any] = []
+    cluster = bounded.cluster
+    monkeypatch.setattr(
+        "capi.method.clustering.cluster", lambda *arguments: kept.append(cluster(*arguments)) or kept[-1]
+    )
+    clustering = OnlineClustering(width=4, prototypes=30)
+    predict_index = torch.zeros(2, 7, dtype=torch.int64)
+    clustering([torch.randn(2, positions, 4)] * 3, [predict_index] * 3)
+    (totals,) = kept
+    values = totals.targets if totals.factors is None else totals.factors.log_prototypes
+    assert values.numel() <= min(3 * 2 * 7, positions) * 30

@@ -51,6 +51,8 @@ def test__paper_counts_at_224_pixels() -> None:
     # The released default, 5 % of the masked patches, at patch sizes 16 and 14.
     assert sampler(predict=0.05).counts(Grid(14, 14))[2] == 6
     assert sampler(predict=0.05).counts(Grid(16, 16))[2] == 8
+    # Shares are rounded down: 7.6 patches.
+    assert sampler(predict=0.06).counts(Grid(14, 14))[2] == 7
 
 
 def test__a_share_never_rounds_to_zero_predictions() -> None:

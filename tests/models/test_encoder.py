@@ -32,6 +32,10 @@ def test__patch_embedding_is_xavier_as_a_matrix() -> None:
     assert weight.abs().max() > 0.98 * bound
 
 
+def test__registers_start_small() -> None:
+    assert abs(encoder(width=256, registers=64).registers.std() - 0.02) < 0.001
+
+
 @pytest.mark.parametrize("registers", [0, 3, 4, 16])
 @pytest.mark.parametrize("channels", [1, 3, 5])
 @pytest.mark.parametrize("size", [(16, 16), (8, 20), (4, 4)])

@@ -67,6 +67,18 @@ def test__stochastic_depth_runs_each_branch_for_the_same_number_of_images(images
     assert block.images_kept(images) == kept
 
 
+def test__stochastic_depth_draws_anew_for_each_branch() -> None:
+    block, x = Block(width=16, heads=2, mlp_width=64, drop_rate=0.5), torch.randn(64, 5, 16)
+    torch.nn.init.zeros_(block.attention.output.weight)
+    attended, mapped = [], []
+    block.attention.register_forward_hook(lambda _, inputs, __: attended.append(inputs[0]))
+    block.mlp.register_forward_hook(lambda _, inputs, __: mapped.append(inputs[0]))
+    block(x, table(64, 5))
+    # The attention adds nothing here, so both branches see the same rows of the same images.
+    same = (attended[0][:, None] == mapped[0][None]).flatten(2).all(2).sum()
+    assert 4 < same < 28
+
+
 def test__stochastic_depth_scales_what_it_keeps() -> None:
     block = Block(width=16, heads=2, mlp_width=64, drop_rate=0.5)
     torch.nn.init.zeros_(block.mlp.contract.weight)

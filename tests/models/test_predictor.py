@@ -23,6 +23,12 @@ def encoded(width: int = 32) -> Encoded:
     return Encoded(torch.randn(2, 7, width), torch.rand(2, 7, 2))
 
 
+@pytest.mark.parametrize("kind", PREDICTORS.values())
+def test__mask_tokens_start_small(kind: type) -> None:
+    own = {} if kind is FusedPredictor else {"depth": 1, "heads": 16, "context_width": 4, "mlp_width": 8}
+    assert abs(kind(width=1024, **own).mask_token.std() - 0.02) < 0.002
+
+
 def test__predictions_never_see_each_other() -> None:
     model, context, positions = predictor(), encoded(), torch.rand(2, 5, 2)
     together = model(context, positions)

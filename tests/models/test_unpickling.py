@@ -211,16 +211,22 @@ def test__references_to_anything_but_a_record_are_refused(tmp_path: Path, identi
         read_inert(path)
 
 
+@pytest.mark.parametrize("floats", [6, 0])
 @pytest.mark.parametrize(
-    ("offset", "size", "stride"), [(0, (7,), (1,)), (4, (3,), (1,)), (0, (2, 2), (9, 1)), (-1, (1,), (1,))]
+    ("offset", "size", "stride"),
+    [(0, (7,), (1,)), (4, (3,), (1,)), (0, (2, 2), (9, 1)), (-1, (1,), (1,)), (0, (7,), (1, 1)), (0, ("7",), (1,))],
 )
-def test__a_tensor_does_not_reach_beyond_its_storage(tmp_path: Path, offset: int, size: Any, stride: Any) -> None:
-    identity = b"X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x05\x00\x00\x00firstX\x03\x00\x00\x00cpuK\x06"
+def test__a_tensor_does_not_reach_beyond_its_storage(
+    tmp_path: Path, offset: int, size: Any, stride: Any, floats: int
+) -> None:
+    """torch itself enlarges an empty storage, with memory that was anybody's."""
+    identity = b"X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x05\x00\x00\x00firstX\x03\x00\x00\x00cpuK"
+    identity += bytes([floats])
     # The tuple of arguments is laid out by hand, the storage first.
     parts = b"".join(pickle.dumps(each, protocol=2)[2:-1] for each in (offset, size, stride, False))
     pickled = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n((" + identity + b"tQ" + parts + b"tR."
-    path = archive(tmp_path / "file.pth", pickled, first=bytes(24))
-    with pytest.raises((RuntimeError, ValueError)):
+    path = archive(tmp_path / "file.pth", pickled, first=bytes(4 * floats))
+    with pytest.raises((RuntimeError, TypeError, pickle.UnpicklingError)):
         read_inert(path)
 
 

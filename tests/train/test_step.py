@@ -46,6 +46,14 @@ def test__a_step_moves_student_prototypes_and_teacher(small_config: Config) -> N
     assert unmoved == []
 
 
+def test__rate_and_momentum_are_those_of_the_step(small_config: Config) -> None:
+    learner, asked = build_learner(small_config), []
+    learner.learning_rate = lambda step: asked.append(("rate", step)) or 1e-3
+    learner.teacher_momentum = lambda step: asked.append(("momentum", step)) or 0.9
+    train_step(learner, [batch_of(small_config)], 7)
+    assert asked == [("rate", 7), ("rate", 7), ("momentum", 7)]
+
+
 def test__same_seed_same_run(small_config: Config) -> None:
     runs = []
     for _ in range(2):
