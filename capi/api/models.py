@@ -22,7 +22,8 @@ def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | Pl
 
     Of a run `weights` chooses the teacher (the moving average) or the student; files hold one of them. Calling the
     encoder on normalised images gives `Features(pooled, registers, feature_map)`; with `pooled=False` the pooled
-    vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it.
+    vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it; of the
+    released layout all keys of the head may be missing, since features need none of them.
     """
     return open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
 

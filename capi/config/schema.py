@@ -215,7 +215,8 @@ class OptimizationConfig(Section):
     batch_size: Count = 16384
     """Images in an iteration, over all processes and micro-batches."""
     micro_batches: Count = 1
-    """Parts in which a batch is computed where memory is short; the result is that of the whole batch."""
+    """Parts in which a batch is computed where memory is short. Without `model.stochastic_depth` the result is that of
+    the whole batch; with it each part drops its own share of images, rounded up."""
     steps: Count = 500_000
     """Iterations of the whole run."""
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
@@ -248,15 +249,25 @@ class Config(Section):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of everything random."""
     data: DataConfig = DataConfig()
+    """How images are read and cropped."""
     model: ModelConfig = ModelConfig()
+    """The networks: encoder, predictor, head."""
     masking: MaskingConfig = MaskingConfig()
+    """Which patches are hidden, and which of them predicted."""
     target: TargetConfig = TargetConfig()
+    """What must be predicted."""
     clustering: ClusteringConfig = ClusteringConfig()
+    """Prototypes, Sinkhorn and their optimiser."""
     optimization: OptimizationConfig = OptimizationConfig()
+    """Batch, steps, rates and momentum."""
     init: InitConfig = InitConfig()
+    """Trained weights to start from."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    """When the run is saved, and how many saves are kept."""
     run: RunConfig = RunConfig()
+    """Precision, logging, health and what happens when a loss is no number."""
     distributed: DistributedConfig = DistributedConfig()
+    """How weights are spread over processes."""
     evaluations: list[EvaluationConfig] = Field(default_factory=list)
     """Evaluations during the run."""
 

@@ -6,6 +6,7 @@ it. Each block of the file carries its table of rotary frequencies, whose patter
 so that the released formula computes the same.
 """
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -25,7 +26,9 @@ from capi.models.predictor import CrossPredictor
 from capi.models.recognising import State, find_released
 from capi.models.rope import RopeVariant, frequencies
 from capi.models.weightless import without_weights
+from capi.types import IMAGENET, Statistics
 
+_LOG = logging.getLogger("capi")
 _PLAIN_KEYS = {
     "encoder.patch_embedding.weight": "backbone.patch_embed.weight",
     "encoder.patch_embedding.bias": "backbone.patch_embed.bias",
@@ -65,6 +68,7 @@ def read_state(path: Path) -> State:
 
 def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
     """Our modules with the weights of a released state dict, whose tensors they take over where they can."""
+    _refuse_unreal(state, source)
     variant = _rope_variant(state, source)
     with without_weights():
         model = _build(state, variant, source)
@@ -147,7 +151,21 @@ def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
                 f'"head.last_layer.weight_g" of shape {tuple(length.shape)}: each must have a row for every prototype'
             )
         head = LinearHead(width=predictor.width, prototypes=direction.shape[0])
-    return CapiEncoder(encoder=encoder, predictor=predictor, head=head)
+    statistics = _statistics(patches.shape[1], source)
+    return CapiEncoder(encoder=encoder, predictor=predictor, head=head, statistics=statistics)
+
+
+def _statistics(channels: int, source: str) -> Statistics:
+    """The layout does not hold them: of three channels they are ImageNet's, of others nobody knows."""
+    if channels == len(IMAGENET.mean):
+        return IMAGENET
+    _LOG.warning(
+        "%s does not say which mean and deviation its %d channels had: 0.5 is taken for both; set encoder.statistics "
+        "where they were others",
+        source,
+        channels,
+    )
+    return Statistics((0.5,) * channels, (0.5,) * channels)
 
 
 def _stack_sizes(state: State, stack: str, widths: Sequence[int], source: str) -> dict[str, Any]:
@@ -171,7 +189,7 @@ def _stack_sizes(state: State, stack: str, widths: Sequence[int], source: str) -
 
 
 def _depth(state: State, stack: str, source: str) -> int:
-    pattern = re.compile(rf"{re.escape(_STACKS[stack])}\.blocks\.(\d+)\.")
+    pattern = re.compile(rf"{re.escape(_STACKS[stack])}\.blocks\.(0|[1-9]\d*)\.")
     blocks = {int(match[1]): key for key in state if (match := pattern.match(key))}
     if not blocks:
         raise CapiError(f'{source} has no key that begins with "{_STACKS[stack]}.blocks.0." of the released layout')
@@ -198,11 +216,14 @@ def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
     return state[key]
 
 
-def _check_keys(state: State, expected: dict[str, tuple[int, ...]], source: str) -> None:
-    """Every key there, none too many, each of the shape that the rest of the file asks for."""
+def _refuse_unreal(state: State, source: str) -> None:
     unreal = sorted(key for key, value in state.items() if not value.is_floating_point() or value.is_meta)
     if unreal:
         raise CapiError(f"{source} holds no real numbers in {some_of(quoted(unreal))}")
+
+
+def _check_keys(state: State, expected: dict[str, tuple[int, ...]], source: str) -> None:
+    """Every key there, none too many, each of the shape that the rest of the file asks for."""
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
     wrong = sorted(key for key in expected.keys() & state.keys() if tuple(state[key].shape) != expected[key])

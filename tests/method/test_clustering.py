@@ -78,7 +78,7 @@ def test__training_the_prototypes_lowers_their_loss() -> None:
 
 @pytest.mark.parametrize("compiling", [True, False])
 @pytest.mark.parametrize("predicted", [2, 3])
-@pytest.mark.parametrize("chunk_bytes", [None, 6_000, 1])
+@pytest.mark.parametrize("chunk_bytes", [None, 20_000, 6_000, 1])
 @pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
 def test__micro_batches_are_balanced_as_one_batch(
     sinkhorn: Any, chunk_bytes: int | None, predicted: int, compiling: bool, monkeypatch: pytest.MonkeyPatch

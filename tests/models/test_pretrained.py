@@ -17,6 +17,7 @@ from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
 from capi.models.predictor import CrossPredictor
 from capi.models.pretrained import from_released, load_released, read_state, to_released
+from capi.types import Statistics
 
 
 def random_model(rope="released", *, registers: int = 8, predictor_width: int = 48, head: bool = True) -> CapiEncoder:
@@ -182,8 +183,9 @@ def test__a_gap_in_the_blocks_is_named() -> None:
         from_released(state)
 
 
-def test__a_stray_block_is_named() -> None:
-    key = "backbone.encoder.blocks.3000.residual1.norm.weight"
+@pytest.mark.parametrize("number", ["3000", "03", "02"])
+def test__a_stray_block_is_named(number: str) -> None:
+    key = f"backbone.encoder.blocks.{number}.residual1.norm.weight"
     with pytest.raises(CapiError, match=key):
         from_released(to_released(random_model()) | {key: torch.ones(32)})
 
@@ -193,6 +195,15 @@ def test__tensors_that_hold_no_real_numbers_are_named() -> None:
     for dtype in (torch.complex64, torch.int64):
         with pytest.raises(CapiError, match=r"backbone\.registers"):
             from_released(state | {"backbone.registers": state["backbone.registers"].to(dtype)})
+    key = "backbone.decoder.blocks.0.residual1.fn.rope.freqs"
+    with pytest.raises(CapiError, match=f'no real numbers in "{key}"'):
+        from_released(state | {key: state[key].to(torch.complex64)})
+
+
+def test__channels_that_are_not_three_have_statistics_of_their_own_number(caplog: pytest.LogCaptureFixture) -> None:
+    model = from_released(to_released(random_model()), "two.pth")
+    assert model.statistics == Statistics((0.5, 0.5), (0.5, 0.5))
+    assert "two.pth does not say which mean and deviation its 2 channels had" in caplog.text
 
 
 def test__an_unknown_rotary_table_is_named() -> None:
