@@ -41,6 +41,12 @@ def test__the_profile_of_a_step_tells_the_clustering_from_the_networks() -> None
     assert parts <= {name for name, share in shares.items() if share}
 
 
+def test__the_allocator_is_measured_with_and_without_its_setting() -> None:
+    output = run("allocator.py", "--recipe=mini", "--batch-size=2", "--rounds=1")
+    assert re.search(r"mini, batch 2: default [\d.]+ s, kept [\d.]+ s", output)
+    assert re.search(r"keeping freed memory makes an iteration [\d.]+ times faster", output)
+
+
 def test__data_prints_speeds_and_stays_close_to_plain_decoding() -> None:
     output = run("data.py", "--rounds=1", "--images=2", "--shards=3", "--sides", "300", "1000")
     assert len(re.findall(r"loose files \d+, shards \d+: shards [\d.]+ x", output)) == 3
