@@ -16,7 +16,7 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import summarize
 from capi.distributed.processes import Processes
-from capi.errors import CapiError
+from capi.errors import CapiError, expect
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
 from capi.method.ema_head import EmaHead, rising_temperature
@@ -117,6 +117,7 @@ def build_learner(
 
     `frozen_encoder` is what makes the targets of kind `frozen`; `resolve_target` opens it.
     """
+    expect("the config", config, Config, "what capi.load_config gives")
     keep_freed_memory()
     networks = build_networks(config, device, frozen_encoder)
     recompute(networks.blocks, config.run.activation_checkpointing)

@@ -17,7 +17,7 @@ from torch import nn
 from capi import build
 from capi.baseline_weights import is_baseline, is_on_this_machine, open_baseline
 from capi.config.loading import load_config
-from capi.errors import CapiError
+from capi.errors import CapiError, expect
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
 from capi.models.pretrained import load_released
@@ -45,6 +45,9 @@ _OURS = ("pixels", "untrained")
 
 def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder:
     """The frozen encoder of a path or of a name; `TRAINED` says which there are. Published models are downloaded."""
+    expect("the model", model, (str, Path), f"the name or the path of {TRAINED}")
+    if not str(model):
+        raise CapiError(f"the model has an empty name: expected {TRAINED}")
     path = Path(model)
     check_weights(weights)
     try:

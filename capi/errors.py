@@ -8,6 +8,12 @@ class CapiError(ValueError):
     """Bad input. The command line prints its message alone and exits with code 2."""
 
 
+def expect(what: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """A value of another type than Python code was asked for is bad input too."""
+    if not isinstance(value, kinds):
+        raise CapiError(f"{what} must be {wanted}, not {value!r:.60} ({type(value).__name__})")
+
+
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """`; did you mean "x"?` for the closest candidate, or an empty string when nothing is close."""
     matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)

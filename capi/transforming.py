@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from capi.data.crops import normalize
 from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, Pixels
-from capi.errors import CapiError
+from capi.errors import CapiError, expect
 from capi.evals.images import Frame
 from capi.types import Float, VisionEncoder, statistics_of
 
@@ -34,6 +34,7 @@ class Transform:
     size: tuple[int, int]
 
     def __call__(self, images: ImageLike | Iterable[Any]) -> Float[Tensor, "b c height width"]:
+        expect("images", images, (str, Path, Image.Image, Iterable), "a file, a Pillow image, or several")
         listed = [images] if isinstance(images, str | Path | Image.Image) else list(images)
         if not listed:
             raise CapiError("there is no image to transform: give a file, a Pillow image, or several")
@@ -46,6 +47,8 @@ class Transform:
 
 def transform(encoder: VisionEncoder, size: int | tuple[int, ...] = 224) -> Transform:
     """What makes batches for this encoder, of images of `size` pixels: a side, or height and width."""
+    expect("the encoder", encoder, VisionEncoder, "what capi.load gives, or another encoder (capi.types.VisionEncoder)")
+    expect("size", size, (int, tuple, list), "a side, or height and width")
     sides = (size, size) if isinstance(size, int) else tuple(size)
     patch = encoder.patch_size
     if len(sides) != 2 or any(side < 1 or side % patch for side in sides):
@@ -64,7 +67,8 @@ def _framed(image: Any, frame: Frame) -> Pixels:
         raise CapiError(f"an image must be a file or a Pillow image, not a {type(image).__name__}")
     name = "the image" if isinstance(image, Image.Image) else str(image)
     if not isinstance(image, Image.Image) and not Path(image).is_file():
-        raise CapiError(f"there is no file {image}: give an image file, a Pillow image, or several")
+        found = f"{image} is no file" if Path(image).exists() else f"there is no file {image}"
+        raise CapiError(f"{found}: give an image file, a Pillow image, or several")
     try:
         picture = PillowPicture(decoder, image) if isinstance(image, Image.Image) else decoder.open(Path(image))
         box = frame.box((picture.shape.height, picture.shape.width))

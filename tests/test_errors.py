@@ -1,4 +1,6 @@
-from capi.errors import CapiError, nearest, quoted, some_of
+import pytest
+
+from capi.errors import CapiError, expect, nearest, quoted, some_of
 
 
 def test__nearest_names_the_closest_or_nothing() -> None:
@@ -8,6 +10,14 @@ def test__nearest_names_the_closest_or_nothing() -> None:
 
 def test__bad_input_is_a_value_error() -> None:
     assert issubclass(CapiError, ValueError)
+
+
+def test__a_value_of_another_type_is_told_with_what_was_expected() -> None:
+    expect("size", 3, (int, str), "a side")
+    with pytest.raises(CapiError, match=r"^size must be a side, not None \(NoneType\)$"):
+        expect("size", None, (int, str), "a side")
+    with pytest.raises(CapiError, match=r"not 'x{59} \(str\)$"):
+        expect("size", "x" * 1000, int, "a side")
 
 
 def test__long_lists_are_shortened_and_the_rest_is_counted() -> None:

@@ -164,3 +164,37 @@ def test__no_public_name_is_hidden_by_a_module_of_the_package() -> None:
         path.stem for path in (ROOT / "capi").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert not modules & set(capi.__all__)
+
+
+# Type checkers of the test run would see these first, so they are tried without.
+WRONG_TYPES = """
+import numpy, torch, capi
+encoder = capi.load("tests/reference/tiny/student.pth")
+calls = {
+    "array": lambda: encoder(numpy.zeros((1, 3, 64, 48))),
+    "name": lambda: encoder("a.jpg"),
+    "device": lambda: encoder(torch.zeros(1, 3, 64, 48, device="meta")),
+    "load": lambda: capi.load(None),
+    "empty": lambda: capi.load(""),
+    "images": lambda: capi.transform(encoder)(5),
+    "size": lambda: capi.transform(encoder, "a"),
+    "encoder": lambda: capi.transform("x"),
+    "override": lambda: capi.load_config("tiny4", [5]),
+    "config": lambda: capi.build_learner("tiny4"),
+    "data": lambda: capi.pretrain("tiny4", data=None, out="nowhere"),
+    "out": lambda: capi.pretrain("tiny4", data="docs", out=5),
+}
+for name, call in calls.items():
+    try:
+        call()
+    except capi.CapiError as error:
+        print(name, "told", error)
+"""
+
+
+def test__values_of_wrong_types_are_bad_input() -> None:
+    told = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=True, cwd=ROOT)
+    lines = told.stdout.splitlines()
+    names = "array name device load empty images size encoder override config data out"
+    assert [line.split()[0] for line in lines] == names.split()
+    assert all(" told " in line and (" must be " in line or ": " in line) for line in lines)

@@ -19,7 +19,7 @@ from capi.data.opening import Data, open_images
 from capi.data.packing import Packed, PackingSettings, pack
 from capi.data.survey import Survey, survey
 from capi.encoders import open_encoder
-from capi.errors import CapiError
+from capi.errors import CapiError, expect
 from capi.evaluation.image_lists import labelled_images
 from capi.planning.hardware import find_gpu
 from capi.planning.running import Assumptions, RunPlan, plan_run
@@ -55,6 +55,7 @@ def pretrain(
     the run that is there, if there is one; `overwrite` replaces it. A logger is called with every record of metrics.
     With a `console` there is a progress bar. At the end a report is written, report.html in the run's folder.
     """
+    expect("out", out, (str, Path), "the folder of the run")
     config, chosen = as_config(recipe, overrides), device_of(device)
     done = pretraining.pretrain(
         config,

@@ -49,7 +49,7 @@ def shards(
         workers=workers,
         console=messages(),
     )
-    kept = f", of which {packed.kept} were there already" if packed.kept else ""
+    kept = f", shards that were there already: {packed.kept}" if packed.kept else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
     typer.echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:

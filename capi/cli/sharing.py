@@ -114,7 +114,8 @@ def export(
     check_weights(weights, [model])
     one_of("--precision", precision, PRECISIONS)
     if out is None and not Path(model).is_dir():
-        raise CapiError(f"{model} is no run folder to write into: name a file or folder with --out")
+        found = "is no run folder" if Path(model).exists() else "is no folder of this machine"
+        raise CapiError(f"{model} {found} to write into: name a run, or a file or folder to write with --out")
     options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)  # type: ignore[arg-type]
     waiting = "writing; ONNX takes some seconds for each block" if format == "onnx" else "writing"
     with messages().status(waiting):

@@ -37,7 +37,9 @@ def pretrain(
     overrides: Overrides = None,
     data: DataOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
-    check: Annotated[bool, typer.Option("--check", help="Try one batch, say what it costs, write nothing.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run a few real iterations, say what they cost, write nothing.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     device: Device = None,
@@ -64,7 +66,7 @@ def pretrain(
             raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
         return
-    typer.echo(f"{done.path} is complete: {done.step} steps. capi.load({str(done.path)!r}) gives its encoder.")
+    typer.echo(f"{done.path} is complete, at step {done.step}. capi.load({str(done.path)!r}) gives its encoder.")
     if done.report is not None:
         typer.echo(f"{done.report} tells how it went: open it in a browser.")
 

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 
 from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, expect, nearest
 
 Tree = dict[str, Any]
 AnySection = TypeVar("AnySection", bound=BaseModel)
@@ -85,6 +85,7 @@ def parse_config(tree: Tree, overrides: Iterable[str] = (), *, source: str = "th
 def overridden(tree: Tree, overrides: Iterable[str], *, example: str = "model.depth=6") -> Tree:
     """Plain values with overrides of the form `key.sub=value`; what has another form is shown the example."""
     for override in [overrides] if isinstance(overrides, str) else overrides:
+        expect("an override", override, str, f'text of the form key=value, such as "{example}"')
         key, value = _parse_override(override, example)
         tree = merge(tree, _nested(key.split("."), value))
     return tree

@@ -124,7 +124,10 @@ class TrainingBatches(Dataset[LoadedBatch]):
                 broken[self.reader.source.name(number)] = str(error)
                 continue
             return np.ascontiguousarray(pixels[:, :, ::-1] if flip and self.cropping.flip else pixels)
-        raise BrokenImageError(f"{REPLACEMENTS + 1} images in a row could not be read, the last was {reason}")
+        raise BrokenImageError(
+            f"none of {REPLACEMENTS + 1} images drawn one after the other could be read, the last was {reason}; `capi "
+            "data check` says which can"
+        )
 
 
 def load_batches(

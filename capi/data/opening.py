@@ -25,7 +25,7 @@ from capi.data.mixture import Mixture
 from capi.data.shards import open_shards
 from capi.data.sources import ImageSource, csv_images, has_images, image_folder
 from capi.data.tables import open_arrow, open_parquet_files
-from capi.errors import CapiError
+from capi.errors import CapiError, expect
 
 Data = str | Path | Sequence[str | Path]
 TABLES = (".parquet", ".arrow")
@@ -55,6 +55,7 @@ def open_images(data: Data, console: Console | None = None) -> ImageSource:
 
 def weighted_sources(data: Data) -> list[Weighted]:
     """The sources by name with their weights: of all of them, or of none."""
+    expect("data", data, (str, Path, Sequence), "a folder of images or another source, or several (docs/data.md)")
     names = [str(data)] if isinstance(data, str | Path) else [str(name) for name in data]
     if not names:
         raise CapiError("no images are named: give at least one source")

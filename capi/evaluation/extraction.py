@@ -8,6 +8,7 @@ byte for byte that of an uninterrupted one.
 import errno
 import hashlib
 import json
+import logging
 import os
 import shutil
 import time
@@ -48,6 +49,7 @@ try:
 except ImportError:  # Windows has no such locks.
     fcntl = None  # type: ignore[assignment]
 
+_LOG = logging.getLogger("capi")
 # At most so much work is lost where the process is killed.
 SECONDS_BETWEEN_SAVES = 10.0
 _VERSION = 1
@@ -87,6 +89,9 @@ def extract(
     Of several `processes` each encodes a part of the batches; the main one writes them as they come.
     """
     fitted = replace(encoding.fitted(encoder.patch_size), kept=None)
+    if fitted.size != encoding.size and processes.is_main:
+        used, asked = (" x ".join(map(str, size)) for size in (fitted.size, encoding.size))
+        _LOG.warning("images of %s pixels: the nearest to %s that patches of %s fill", used, asked, encoder.patch_size)
     # As it will be read again: paths become text, and tuples lists.
     noted = json.loads(json.dumps(about or {}, default=str))
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.errors import CapiError
+from capi.errors import CapiError, expect
 from capi.models.layers import Block
 from capi.models.norms import final_norm
 from capi.models.positions import POSITIONS, Grid, PositionKind
@@ -46,6 +46,11 @@ class PatchEmbedding(nn.Module):
 
     def grid(self, images: Tensor) -> tuple[int, int]:
         """Rows and columns of patches; an image the model cannot take is an error."""
+        expect("images", images, Tensor, "a torch.Tensor (capi.transform makes one of files)")
+        if images.device != self.weight.device:
+            raise CapiError(
+                f"the images lie on {images.device} and the model on {self.weight.device}: move one of them with .to()"
+            )
         expected, given = (str(kind).removeprefix("torch.") for kind in (self.weight.dtype, images.dtype))
         if images.ndim != 4 or (given != expected and not torch.is_autocast_enabled(images.device.type)):
             raise CapiError(

@@ -7,6 +7,7 @@ the file may be written again while the model is in use.
 import json
 import logging
 import pickle
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ def _read_pickle(path: Path, *, zipped: bool) -> Any:
     if zipped and not zipfile.is_zipfile(path):
         raise _cut_off(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        # What it thinks of a file's protocol is no news to the user; what cannot be read is told below.
+        with warnings.catch_warnings(action="ignore"):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if not zipped:
             raise _unreadable(path, error) from error

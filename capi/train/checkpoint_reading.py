@@ -93,4 +93,4 @@ def quiet() -> Iterator[None]:
 
 def damaged(path: Path) -> CapiError:
     """What is said of a checkpoint that cannot be read."""
-    return CapiError(f"{path} is damaged: move it away to go on from the checkpoint before it")
+    return CapiError(f"{path} is damaged: move it away, which leaves the checkpoint before it if there is one")

@@ -69,9 +69,14 @@ class RunFolder:
     def pictures(self) -> Path:
         return self.path / "pictures"
 
+    def _no_run(self, file: str) -> str:
+        if not self.path.exists():
+            return f"there is no folder {self.path}: give the folder of a run, the --out of capi pretrain"
+        return f"{self.path} is no run: it has no {file}; expected the --out of capi pretrain"
+
     def config_text(self) -> str:
         if not self.exists:
-            raise CapiError(f"{self.path} is no run: it has no {CONFIG}")
+            raise CapiError(self._no_run(CONFIG))
         return (self.path / CONFIG).read_text(encoding="utf-8")
 
     def record(self, *, also_newer: bool = False) -> dict[str, Any]:
@@ -79,7 +84,7 @@ class RunFolder:
         try:
             record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
-            raise CapiError(f"{self.path} is no run: it has no {RECORD}") from error
+            raise CapiError(self._no_run(RECORD)) from error
         except (OSError, ValueError) as error:
             raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error
         if not isinstance(record, dict):

@@ -10,7 +10,7 @@ _PANELS = (
     ("Loss of the student", ("student_loss",)),
     ("Loss of the clustering", ("clustering_loss",)),
     ("Entropy of the targets (nat)", ("target_entropy",)),
-    ("Prototype use (share)", ("prototype_use",)),
+    ("Balance of the assignments", ("prototype_use",)),
     ("Learning rate", ("learning_rate",)),
 )
 _EVALUATION_MARK = "/"
@@ -26,6 +26,7 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     """One panel for each kind of metric, into a PNG."""
     try:
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise CapiError("curves need an extra: pip install 'capi[pictures]'") from error
     scores = sorted({key for record in records for key in record if _EVALUATION_MARK in key})
@@ -39,8 +40,10 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
             axis.plot(steps, values, label=key, linewidth=1.2, marker="o" if len(steps) < 12 else None, markersize=3)
         axis.set_title(title, fontsize=11)
         axis.set_xlabel("step")
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axis.grid(alpha=0.3)
-        if len(keys) > 1:
+        # The title says which metric it is, unless it is that of all scores.
+        if keys[0] in scores:
             axis.legend(fontsize=8)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()

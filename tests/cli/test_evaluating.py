@@ -210,7 +210,7 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
             ["evaluate", "pixels:4", "folder/knn", "data=nowhere"],
             "nowhere is missing: the files must lie as `capi datasets show folder` says",
         ),
-        (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY has neither test nor val"),
+        (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY has no test, no val and no other split"),
         (["evaluate", "pixels:4", "demo/knn", "data=classes"], "is built in: leave out data=classes"),
         (["evaluate", "pixels:4", "folder/knn-segmentation", "data=classes"], "no masks"),
         (["evaluate", "pixels:4", "masks/linear", "data=masks"], "no classes of images"),

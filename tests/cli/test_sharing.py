@@ -66,7 +66,7 @@ def test__a_run_is_exported_into_itself_where_no_place_is_named(run_here: RunHer
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["export", STUDENT], "is no run folder to write into: name a file or folder with --out"),
+        (["export", STUDENT], "is no run folder to write into: name a run, or a file or folder to write with --out"),
         (["export", "capi_vitl14_lvdd", "--out", "OUT"], 'did you mean "capi_vitl14_lvd"'),
         (["export", STUDENT, "--out", "OUT", "--format", "onxx"], 'did you mean "onnx"'),
         (["export", STUDENT, "--out", "OUT", "--precision", "int4"], "--precision"),

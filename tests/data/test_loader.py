@@ -137,7 +137,9 @@ def test__when_all_images_are_broken_the_batch_says_so(count: int, workers: int)
     data = batches([whole[: len(whole) // 2]] * count, Share(2))
     ((batch,),) = load_batches(data, 0, 1, workers=workers)
     assert batch.failure is not None
-    assert batch.failure.startswith(f"{REPLACEMENTS + 1} images in a row could not be read, the last was ")
+    assert batch.failure.startswith(
+        f"none of {REPLACEMENTS + 1} images drawn one after the other could be read, the last was "
+    )
     assert "truncated" in batch.failure
     assert set(batch.broken) <= {f"{number}.png" for number in range(count)}
     assert len(batch.broken) >= min(count, 2)

@@ -335,9 +335,12 @@ def test__images_in_memory_have_no_root(tmp_path: Path) -> None:
     assert file.facts.root is None
 
 
-def test__a_size_that_patches_do_not_fill_becomes_the_nearest_one(tmp_path: Path, source: Files) -> None:
+def test__a_size_that_patches_do_not_fill_becomes_the_nearest_one_and_is_told(
+    tmp_path: Path, source: Files, caplog: pytest.LogCaptureFixture
+) -> None:
     result = extract(Counting(), source, tmp_path / "x.safetensors", encoding=Encoding(size=(17, 23)))
     assert result.size == (16, 24)
+    assert "images of 16 x 24 pixels: the nearest to 17 x 23" in caplog.text
 
 
 def test__a_broken_image_is_named_and_leaves_nothing_behind(tmp_path: Path, source: Files) -> None:

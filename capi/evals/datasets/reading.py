@@ -150,7 +150,9 @@ def chosen_tests(present: Collection[str], options: DataOptions, where: Path) ->
         return options.tests
     default = next((name for name in ("test", "val") if name in present), None)
     if default is None:
-        known = ", ".join(sorted(present)) or "nothing"
+        if not present:
+            raise CapiError(f"{where} has no test, no val and no other split: `capi datasets show` tells the layout")
+        known = ", ".join(sorted(present))
         raise CapiError(f"{where} has neither test nor val, but {known}: name the split to test on with tests=")
     return (default,)
 
