@@ -11,7 +11,8 @@ class CapiError(ValueError):
 def expect(what: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
     """A value of another type than Python code was asked for is bad input too."""
     if not isinstance(value, kinds):
-        raise CapiError(f"{what} must be {wanted}, not {value!r:.60} ({type(value).__name__})")
+        shown = f"{value!r} " if value is None or isinstance(value, str | int | float) else ""
+        raise CapiError(f"{what} must be {wanted}, not {shown}of type {type(value).__name__}")
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str:

@@ -14,10 +14,11 @@ def test__bad_input_is_a_value_error() -> None:
 
 def test__a_value_of_another_type_is_told_with_what_was_expected() -> None:
     expect("size", 3, (int, str), "a side")
-    with pytest.raises(CapiError, match=r"^size must be a side, not None \(NoneType\)$"):
+    with pytest.raises(CapiError, match=r"^size must be a side, not None of type NoneType$"):
         expect("size", None, (int, str), "a side")
-    with pytest.raises(CapiError, match=r"not 'x{59} \(str\)$"):
-        expect("size", "x" * 1000, int, "a side")
+    # What may be long is not shown.
+    with pytest.raises(CapiError, match=r"^size must be a side, not of type list$"):
+        expect("size", [1] * 1000, int, "a side")
 
 
 def test__long_lists_are_shortened_and_the_rest_is_counted() -> None:

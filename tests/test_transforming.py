@@ -115,7 +115,7 @@ def test__what_is_no_image_is_told(tmp_path: Path, model: CapiEncoder) -> None:
     for images, message in (
         (tmp_path / "nowhere.jpg", r"there is no file .*nowhere\.jpg"),
         (tmp_path / "text.jpg", r"text\.jpg cannot be read \(no image"),
-        (tmp_path, "there is no file"),
+        (tmp_path, "is no file: give an image file"),
         ([], "there is no image"),
         ([3], "an image must be a file or a Pillow image, not a int"),
         (torch.zeros(1, 3, 8, 8), "not a Tensor"),

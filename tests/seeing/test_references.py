@@ -189,7 +189,7 @@ def test__runs_that_make_no_reference_are_refused(tmp_path: Path, runs: list[Pat
         ([half], "is not finished .step 200 of 400"),
         ([wide], r"another config .* \(clustering\.prototypes was 256, is 128\)"),
         ([strange], "other images"),
-        ([tmp_path / "nowhere"], "is no run"),
+        ([tmp_path / "nowhere"], "there is no folder"),
     ):
         with pytest.raises(CapiError, match=message):
             make_reference([runs[0], *others], "demo")
