@@ -65,7 +65,8 @@ class OnlineClustering(Target):
     ) -> Targets:
         # Several micro-batches are one batch to the Sinkhorn; a single one is not copied.
         together, index = (part[0] if len(part) == 1 else torch.cat(list(part)) for part in (tokens, predict_index))
-        wanted = index if len(tokens) == 1 or index.numel() <= self._groups(together) else None
+        kept = self.keeps_targets(predictions=index.numel(), positions=together.shape[1])
+        wanted = index if len(tokens) == 1 or kept else None
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
         with torch.no_grad(), torch.autocast(together.device.type, enabled=False):
             earlier = None if self.queue is None else self.queue.earlier()
@@ -92,9 +93,13 @@ class OnlineClustering(Target):
             self.queue.enter(self._last_tokens)
         self._last_tokens = ()
 
-    def _groups(self, tokens: Float[Tensor, "b n d"]) -> int:
-        """How many vectors of prototypes rebuild the targets: one for each group that is balanced by itself."""
-        return tokens.shape[1] if self.settings.sinkhorn == "positionwise" else 1
+    def groups(self, positions: int) -> int:
+        """How many groups are balanced, each by itself."""
+        return positions if self.settings.sinkhorn == "positionwise" else 1
+
+    def keeps_targets(self, *, predictions: int, positions: int) -> bool:
+        """Whether the targets of all micro-batches are no more than what rebuilds them: a vector for each group."""
+        return predictions <= self.groups(positions)
 
     def _rebuilt(
         self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors

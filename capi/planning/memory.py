@@ -180,13 +180,19 @@ class Planned:
         ]
         if saving.micro_batches == 1:
             return [*parts, Part("targets", self._targets(images), CLUSTERING)]
-        groups = self.counts.patches if self.config.clustering.sinkhorn == "positionwise" else 1
-        factors = FLOAT32 * (groups * len(target.prototypes) + rows)
         return [
             *parts,
             Part("tokens of all micro-batches in one", FLOAT32 * rows * self.config.model.width, CLUSTERING),
-            *(Part("factors that rebuild targets", factors, phase) for phase in (CLUSTERING, STUDENT)),
+            *(self._for_later(target, images, phase) for phase in (CLUSTERING, STUDENT)),
         ]
+
+    def _for_later(self, target: OnlineClustering, images: int, phase: str) -> Part:
+        """What waits until the turn of each micro-batch comes."""
+        patches = self.counts.patches
+        if target.keeps_targets(predictions=images * self.counts.predicted, positions=patches):
+            return Part("targets of all micro-batches", self._targets(images), phase)
+        factors = FLOAT32 * (target.groups(patches) * len(target.prototypes) + images * patches)
+        return Part("factors that rebuild targets", factors, phase)
 
     def _walk(self, target: OnlineClustering, images: int, saving: Saving) -> int:
         """The chunks of the bounded clustering, or the arrays of the plain one."""

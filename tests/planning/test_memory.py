@@ -78,6 +78,10 @@ def test__micro_batches_keep_the_tokens_of_the_whole_batch() -> None:
     assert found["clustering: tokens of all micro-batches in one"] == 4 * 64 * 36 * 128
     # A vector for each of 36 positions and a number for each of 64 x 36 tokens.
     assert found["student: factors that rebuild targets"] == 4 * (36 * 256 + 64 * 36)
+    # Of one image there are fewer predictions than positions, so that targets are the smaller of both.
+    found = sizes(networks(load_config("demo"), gpus()["t4"]).memory(1, Saving(micro_batches=8)))
+    assert found["student: targets of all micro-batches"] == 4 * 20 * 256
+    assert "student: factors that rebuild targets" not in found
 
 
 @pytest.mark.parametrize("overrides", [["target.kind=pixels"], ["target.kind=ema_head"], ["target.kind=features"]])
