@@ -30,6 +30,11 @@ from capi.visualize.pca import contact_sheet, pca_pictures, photos_of
 RECIPE = "demo"
 # Best for the trained encoder, the untrained one and raw pixels alike, when each training photo is left out in turn.
 NEIGHBOURS = 1
+# The curve of a demo is the score that it ends with. The recipe has no evaluation: it serves any images.
+EVALUATION = (
+    "evaluations=[{benchmark: demo/knn, every_steps: 200, options: "
+    f"{{tests: [test], neighbours: [{NEIGHBOURS}], votes: [majority], features: [mean_patch]}}}}]"
+)
 # Photos shown, and how much larger than in training the pictures are computed.
 _SHOWN, _ENLARGED = 6, 4
 
@@ -62,8 +67,8 @@ def run_demo(
     device: str | None = None,
     console: Console | None = None,
 ) -> DemoSummary | None:
-    """Pretrain the recipe `demo`; None when it was interrupted."""
-    config = load_config(RECIPE, overrides)
+    """Pretrain the recipe `demo`, evaluated on photos it does not train on; None when it was interrupted."""
+    config = load_config(RECIPE, [EVALUATION, *overrides])
     done = api.pretrain(
         config, data="demo", out=out, resume=resume, overwrite=overwrite, device=device, console=console
     )

@@ -7,8 +7,10 @@ from PIL import Image
 
 from capi.config.loading import load_config
 from capi.demo import run_demo
+from capi.train.metrics import FILE, read_metrics
 
 SMALL = [
+    "evaluations=[]",
     "model.width=16",
     "model.depth=1",
     "model.heads=1",
@@ -16,7 +18,6 @@ SMALL = [
     "optimization.batch_size=8",
     "optimization.steps=3",
     "run.log_steps=1",
-    "evaluations=[]",
     "data.workers=0",
 ]
 
@@ -35,6 +36,16 @@ def test__the_demo_ends_with_numbers_and_pictures(tmp_path: Path) -> None:
             assert picture.width > width
             # White paper alone would have one colour.
             assert len(picture.convert("RGB").getcolors(2**24)) > 50
+
+
+def test__the_curve_of_a_demo_ends_with_the_score_it_ends_with(tmp_path: Path) -> None:
+    summary = run_demo(tmp_path / "run", SMALL[1:], split="test", device="cpu")
+    assert summary is not None
+    scores = [
+        record["demo/knn/teacher"] for record in read_metrics(tmp_path / "run" / FILE) if "demo/knn/teacher" in record
+    ]
+    assert scores[0] == pytest.approx(summary.untrained, abs=1e-9)
+    assert scores[-1] == pytest.approx(summary.trained, abs=1e-9)
 
 
 def test__the_encoder_before_training_needs_nothing_of_what_made_the_targets(tmp_path: Path) -> None:

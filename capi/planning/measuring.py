@@ -75,7 +75,7 @@ def measure(
 def _warm_up(device: torch.device) -> None:
     """One iteration of a tiny model: what libraries load when they are first used is no part of the plan."""
     tiny = ["model.width=16", "model.depth=1", "clustering.prototypes=8", "optimization.batch_size=2"]
-    check(load_config("demo", tiny), device=device, rounds=1)
+    check(load_config("small", tiny), device=device, rounds=1)
 
 
 def _reset_peak() -> int | None:

@@ -52,9 +52,9 @@ class Rung(NamedTuple):
 
 _PETS = "docs/small-data.md, the run on 3680 photos"
 _LADDER = (
-    Rung("demo", 0, 48, 64),
+    Rung("small", 0, 48, 64),
     Rung(
-        "demo",
+        "small",
         2000,
         64,
         128,
@@ -105,7 +105,7 @@ class Suggestion:
 
 def look_at(source: ImageSource) -> Images:
     """How many images there are, and how long the shorter side of a typical one is."""
-    reader = build_reader(load_config("demo"), source)
+    reader = build_reader(load_config("small"), source)
     sides = []
     for index in evenly(len(source), _SAMPLE):
         try:
@@ -162,7 +162,7 @@ def _config(recipe: str, choices: Iterable[Choice]) -> Config:
 def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
     if rung is _TINY:
         return f"images of {images.side} px: its patches of 4 px still make a grid of 8 x 8", "rule of thumb"
-    if rung.recipe == "demo":
+    if rung.recipe == "small":
         return "learnt from 675 and from 3680 photos, docs/small-data.md", "measured"
     if rung.recipe.startswith("vitl"):
         data = "ImageNet-22k, 14 million images" if rung.recipe == "vitl16" else "LVD-142M"
@@ -242,7 +242,7 @@ def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened
     if shortened:
         return f"what the hours allow: {passes:.0f} passes over the images", "rule of thumb"
     if steps == FEWEST_STEPS:
-        return f"as in the recipe demo, {passes:.0f} passes over the images", "measured"
+        return f"as in the recipe small, {passes:.0f} passes over the images", "measured"
     return (
         f"{passes:.0f} passes over the images; measured were 97 and 123, the paper's vitl16 has about 115",
         "measured" if images.count < 20_000 else "paper",

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from capi.build import build_learner, build_student, mask_sampler, resolve_target
-from capi.config.benchmark_loading import load_benchmark
 from capi.config.loading import load_config, recipe_names, recipe_text, recipe_title
+from capi.config.paper import paper_models
 from capi.config.schema import CONFIG_VERSION
 from capi.errors import CapiError
 from capi.method.masking import Grid
@@ -31,7 +31,7 @@ class StandIn:
 
 
 def test__there_are_recipes() -> None:
-    assert {"vitl14", "vitb14", "vits14", "vitl16", "vits16", "tiny4", "distill"} <= set(NAMES)
+    assert {"vitl14", "vitb14", "vits14", "vitl16", "vits16", "tiny4", "small", "demo", "distill"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,10 +49,16 @@ def test__is_of_the_present_version(name: str) -> None:
     assert f"\nversion: {CONFIG_VERSION}\n" in recipe_text(name)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test__its_evaluations_are_benchmarks(name: str) -> None:
-    for evaluation in load_config(name).evaluations:
-        assert load_benchmark(evaluation.benchmark, options=evaluation.options)
+@pytest.mark.parametrize("name", [*NAMES, *paper_models()])
+def test__names_no_data_set(name: str) -> None:
+    """Images are the user's, and so is what they are judged by."""
+    config = load_config(name)
+    assert config.evaluations == []
+    assert config.init.encoder is None
+
+
+def test__the_demo_trains_what_a_folder_of_photos_gets() -> None:
+    assert load_config("demo") == load_config("small")
 
 
 @pytest.mark.parametrize("name", NAMES)

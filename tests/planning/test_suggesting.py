@@ -20,8 +20,8 @@ LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, mea
 @pytest.mark.parametrize(
     ("images", "gpu", "count", "recipe"),
     [
-        (Images(50, 300), LAPTOP, 1, "demo"),
-        (Images(3680, 128), LAPTOP, 1, "demo"),
+        (Images(50, 300), LAPTOP, 1, "small"),
+        (Images(3680, 128), LAPTOP, 1, "small"),
         (Images(60_000, 32), gpus()["rtx3090"], 1, "tiny4"),
         (Images(3000, 7), LAPTOP, 1, "tiny4"),
         (Images(100_000, 500), gpus()["rtx3090"], 1, "vits16"),
@@ -29,7 +29,7 @@ LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, mea
         (Images(14_000_000, 400), gpus()["a100-80g"], 32, "vitl16"),
         (Images(142_000_000, 400), gpus()["h200"], 256, "vitl14"),
         # A model for a million images, and a processor for none of it.
-        (Images(1_281_167, 400), LAPTOP, 1, "demo"),
+        (Images(1_281_167, 400), LAPTOP, 1, "small"),
     ],
 )
 def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, count: int, recipe: str) -> None:
@@ -53,7 +53,7 @@ def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, co
 
 def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
     few = suggest(Images(675, 348), LAPTOP).config
-    assert few == load_config("demo")
+    assert few == load_config("small")
     pets = suggest(Images(3680, 128), LAPTOP).config
     assert (pets.data.image_size, pets.model.depth, pets.clustering.prototypes) == (64, 6, 512)
     assert (pets.optimization.batch_size, pets.optimization.teacher_momentum) == (128, 0.99)

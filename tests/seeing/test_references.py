@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from capi.config.loading import dump_config, load_config
+from capi.demo import EVALUATION
 from capi.errors import CapiError
 from capi.seeing import references
 from capi.seeing.references import (
@@ -152,7 +153,7 @@ def test__settings_that_are_tried_out_are_named(reference: Reference) -> None:
 
 
 def test__scores_are_compared_where_they_are_measured_alike(reference: Reference) -> None:
-    other = load_config("demo", [*SHORT, "evaluations=[]"])
+    other = load_config("demo", [*SHORT, EVALUATION])
     assert [one.metric for one in reference.compare(columns(falling()), other)] == ["student_loss"]
 
 
