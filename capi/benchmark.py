@@ -35,7 +35,6 @@ from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
 from capi.evals.tasks import ClassificationData, DataOptions, EvaluationData, SegmentationData
 from capi.evals.trained import AttentiveClassification, LinearClassification
 from capi.method.student import Student
-from capi.paper import PAPER_SIZE
 from capi.train.step import Learner
 
 # Fewer images than this are read as fast without a process of their own.
@@ -66,6 +65,7 @@ def _whole_data(config: BenchmarkConfig) -> EvaluationData:
 
 def build_encoding(
     config: BenchmarkConfig,
+    own_size: tuple[int, int],
     *,
     device: torch.device | str = "cpu",
     folder: Path | None = None,
@@ -73,9 +73,12 @@ def build_encoding(
     images: int = 0,
     processes: int = 1,
 ) -> Encoding:
-    """How the encoder is run; `images` is about how many there are to read, for each of `processes` on a machine."""
+    """How an encoder of this size of its own is run.
+
+    `images` is about how many there are to read, for each of `processes` on a machine.
+    """
     return Encoding(
-        size=config.height_and_width or PAPER_SIZE,
+        size=config.height_and_width or own_size,
         batch_size=config.encode_batch,
         workers=choose_workers(config.workers, torch.device(device), images, processes),
         device=device,
@@ -235,10 +238,9 @@ def build_evaluations(config: Config, device: torch.device) -> list[LearnerEvalu
 
 
 def build_evaluation(config: Config, settings: EvaluationConfig, name: str, device: torch.device) -> LearnerEvaluation:
-    """An evaluation of a run: at the run's own size, unless it names another; images are read once and kept."""
+    """An evaluation of a run, at the run's own size as afterwards; images are read once and kept."""
     benchmark = load_benchmark(settings.benchmark, options=settings.options)
     data = load_data(benchmark)
-    encoding = build_encoding(benchmark, device=device, images=count_images(data))
-    size = benchmark.height_and_width or config.data.height_and_width
-    protocol = build_protocol(benchmark, data, replace(encoding, size=size, kept={}))
+    encoding = build_encoding(benchmark, config.data.height_and_width, device=device, images=count_images(data))
+    protocol = build_protocol(benchmark, data, replace(encoding, kept={}))
     return LearnerEvaluation(name, protocol, settings, config)

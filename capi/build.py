@@ -371,9 +371,15 @@ def loop_settings(config: Config) -> LoopSettings:
     )
 
 
-def frozen(student: Student, statistics: Statistics) -> CapiEncoder:
+def frozen(student: Student, statistics: Statistics, image_size: tuple[int, int] | None = None) -> CapiEncoder:
     """A student or a teacher's average as an encoder for evaluation; it shares the weights."""
-    return CapiEncoder(encoder=student.encoder, predictor=student.predictor, head=student.head, statistics=statistics)
+    return CapiEncoder(
+        encoder=student.encoder,
+        predictor=student.predictor,
+        head=student.head,
+        statistics=statistics,
+        image_size=image_size,
+    )
 
 
 def _clustering_settings(config: Config) -> ClusteringSettings:

@@ -138,6 +138,12 @@ def _check_encoder(encoder: VisionEncoder) -> None:
     for what, value in (("width", encoder.width), ("patch_size", encoder.patch_size)):
         if not isinstance(value, int) or value < 1:
             raise CapiError(f"{what} of the encoder {name} is {value!r}: expected a whole number from 1 on")
+    size: object = getattr(encoder, "image_size", None)
+    sides = size if isinstance(size, tuple | list) else (1, 1) if size is None else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise CapiError(
+            f"image_size of the encoder {name} is {size!r}: expected a side in pixels, (height, width), or None"
+        )
     statistics: object = getattr(encoder, "statistics", None)
     if statistics is None:
         return
@@ -174,7 +180,8 @@ def untrained(recipe: str) -> CapiEncoder:
     config = run_config(RunFolder(Path(recipe))) if Path(recipe).is_dir() else load_config(recipe)
     torch.manual_seed(config.seed)
     student = build.build_student(config)
-    return build.frozen(student, build.statistics(config)).eval().requires_grad_(False)
+    encoder = build.frozen(student, build.statistics(config), config.data.height_and_width)
+    return encoder.eval().requires_grad_(False)
 
 
 def _own(place: str, attribute: str, name: str) -> VisionEncoder:

@@ -10,10 +10,9 @@ from capi.errors import CapiError
 from capi.models.features import CapiEncoder
 from capi.onnx_export.tracing import OLDEST_OPSET, Precision
 from capi.onnx_export.writing import OnnxExported, write_onnx
-from capi.paper import PAPER_SIZE
-from capi.pretraining import run_config
 from capi.train.run_folder import RunFolder
 from capi.transformers_files import write_transformers
+from capi.types import image_size_of
 from capi.weights import FileFormat, Weights, export_encoder, export_run
 
 ExportFormat = Literal["safetensors", "released", "transformers", "onnx"]
@@ -24,7 +23,7 @@ class ExportOptions:
     """What some formats leave to choose."""
 
     image_size: int | None = None
-    """transformers: side that images are resized to; None takes the run's, or the paper's."""
+    """transformers: side that images are resized to; None takes the encoder's own, or the paper's."""
     precision: Precision = "float32"
     """onnx: what weights are held in."""
     opset: int | None = None
@@ -88,7 +87,7 @@ def _file(model: str | Path, out: Path, format: FileFormat, weights: Weights) ->
 
 def _transformers(model: str | Path, out: Path, weights: Weights, options: ExportOptions) -> Exported:
     encoder = load_weights(model, weights)
-    size = options.image_size or _trained_size(model)
+    size = options.image_size or image_size_of(encoder)
     return Exported(write_transformers(encoder, out, image_size=size, overwrite=True))
 
 
@@ -97,12 +96,6 @@ def _onnx(model: str | Path, out: Path, weights: Weights, options: ExportOptions
     opset = OLDEST_OPSET if options.opset is None else options.opset
     done = write_onnx(encoder, out, opset=opset, precision=options.precision, pooled=options.pooled, overwrite=True)
     return Exported(done.path, done)
-
-
-def _trained_size(model: str | Path) -> int:
-    """The short side that a run was trained at; what is no run is taken for the paper's."""
-    folder = RunFolder(Path(model))
-    return min(run_config(folder).data.height_and_width) if folder.exists else PAPER_SIZE[0]
 
 
 _WRITERS: dict[str, Callable[[str | Path, Path, Weights, ExportOptions], Exported]] = {

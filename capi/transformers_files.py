@@ -32,9 +32,14 @@ MODEL_CLASS, PROCESSOR_CLASS = "CapiModel", "CapiImageProcessor"
 ATTRIBUTE = "model"
 CONFIG, WEIGHTS, PROCESSOR = "config.json", "model.safetensors", "preprocessor_config.json"
 _BICUBIC = 3
+# Files come from others, and images of this size are made by default.
+_LARGEST_SIDE = 2**14
+
+ImageSize = int | tuple[int, int]
+"""A side in pixels, or height and width."""
 
 
-def write_transformers(encoder: CapiEncoder, out: Path, *, image_size: int, overwrite: bool = False) -> Path:
+def write_transformers(encoder: CapiEncoder, out: Path, *, image_size: ImageSize, overwrite: bool = False) -> Path:
     """Write a folder for images of this size; it appears complete or not at all.
 
     A folder that holds something is refused; with `overwrite` one that holds nothing but such an export is replaced.
@@ -54,10 +59,10 @@ def write_transformers(encoder: CapiEncoder, out: Path, *, image_size: int, over
     return out
 
 
-def config_of(encoder: CapiEncoder, image_size: int) -> dict[str, Any]:
-    """What config.json says of a model."""
+def config_of(encoder: CapiEncoder, image_size: ImageSize) -> dict[str, Any]:
+    """What config.json says of a model; a size is one number where images are square, as usual in the library."""
     architecture = architecture_of(encoder)
-    check_image_size(image_size, architecture.patch_size)
+    height, width = checked_image_size(image_size, architecture.patch_size)
     mean, std = encoder.statistics
     check_statistics(mean, std, architecture.channels, "the model")
     return {
@@ -65,19 +70,20 @@ def config_of(encoder: CapiEncoder, image_size: int) -> dict[str, Any]:
         "model_type": MODEL_TYPE,
         "dtype": str(encoder.encoder.registers.dtype).removeprefix("torch."),
         **architecture.as_plain(),
-        "image_size": image_size,
+        "image_size": height if height == width else [height, width],
         "image_mean": list(mean),
         "image_std": list(std),
     }
 
 
-def processor_of(encoder: CapiEncoder, image_size: int) -> dict[str, Any]:
+def processor_of(encoder: CapiEncoder, image_size: ImageSize) -> dict[str, Any]:
     """What preprocessor_config.json says of its images."""
+    height, width = checked_image_size(image_size, encoder.patch_size)
     mean, std = encoder.statistics
     return {
         "image_processor_type": PROCESSOR_CLASS,
         "do_resize": True,
-        "size": {"height": image_size, "width": image_size},
+        "size": {"height": height, "width": width},
         "resample": _BICUBIC,
         "do_center_crop": True,
         "kept_share": KEPT_SHARE,
@@ -90,15 +96,21 @@ def processor_of(encoder: CapiEncoder, image_size: int) -> dict[str, Any]:
     }
 
 
-def check_image_size(size: Any, patch_size: int) -> None:
-    """Patches must fill the image."""
-    if not isinstance(size, int) or isinstance(size, bool):
-        raise CapiError(f"an image size of {size!r} is no whole number of pixels")
-    if size < 1 or size % patch_size:
-        nearest = max(math.floor(size / patch_size + 0.5), 1) * patch_size
-        raise CapiError(
-            f"an image size of {size} is no multiple of the model's patch size {patch_size}: take {nearest}"
-        )
+def checked_image_size(size: Any, patch_size: int, source: str = "") -> tuple[int, int]:
+    """Height and width of a size that patches fill; any other is refused, with the file that asks for it."""
+    prefix = f"{source}: " if source else ""
+    sides = tuple(size) if isinstance(size, list | tuple) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and not isinstance(side, bool) for side in sides):
+        raise CapiError(f"{prefix}an image size of {size!r:.60} is no whole number of pixels, nor two (height, width)")
+    for side in sides:
+        if side > _LARGEST_SIDE:
+            raise CapiError(f"{prefix}an image size of {side} is too large: expected at most {_LARGEST_SIDE} pixels")
+        if side < 1 or side % patch_size:
+            nearest = max(math.floor(side / patch_size + 0.5), 1) * patch_size
+            raise CapiError(
+                f"{prefix}an image size of {side} is no multiple of the model's patch size {patch_size}: take {nearest}"
+            )
+    return sides[0], sides[1]
 
 
 def check_statistics(mean: Any, std: Any, channels: int, source: str) -> None:
@@ -140,11 +152,11 @@ def _write_weights(path: Path, encoder: CapiEncoder) -> None:
 
 def read_transformers(path: Path) -> CapiEncoder:
     """The frozen encoder of such a folder, in evaluation mode and float32; what lacks or is unknown is named."""
-    architecture, statistics = _read_config(path / CONFIG)
+    architecture, statistics, image_size = _read_config(path / CONFIG)
     if not (path / WEIGHTS).is_file():
         raise CapiError(f"{path} has no {WEIGHTS}: expected all weights in that one file")
     with without_weights():
-        model = build_encoder(architecture, statistics)
+        model = build_encoder(architecture, statistics, image_size)
     state = read_contents(path / WEIGHTS)
     _check_weights(state, {f"{ATTRIBUTE}.{name}": value.shape for name, value in model.state_dict().items()}, path)
     own = {name.removeprefix(f"{ATTRIBUTE}."): value.float() for name, value in state.items()}
@@ -152,7 +164,7 @@ def read_transformers(path: Path) -> CapiEncoder:
     return model.requires_grad_(False).eval()
 
 
-def _read_config(path: Path) -> tuple[Architecture, Statistics]:
+def _read_config(path: Path) -> tuple[Architecture, Statistics, tuple[int, int] | None]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -168,7 +180,9 @@ def _read_config(path: Path) -> tuple[Architecture, Statistics]:
     architecture = Architecture.from_plain(own, source=str(path))
     mean, std = values.get("image_mean"), values.get("image_std")
     check_statistics(mean, std, architecture.channels, str(path))
-    return architecture, Statistics(tuple(map(float, mean)), tuple(map(float, std)))
+    size = values.get("image_size")
+    image_size = None if size is None else checked_image_size(size, architecture.patch_size, str(path))
+    return architecture, Statistics(tuple(map(float, mean)), tuple(map(float, std))), image_size
 
 
 def _check_weights(state: Any, shapes: dict[str, torch.Size], path: Path) -> None:

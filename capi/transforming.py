@@ -21,7 +21,7 @@ from capi.data.crops import normalize
 from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, Pixels
 from capi.errors import CapiError, expect
 from capi.evals.images import Frame
-from capi.types import Float, VisionEncoder, statistics_of
+from capi.types import Float, VisionEncoder, image_size_of, statistics_of
 
 ImageLike = str | Path | Image.Image
 
@@ -45,9 +45,13 @@ class Transform:
         return normalize(pixels, mean, std, device).to(dtype)
 
 
-def transform(encoder: VisionEncoder, size: int | tuple[int, ...] = 224) -> Transform:
-    """What makes batches for this encoder, of images of `size` pixels: a side, or height and width."""
+def transform(encoder: VisionEncoder, size: int | tuple[int, ...] | None = None) -> Transform:
+    """What makes batches for this encoder, of images of `size` pixels: a side, or height and width.
+
+    Without a size they get the encoder's own: that of its run, or 224 where it has none.
+    """
     expect("the encoder", encoder, VisionEncoder, "what capi.load gives, or another encoder (capi.types.VisionEncoder)")
+    size = image_size_of(encoder) if size is None else size
     expect("size", size, (int, tuple, list), "a side, or height and width")
     sides = (size, size) if isinstance(size, int) else tuple(size)
     patch = encoder.patch_size

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
+from capi.paper import PAPER_SIZE
+
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Int, Integer
 else:
@@ -72,7 +74,8 @@ IMAGENET = Statistics((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 class VisionEncoder(Protocol):
     """The contract of an encoder: normalised images in, features out.
 
-    An encoder may also have `statistics`, which its images are normalised with; without it they are ImageNet's.
+    An encoder may also have `statistics`, which its images are normalised with; without it they are ImageNet's. And it
+    may have `image_size`, (height, width) or a side, which its images get by default; without it that is the paper's.
     """
 
     @property
@@ -88,6 +91,18 @@ def statistics_of(encoder: VisionEncoder) -> Statistics:
     """What images are normalised with before this encoder sees them."""
     found: Statistics | None = getattr(encoder, "statistics", None)
     return IMAGENET if found is None else found
+
+
+def image_size_of(encoder: VisionEncoder) -> tuple[int, int]:
+    """Height and width that images get where nobody asks for others: the encoder's own, else the paper's.
+
+    Encoders of runs and of their exports have the size that they were trained at. Published models, baselines, and
+    files that do not say it have none.
+    """
+    own: int | tuple[int, int] | None = getattr(encoder, "image_size", None)
+    if own is None:
+        return PAPER_SIZE
+    return (own, own) if isinstance(own, int) else (own[0], own[1])
 
 
 @runtime_checkable

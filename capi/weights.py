@@ -21,6 +21,7 @@ from capi.pretraining import run_config
 from capi.train.checkpoint import Checkpoints
 from capi.train.checkpoint_reading import read_tensors
 from capi.train.run_folder import RunFolder
+from capi.transformers_files import checked_image_size
 from capi.types import Statistics
 
 Weights = Literal["teacher", "student"]
@@ -95,6 +96,7 @@ def _described(encoder: CapiEncoder) -> Facts:
     return {
         "architecture": architecture_of(encoder).as_plain(),
         "statistics": {"mean": list(mean), "std": list(std)},
+        "image_size": encoder.image_size,
     }
 
 
@@ -103,17 +105,19 @@ def _of_facts(facts: Facts, source: str) -> CapiEncoder:
     if "architecture" not in facts:
         return _empty(parse_config(facts["config"], source=source))
     known = facts["statistics"]
+    architecture, size = Architecture.from_plain(facts["architecture"], source), facts.get("image_size")
     with without_weights():
         return build_encoder(
-            Architecture.from_plain(facts["architecture"], source),
+            architecture,
             Statistics(mean=tuple(known["mean"]), std=tuple(known["std"])),
+            None if size is None else checked_image_size(size, architecture.patch_size, source),
         )
 
 
 def _empty(config: Config) -> CapiEncoder:
     """The model without memory for its weights, which come from a file as they are."""
     with without_weights():
-        return frozen(build_student(config), statistics(config))
+        return frozen(build_student(config), statistics(config), config.data.height_and_width)
 
 
 def _fill(model: CapiEncoder, state: dict[str, Tensor], path: Path) -> None:

@@ -85,7 +85,7 @@ def test__every_option_of_a_config_arrives(
     values = DATA | ENCODING | PROTOCOL | vectors
     for option in kind.model_fields.keys() - ELSEWHERE:
         config = load_benchmark(f"folder/{protocol}", options={option: values[option][0]})
-        encoding = build_encoding(config)
+        encoding = build_encoding(config, (4, 4))
         load_data(config)
         built = build_protocol(config, data, encoding)
         places = ((asked[-1][-1], DATA), (encoding, ENCODING), (built, PROTOCOL | vectors))
@@ -147,8 +147,9 @@ def test__a_part_of_the_data_follows_from_the_seed(class_folders: Path, mask_fol
         assert parts[0].notes
 
 
-def test__without_a_size_images_have_the_paper_s() -> None:
-    assert build_encoding(load_benchmark("demo/knn")).size == (224, 224)
+def test__without_a_size_images_have_the_encoder_s_own() -> None:
+    assert build_encoding(load_benchmark("demo/knn"), (32, 48)).size == (32, 48)
+    assert build_encoding(load_benchmark("demo/knn", ["image_size=8"]), (32, 48)).size == (8, 8)
 
 
 def test__reading_ahead_pays_for_many_images_only() -> None:

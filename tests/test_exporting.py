@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -85,5 +86,6 @@ def test__nothing_is_replaced_unless_that_is_asked_for(
 def test__a_run_s_own_size_goes_to_transformers(small_config: Config, tmp_path: Path) -> None:
     run = make_run(small_config, tmp_path / "run")
     folder = export(run, tmp_path / "out", format="transformers").path
-    side = min(small_config.data.height_and_width)
-    assert f'"height": {side}' in (folder / "preprocessor_config.json").read_text()
+    height, width = small_config.data.height_and_width
+    known = [json.loads((folder / name).read_text()) for name in ("config.json", "preprocessor_config.json")]
+    assert [known[0]["image_size"], known[1]["size"]] == [[height, width], {"height": height, "width": width}]

@@ -160,6 +160,10 @@ def test__statistics_of_another_number_of_channels_are_refused(model: CapiEncode
         ({"image_std": [1, 1, 0]}, "expected a number above 0 for each of 3 channels"),
         ({"image_std": [1, 1, float("nan")]}, "expected a number above 0"),
         ({"image_std": ...}, "image_std None"),
+        ({"image_size": "large"}, "an image size of 'large' is no whole number of pixels"),
+        ({"image_size": [32, 32, 32]}, "an image size of [32, 32, 32] is no whole number"),
+        ({"image_size": [32, 30]}, "an image size of 30 is no multiple of the model's patch size 4: take 32"),
+        ({"image_size": 2**40}, "is too large: expected at most 16384 pixels"),
     ],
     ids=str,
 )

@@ -1,11 +1,12 @@
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
 from capi.method.losses import soft_cross_entropy
-from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
+from capi.types import IMAGENET, Features, Statistics, VisionEncoder, image_size_of, statistics_of
 
 
 class Means:
@@ -29,6 +30,14 @@ def test__statistics_are_the_encoder_s_or_imagenet_s() -> None:
     assert statistics_of(encoder) == IMAGENET == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     encoder.statistics = Statistics((0.5,), (0.1,))
     assert statistics_of(encoder) == ((0.5,), (0.1,))
+
+
+@pytest.mark.parametrize(("own", "size"), [(None, (224, 224)), (48, (48, 48)), ((32, 48), (32, 48)), ([8, 4], (8, 4))])
+def test__the_size_of_images_is_the_encoder_s_or_the_paper_s(own: Any, size: tuple[int, int]) -> None:
+    encoder = Means()
+    assert image_size_of(encoder) == (224, 224)
+    encoder.image_size = own
+    assert image_size_of(encoder) == size
 
 
 def test__the_test_run_enforces_shapes() -> None:

@@ -27,7 +27,7 @@ from capi.evaluation.results import make_folder
 from capi.evaluation.similar import Match
 from capi.evaluation.teamwork import on_a_machine, prepared
 from capi.seeing import explored
-from capi.types import VisionEncoder
+from capi.types import VisionEncoder, image_size_of
 from capi.weights import Weights
 
 # Features go from process to process over the CPU: an evaluation may do other things for hours in between.
@@ -163,7 +163,7 @@ def extract(
     *,
     out: str | Path,
     kinds: str | Sequence[str] = ("mean_patch",),
-    image_size: int | tuple[int, int] = 224,
+    image_size: int | tuple[int, int] | None = None,
     whole: bool = False,
     dtype: str = "float32",
     batch_size: int = 32,
@@ -176,15 +176,17 @@ def extract(
 ) -> Extracted:
     """Features of every image of a folder, a CSV or `demo`, with names and labels, as safetensors or parquet.
 
-    `kinds` are among patch, mean_patch, pooled and register. An extraction that was interrupted goes on.
+    `kinds` are among patch, mean_patch, pooled and register; `image_size` is by default the encoder's own. An
+    extraction that was interrupted goes on.
     """
-    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    asked = (image_size, image_size) if isinstance(image_size, int) else image_size
     named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
     with joined(MEETING) as processes, progress_on(console) as progress:
         with prepared(processes):
             chosen = own_device(device_of(device))
             encoder = open_encoder(model, weights=weights, device=chosen)
             listed = list_images(str(data), split, label)
+        size = image_size_of(encoder) if asked is None else asked
         images = len(listed.images) // processes.size
         workers = choose_workers(None, chosen, images, on_a_machine(processes))
         return extraction.extract(
@@ -250,7 +252,7 @@ def draw(
     images: Sequence[str | Path] = (),
     *,
     out: str | Path,
-    sizes: Sequence[int] = (224,),
+    sizes: Sequence[int] = (),
     kinds: Sequence[str] = DEFAULT_KINDS,
     joint: bool = False,
     whole: bool = False,
@@ -261,7 +263,8 @@ def draw(
 ) -> Pictured:
     """Pictures of what encoders see in images: PCA, single components, clusters, a dictionary; PNGs and a page.
 
-    Without images, six photos of the demo are shown, which need the extra `demo`.
+    Without images, six photos of the demo are shown, which need the extra `demo`; without sizes, each encoder sees
+    images at its own.
     """
     chosen = device_of(device)
     models, images = ([each] if isinstance(each, str | Path) else each for each in (models, images))
@@ -295,7 +298,10 @@ def explore(
     open_browser: bool = False,
     announce: Callable[[str], None] = print,
 ) -> None:
-    """A page in the browser to look around in what an encoder sees, until Ctrl-C. Needs the extra `explore`."""
+    """A page in the browser to look around in what an encoder sees, until Ctrl-C. Needs the extra `explore`.
+
+    `size` is the short side of images, by default that of the encoder's own size.
+    """
     encoder = open_encoder(model, weights=weights, device=device_of(device))
     explored.explore(
         model if isinstance(model, str | Path) else type(model).__name__,

@@ -26,6 +26,7 @@ MODEL_HELP = (
 )
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
+OWN_SIZE = "by default the size that a run was trained at, and 224 for a model that has none"
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
 
 
@@ -46,6 +47,8 @@ def evaluate(
     logistic-segmentation.
 
     `capi datasets` lists the data sets; all but demo need data=PATH.
+
+    image_size= is by default the size that a run was trained at, and 224 for a model that has none.
     """
     from capi import api
 
@@ -143,7 +146,8 @@ def compare(
 ) -> None:
     """Compare models over benchmarks, or compute a table of the paper. Finished cells are kept.
 
-    Overrides (key=value) go to every benchmark that knows the key. With --table, weights and data that are not on this
+    Overrides (key=value) go to every benchmark that knows the key. Each model sees images at its own size unless
+    image_size= names one. With --table, the size is the paper's, and weights and data that are not on this
     machine are named in their cells, and the other cells are computed.
     """
     names = [word for word in words or [] if _is_model(word)] + list(models or [])
@@ -206,7 +210,9 @@ def extract(
     kind: Annotated[
         list[str] | None, typer.Option(help="patch, mean_patch, pooled or register; may repeat; by default mean_patch.")
     ] = None,
-    image_size: Annotated[str, typer.Option(help="Side of the images in pixels, or HEIGHTxWIDTH.")] = "224",
+    image_size: Annotated[
+        str | None, typer.Option(help=f"Side of the images in pixels, or HEIGHTxWIDTH; {OWN_SIZE}.")
+    ] = None,
     whole: Annotated[bool, typer.Option("--whole", help="Squeeze the whole image instead of its middle.")] = False,
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     split: Annotated[str | None, typer.Option(help="Part of the data: of a CSV, of demo, or a subfolder.")] = None,
@@ -226,7 +232,7 @@ def extract(
         one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
     if not data.lower().endswith(".csv"):
         refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
-    size = _size(image_size)
+    size = None if image_size is None else _size(image_size)
     with _resumable("Stopped. What was extracted is kept: the same command goes on."):
         done = api.extract(
             model,
@@ -291,7 +297,7 @@ def visualize(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures and their page.")],
-    size: Annotated[list[int] | None, typer.Option(help="Side in pixels; may repeat; by default 224.", min=1)] = None,
+    size: Annotated[list[int] | None, typer.Option(help=f"Side in pixels; may repeat; {OWN_SIZE}.", min=1)] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -316,7 +322,7 @@ def visualize(
         models,
         [word for word in words if _is_image(word)],
         out=out,
-        sizes=size or [224],
+        sizes=size or [],
         kinds=kind or DEFAULT_KINDS,
         joint=joint,
         whole=whole,
@@ -331,10 +337,11 @@ def visualize(
 
 
 def _is_image(word: str) -> bool:
-    """An image, or a folder that is no run."""
+    """An image, or a folder that holds neither a run nor a model of transformers."""
     from capi.data.sources import ENDINGS
 
-    return word.lower().endswith(ENDINGS) or (Path(word).is_dir() and not (Path(word) / "run.json").exists())
+    models = [Path(word) / name for name in ("run.json", "config.json")]
+    return word.lower().endswith(ENDINGS) or (Path(word).is_dir() and not any(model.exists() for model in models))
 
 
 @contextmanager

@@ -40,10 +40,12 @@ def print_comparison(done: "Comparison") -> None:
     if done.table is not None:
         _print_table(done, console)
     else:
-        table = Table("model", *(escape(column.name) for column in done.columns), box=None, pad_edge=False)
+        table = Table(
+            "model", "image size", *(escape(column.name) for column in done.columns), box=None, pad_edge=False
+        )
         for model in done.models:
             cells = [done.cells[model, column.name] for column in done.columns]
-            table.add_row(escape(model), *(_cell(cell.record) for cell in cells))
+            table.add_row(escape(model), done.image_size(model), *(_cell(cell.record) for cell in cells))
         console.print(table)
     for cell in done.failed:
         console.print(f"failed: {cell.model} on {cell.benchmark}: {cell.reason}", soft_wrap=True, markup=False)

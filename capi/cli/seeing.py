@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from capi.cli.app import Device, app, check_weights, messages
-from capi.cli.evaluating import Model, Weights
+from capi.cli.evaluating import OWN_SIZE, Model, Weights
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
@@ -63,7 +63,7 @@ def explore(
     model: Model,
     images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: photos of the demo.")] = None,
     size: Annotated[
-        int | None, typer.Option(help="Short side in pixels that images are seen at; by default 224.", min=1)
+        int | None, typer.Option(help=f"Short side in pixels that images are seen at; {OWN_SIZE}.", min=1)
     ] = None,
     weights: Weights = "teacher",
     host: Host = "127.0.0.1",

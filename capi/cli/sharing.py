@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from capi.cli.app import app, check_weights, messages, one_of, results
+from capi.cli.evaluating import OWN_SIZE
 
 if TYPE_CHECKING:
     from capi.baselines.baseline import Baseline
@@ -98,7 +99,7 @@ def export(
     format: Annotated[str, typer.Option(help="safetensors, released, transformers or onnx.")] = "safetensors",
     weights: Weights = "teacher",
     image_size: Annotated[
-        int | None, typer.Option(help="transformers: side that images are resized to; the run's, or 224.", min=1)
+        int | None, typer.Option(help=f"transformers: side that images are resized to; {OWN_SIZE}.", min=1)
     ] = None,
     precision: Annotated[str, typer.Option(help="onnx: float32, float16 or int8.")] = "float32",
     opset: Annotated[int | None, typer.Option(help="onnx: version of the operators; by default 18.")] = None,

@@ -50,7 +50,7 @@ class BenchmarkConfig(Section):
     limit_tests: Count | None = None
     """At most so many images of each test set, drawn by the seed; null takes all."""
     image_size: Count | tuple[Count, Count] | None = None
-    """Side of the images in pixels, or [height, width]; null means 224, or during a run the run's own."""
+    """Side of the images in pixels, or [height, width]; null takes the model's own: a run's, else 224."""
     validation_share: Share = PAPER_SHARE
     """Share of the training images that settings are chosen by."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0

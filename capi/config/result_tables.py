@@ -11,6 +11,7 @@ from capi.config.benchmark_loading import load_benchmark
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.section import Section
 from capi.errors import CapiError, nearest
+from capi.paper import PAPER_SIZE
 
 
 class TableColumn(Section):
@@ -77,9 +78,11 @@ def asked_for(row: TableRow, column: TableColumn) -> Asked:
     protocol = row.protocol or column.protocol
     known = PROTOCOLS[protocol].model_fields
     options = {name: value for name, value in (column.options | row.options).items() if name in known}
+    # Also for models of one's own, whatever they were trained at: the numbers beside them are of this size.
+    usual = {"image_size": PAPER_SIZE[0]}
     said = ", ".join(f"{name} {_plain(value)}" for name, value in options.items())
     name = f"{column.dataset}/{protocol}" + (f" ({said})" if said else "")
-    return Asked(name, load_benchmark(f"{column.dataset}/{protocol}", options=options))
+    return Asked(name, load_benchmark(f"{column.dataset}/{protocol}", options=usual | options))
 
 
 def _plain(value: Any) -> str:

@@ -21,6 +21,7 @@ from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.images import Frame, ReadBatch, StillBatches, read_in_order
 from capi.evals.tasks import MaskSource
+from capi.paper import PAPER_SIZE
 from capi.types import Features, Float, Int, VisionEncoder, statistics_of
 
 VectorKind = Literal["mean_patch", "pooled", "both"]
@@ -38,7 +39,7 @@ def silent(_what: str, _done: int, _total: int) -> None:
 class Encoding:
     """How an encoder is run over images. Only `size` matters to a score; the rest may change its last digits."""
 
-    size: tuple[int, int] = (224, 224)
+    size: tuple[int, int] = PAPER_SIZE
     batch_size: int = 32
     workers: int = 0
     device: torch.device | str = "cpu"

@@ -41,6 +41,7 @@ from capi.evaluation.table_view import TableView
 from capi.evaluation.teamwork import prepared
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
+from capi.types import image_size_of
 from capi.weights import Weights
 
 CELLS, IDENTITY = "cells", "identity.json"
@@ -244,8 +245,10 @@ def reason_of(error: BaseException) -> str:
 
 def identify_encoder(model: str, weights: Weights) -> dict[str, Any]:
     """What tells an encoder from a changed one of the same name."""
+    encoder = open_encoder(model, weights=weights)
     return {
-        "encoder": encoder_facts(open_encoder(model, weights=weights)),
+        "encoder": encoder_facts(encoder),
+        "image_size": image_size_of(encoder),
         "source": _source_digest(model),
     }
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from capi.config.benchmarks import BenchmarkConfig
-from capi.evaluation.results import Record, percent
+from capi.evaluation.results import Record, percent, shown_size
 from capi.evaluation.table_view import TableView
 from capi.weights import Weights
 
@@ -140,6 +140,11 @@ class Comparison:
         """That of a model's weights, as far as a cell that is done knows it."""
         known = [cell.record.get("licence") for cell in self.done if cell.model == model and cell.record is not None]
         return next((each for each in known if each), None)
+
+    def image_size(self, model: str) -> str:
+        """The sizes that a model saw images at, as far as its cells are done."""
+        sizes = (shown_size(cell.record) for cell in self.done if cell.model == model and cell.record is not None)
+        return ", ".join(dict.fromkeys(sizes)) or "-"
 
     def model_notes(self, model: str) -> list[str]:
         """What must be said about the results of a model as a whole."""

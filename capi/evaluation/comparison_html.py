@@ -199,11 +199,15 @@ def _scores(comparison: Comparison) -> Iterator[str]:
         for column in comparison.columns
     ]
     rows = [
-        [_named(model, names), *(shown(comparison.cells[model, column.name]) for column in comparison.columns)]
+        [
+            _named(model, names),
+            comparison.image_size(model),
+            *(shown(comparison.cells[model, column.name]) for column in comparison.columns),
+        ]
         for model in comparison.models
     ]
     yield "<h2>Scores</h2>"
-    yield _table(["model", *head], rows)
+    yield _table(["model", "image size", *head], rows)
 
 
 def _named(model: str, names: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from capi.train.run_folder import versions
 
 NAME = "comparison"
 FORMAT_VERSION = 1
-CSV_HEAD = ("model", "benchmark", "score", "value", "seconds", "chosen", "status", "reason", "licence")
+CSV_HEAD = ("model", "benchmark", "score", "value", "seconds", "chosen", "status", "reason", "licence", "image_size")
 
 
 def write_pages(comparison: Comparison) -> None:
@@ -67,10 +67,11 @@ def as_csv(comparison: Comparison) -> str:
 
 def _csv_rows(cell: Cell) -> Iterator[tuple[object, ...]]:
     if cell.record is None:
-        yield cell.model, cell.benchmark, None, None, None, None, cell.status, cell.reason, None
+        yield cell.model, cell.benchmark, None, None, None, None, cell.status, cell.reason, None, None
         return
     chosen = json.dumps(cell.record["chosen"], ensure_ascii=False)
-    end = (cell.record["seconds"], chosen, cell.status, cell.reason, cell.record.get("licence"))
+    size = "x".join(map(str, cell.record["image_size"]))
+    end = (cell.record["seconds"], chosen, cell.status, cell.reason, cell.record.get("licence"), size)
     for name, value in cell.record["scores"].items():
         yield cell.model, cell.benchmark, name, value, *end
 
@@ -126,7 +127,7 @@ def plain_text(text: str) -> str:
 
 def _head(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
     titles = [(plain_text(column.name), plain_text(comparison.score_name(column.name))) for column in columns]
-    return ["model", *(f"{name} ({score})" if score else name for name, score in titles)]
+    return ["model", "image size", *(f"{name} ({score})" if score else name for name, score in titles)]
 
 
 def _table_of_scores(comparison: Comparison, names: dict[str, str]) -> str:
@@ -143,7 +144,11 @@ def _table_of_scores(comparison: Comparison, names: dict[str, str]) -> str:
         return f"**{percent(cell.value)}**" if cell.model in best[cell.benchmark] else percent(cell.value)
 
     rows = [
-        [names[model], *(shown(comparison.cells[model, column.name]) for column in comparison.columns)]
+        [
+            names[model],
+            comparison.image_size(model),
+            *(shown(comparison.cells[model, column.name]) for column in comparison.columns),
+        ]
         for model in comparison.models
     ]
     return table(_head(comparison, comparison.columns), rows)

@@ -37,7 +37,7 @@ from capi.evaluation.results import (
 )
 from capi.evaluation.teamwork import encoding_together, on_a_machine, prepared, sources_of
 from capi.released.registry import RELEASED
-from capi.types import VisionEncoder
+from capi.types import VisionEncoder, image_size_of
 from capi.visualize.labels import legend, overlay, side_by_side, stacked
 from capi.weights import Weights
 
@@ -81,6 +81,7 @@ def evaluate(
         data = load_data(config)
     encoding = build_encoding(
         config,
+        image_size_of(encoder),
         device=own,
         progress=progress,
         images=count_images(data) // processes.size,
@@ -96,6 +97,7 @@ def evaluate(
                 model=str(model) if isinstance(model, str | Path) else type(model).__name__,
                 weights=weights if isinstance(model, str | Path) and Path(model).is_dir() else None,
                 encoder=encoder_facts(encoder),
+                image_size=encoding.fitted(encoder.patch_size).size,
                 benchmark=f"{config.dataset}/{config.protocol}",
                 config=config.model_dump(mode="json"),
                 data=fingerprints(data),

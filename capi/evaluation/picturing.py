@@ -25,7 +25,7 @@ from capi.pretraining import run_config
 from capi.train.checkpoint import Checkpoints
 from capi.train.checkpoint_reading import read_tensors
 from capi.train.run_folder import RunFolder
-from capi.types import VisionEncoder
+from capi.types import VisionEncoder, image_size_of
 from capi.visualize.feature_maps import FeatureMaps, PictureFrame, photos
 from capi.visualize.figures import DrawnModel, Photo, figure_of
 from capi.visualize.page import Figure, ImageCard, Section, as_page
@@ -89,7 +89,7 @@ def picture(
     images: Sequence[Path],
     out: Path,
     *,
-    sizes: Sequence[int] = (224,),
+    sizes: Sequence[int] = (),
     kinds: Sequence[str] = DEFAULT_KINDS,
     joint: bool = False,
     whole: bool = False,
@@ -99,8 +99,9 @@ def picture(
 ) -> Pictured:
     """Draw images (files and folders; none: six built-in photos) by all models at all sizes.
 
-    `joint` fits components to all images together, `whole` shows images in their own aspect instead of the square in
-    their middle. The kind "prototypes" draws the models that `prototypes` has an entry for.
+    Without sizes each model has its own, of which the short side counts. `joint` fits components to all images
+    together, `whole` shows images in their own aspect instead of the square in their middle. The kind "prototypes"
+    draws the models that `prototypes` has an entry for.
     """
     encoding, prototypes = encoding or Encoding(), prototypes or {}
     _check_request(models, sizes, kinds, prototypes)
@@ -153,7 +154,7 @@ def _check_request(
 ) -> None:
     if not models:
         raise CapiError("there is no model to draw with: give at least one")
-    if not sizes or min(sizes) < 1:
+    if min(sizes, default=1) < 1:
         raise CapiError(f"sizes must be at least 1 pixel, but {list(sizes)} came: give such as 224")
     if not kinds:
         raise CapiError(f"there is nothing to draw: choose from {', '.join(KINDS)}")
@@ -189,7 +190,8 @@ def _columns(
     """Models from left to right, each at all its sizes; sizes that patches round to the same one count once."""
     names, columns = short_names(list(models)), []
     for number, (model, encoder) in enumerate(models.items()):
-        for side in dict.fromkeys(PictureFrame(size, encoder.patch_size).side for size in sizes):
+        asked = sizes or [min(image_size_of(encoder))]
+        for side in dict.fromkeys(PictureFrame(size, encoder.patch_size).side for size in asked):
             painters = {kind: PAINTERS[kind](joint) for kind in kinds if kind in PAINTERS}
             if "prototypes" in kinds and model in prototypes:
                 painters["prototypes"] = PrototypeMaps(prototypes[model].weight, prototypes[model].bias)

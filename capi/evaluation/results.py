@@ -27,6 +27,8 @@ class Context:
     weights: str | None
     """Of a run: teacher or student."""
     encoder: dict[str, Any]
+    image_size: tuple[int, int]
+    """Height and width that images were encoded at."""
     benchmark: str
     config: dict[str, Any]
     data: dict[str, str]
@@ -45,6 +47,7 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "weights": context.weights,
             "licence": context.licence,
             "benchmark": context.benchmark,
+            "image_size": context.image_size,
             "scores": outcome.scores,
             "deviations": outcome.deviations,
             "warnings": outcome.warnings,
@@ -117,7 +120,7 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     if record["grid"]:
         parts += ["## All settings", table(tuple(record["grid"][0]), [tuple(row.values()) for row in record["grid"]])]
     facts = {name: value for name, value in record["details"].items() if name != "IoU by class"}
-    facts |= {"weights": record["weights"]} if record["weights"] else {}
+    facts |= {"image size": shown_size(record)} | ({"weights": record["weights"]} if record["weights"] else {})
     facts |= {"licence of the weights": record["licence"]} if record.get("licence") else {}
     facts |= {"seconds": record["seconds"], "device": record["device"], "date": record["date"]}
     facts |= record["versions"] | {"data fingerprint": record["data_fingerprint"]}
@@ -134,6 +137,12 @@ def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def percent(value: float | None) -> str:
     """A share as people write it."""
     return "-" if value is None else f"{100 * value:.2f} %"
+
+
+def shown_size(record: Mapping[str, Any]) -> str:
+    """The size of the images that an evaluation encoded; one side where they are square."""
+    height, width = record["image_size"]
+    return f"{height} px" if height == width else f"{height} x {width} px"
 
 
 def _cell(value: Any) -> str:

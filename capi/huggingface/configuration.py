@@ -7,7 +7,7 @@ from transformers import PreTrainedConfig
 
 from capi.models.architecture import Architecture
 from capi.models.features import CapiEncoder
-from capi.transformers_files import MODEL_TYPE, check_image_size, check_statistics, config_of
+from capi.transformers_files import MODEL_TYPE, ImageSize, check_statistics, checked_image_size, config_of
 from capi.types import IMAGENET, Statistics
 
 # The library makes configs without any values, to know which ones to write.
@@ -58,11 +58,11 @@ class CapiConfig(PreTrainedConfig):
             setattr(self, name, values.pop(name, usual))
         super().__init__(**values)
         architecture = self.architecture()
-        check_image_size(self.image_size, architecture.patch_size)
+        checked_image_size(self.image_size, architecture.patch_size)
         check_statistics(self.image_mean, self.image_std, architecture.channels, "the config")
 
     @classmethod
-    def from_encoder(cls, encoder: CapiEncoder, *, image_size: int) -> "CapiConfig":
+    def from_encoder(cls, encoder: CapiEncoder, *, image_size: ImageSize) -> "CapiConfig":
         """The config of a model, for images of this size."""
         values = config_of(encoder, image_size)
         del values["model_type"]

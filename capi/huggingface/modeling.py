@@ -19,6 +19,7 @@ from capi.models.heads import INITIAL_HEAD_STD, LinearHead, LinearMap
 from capi.models.norms import RMSNorm
 from capi.models.positions import INITIAL_TABLE_STD, LearnedPositions
 from capi.models.predictor import FusedPredictor, SplitPredictor
+from capi.transformers_files import ImageSize, checked_image_size
 from capi.types import Float
 
 
@@ -48,11 +49,12 @@ class CapiModel(PreTrainedModel):
 
     def __init__(self, config: CapiConfig) -> None:
         super().__init__(config)
-        self.model = build_encoder(config.architecture(), config.statistics())
+        size = checked_image_size(config.image_size, config.patch_size)
+        self.model = build_encoder(config.architecture(), config.statistics(), size)
         self.post_init()
 
     @classmethod
-    def from_encoder(cls, encoder: CapiEncoder, *, image_size: int) -> "CapiModel":
+    def from_encoder(cls, encoder: CapiEncoder, *, image_size: ImageSize) -> "CapiModel":
         """A model around this encoder, sharing its weights."""
         with torch.device("meta"):
             made = cls(CapiConfig.from_encoder(encoder, image_size=image_size))

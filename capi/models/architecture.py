@@ -197,7 +197,9 @@ def _head_of(head: nn.Module | None) -> dict[str, Any]:
     return facts
 
 
-def build_encoder(architecture: Architecture, statistics: Statistics = IMAGENET) -> CapiEncoder:
+def build_encoder(
+    architecture: Architecture, statistics: Statistics = IMAGENET, image_size: tuple[int, int] | None = None
+) -> CapiEncoder:
     """A model of this description with fresh weights; under `torch.device("meta")` with none, which takes no memory."""
     encoder = Encoder(
         width=architecture.width,
@@ -212,7 +214,7 @@ def build_encoder(architecture: Architecture, statistics: Statistics = IMAGENET)
     )
     predictor = _build_predictor(architecture)
     head = _build_head(architecture, predictor.width)
-    return CapiEncoder(encoder=encoder, predictor=predictor, head=head, statistics=statistics)
+    return CapiEncoder(encoder=encoder, predictor=predictor, head=head, statistics=statistics, image_size=image_size)
 
 
 def _build_predictor(architecture: Architecture) -> Predictor:

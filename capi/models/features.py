@@ -13,7 +13,8 @@ class CapiEncoder(nn.Module):
     `pooled` is the predictor's (capi/models/predictor.py): mask tokens at all positions through its first block,
     averaged; of a fused model, which has no predictor, the mean of the patches. It costs a little extra;
     `encoder(images, pooled=False)` leaves it out and puts None in its place. `statistics` are the mean and deviation
-    that images are normalised with before they come here.
+    that images are normalised with before they come here, `image_size` the height and width that they get by default:
+    those of training, None where they are not known.
     """
 
     def __init__(
@@ -23,9 +24,11 @@ class CapiEncoder(nn.Module):
         predictor: Predictor,
         head: nn.Module | None = None,
         statistics: Statistics = IMAGENET,
+        image_size: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
         self.statistics = statistics
+        self.image_size = image_size
         self.encoder = encoder
         self.predictor = predictor
         self.head = head

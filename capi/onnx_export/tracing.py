@@ -49,7 +49,7 @@ def plain_copy(encoder: CapiEncoder, dtype: torch.dtype = torch.float32) -> Capi
     if encoder.head is None and not encoder.training and _dtype(encoder) == dtype and device == "cpu":
         return encoder
     own, predictor = copy.deepcopy((encoder.encoder, encoder.predictor))
-    bare = CapiEncoder(encoder=own, predictor=predictor, statistics=encoder.statistics)
+    bare = CapiEncoder(encoder=own, predictor=predictor, statistics=encoder.statistics, image_size=encoder.image_size)
     return bare.to(device="cpu", dtype=dtype).eval().requires_grad_(False)
 
 
@@ -101,6 +101,7 @@ def facts(encoder: CapiEncoder, precision: Precision) -> dict[str, str]:
     values = {
         "capi_version": metadata.version("capi"),
         "patch_size": encoder.patch_size,
+        "image_size": encoder.image_size,
         "channels": encoder.encoder.patch_embedding.weight.shape[1],
         "width": encoder.width,
         "registers": encoder.encoder.num_registers,

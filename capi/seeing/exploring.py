@@ -29,7 +29,7 @@ from capi.method.masking import Grid, MaskSampler
 from capi.models.features import CapiEncoder
 from capi.randomness import sample_keys
 from capi.seeing.snapshots import spaced
-from capi.types import Bool, Float, Int, VisionEncoder, statistics_of
+from capi.types import Bool, Float, Int, VisionEncoder, image_size_of, statistics_of
 from capi.visualize.feature_maps import PictureFrame, SizedImages
 from capi.visualize.gallery import PatchPlace, PrototypeIndex, patch_crop
 from capi.visualize.pca import photos_of
@@ -37,7 +37,6 @@ from capi.visualize.predictions import STUDENT_TEMPERATURE, HiddenPredictions, p
 from capi.visualize.sheets import printable
 from capi.visualize.similarity import nearest_patches
 
-DEFAULT_SIZE = 224
 # The images one can pick, and those that other patches are looked for in; more are left out evenly.
 PICKED, SEARCHED = 48, 256
 # What is kept of views, of the library's feature maps, and of photos that were unpacked.
@@ -121,7 +120,7 @@ class Explorer:
         masks: MaskSampler | None = None,
     ) -> None:
         if size is not None and size < 1:
-            raise CapiError(f"a size of {size} pixels cannot be: give such as {DEFAULT_SIZE}")
+            raise CapiError(f"a size of {size} pixels cannot be: give such as {min(image_size_of(encoder))}")
         if prototypes is not None and prototypes.weight.shape[1] != encoder.width:
             raise CapiError(
                 f"the encoder has width {encoder.width}, but the prototypes {prototypes.weight.shape[1]}: they are of "
@@ -129,7 +128,7 @@ class Explorer:
             )
         self.encoder, self.temperature = encoder, temperature
         self.source: ImageSource = find_images(images) if images else built_in_photos()
-        self.frame = PictureFrame(size or DEFAULT_SIZE, encoder.patch_size, whole=True)
+        self.frame = PictureFrame(size or min(image_size_of(encoder)), encoder.patch_size, whole=True)
         self.masks = masks or _FALLBACK_MASKS
         self.index = None if prototypes is None else PrototypeIndex(prototypes.weight, prototypes.bias, MEMBERS)
         self.failed: dict[str, str] = {}

@@ -141,15 +141,13 @@ def _opening(card: ModelCard) -> tuple[str, ...]:
 
 
 def _usage(card: ModelCard) -> str:
-    height, width = card.image_size
-    size = height if height == width else (height, width)
     return f"""With `capi`:
 
 ```python
 import capi
 
 encoder = capi.load("{card.repo_id}")
-images = capi.transform(encoder, {size})("photo.jpg")
+images = capi.transform(encoder)("photo.jpg")
 features = encoder(images)
 features.feature_map, features.registers, features.pooled
 ```

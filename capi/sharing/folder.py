@@ -65,7 +65,7 @@ def prepare_folder(
     encoder = load_run(run, weights)
     try:
         with replacing_folder(out) as partial:
-            write_transformers(encoder, partial, image_size=min(config.data.height_and_width))
+            write_transformers(encoder, partial, image_size=config.data.height_and_width)
             shared = without_places(config.model_dump(mode="json"))
             write_atomically(partial / CONFIG, yaml.safe_dump(shared, sort_keys=False))
             pictures = _write_pictures(RunFolder(run).pictures, partial, photos=photos)

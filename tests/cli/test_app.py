@@ -21,12 +21,12 @@ from capi.data import packing
 from capi.distributed.processes import SharedError
 from capi.errors import CapiError
 from capi.evaluation.extraction import extract
-from capi.evaluation.picturing import DEFAULT_KINDS, picture
+from capi.evaluation.picturing import DEFAULT_KINDS
 from capi.onnx_export.tracing import OLDEST_OPSET
+from capi.paper import PAPER_SIZE
 from capi.planning.power import CARBON_INTENSITY
 from capi.planning.running import MFU_OF_DATA_SHEET
 from capi.seeing.explorer_page import USUAL_PORT
-from capi.seeing.exploring import DEFAULT_SIZE
 from capi.seeing.watching import DEFAULT_PORT
 from tests.cli.conftest import RunHere, assert_refused
 
@@ -61,11 +61,13 @@ DEFAULTS = {
     ("shards", "shard_size"): packing.SHARD_MEGABYTES,
     ("shards", "workers"): packing.AT_ONCE,
     ("extract", "kind"): signature(extract).parameters["kinds"].default[0],
-    ("visualize", "size"): signature(picture).parameters["sizes"].default[0],
+    ("extract", "image_size"): PAPER_SIZE[0],
+    ("visualize", "size"): PAPER_SIZE[0],
+    ("export", "image_size"): PAPER_SIZE[0],
     ("export", "opset"): OLDEST_OPSET,
     ("watch", "port"): DEFAULT_PORT,
     ("explore", "port"): USUAL_PORT,
-    ("explore", "size"): DEFAULT_SIZE,
+    ("explore", "size"): PAPER_SIZE[0],
     ("plan", "carbon_intensity"): CARBON_INTENSITY,
     ("report", "carbon"): CARBON_INTENSITY,
     ("push", "carbon"): CARBON_INTENSITY,

@@ -35,6 +35,15 @@ def test__a_cell_asks_for_the_columns_benchmark_unless_its_row_changes_it() -> N
     assert asked_for(resolutions.rows[0], resolutions.columns[1]).config.image_size == 448
 
 
+def test__sizes_are_the_paper_s_also_for_models_that_have_their_own() -> None:
+    sizes = {
+        name: {asked_for(row, column).config.image_size for row in table.rows for column in table.columns}
+        for name, table in result_tables().items()
+    }
+    assert sizes.pop("high-res") == {224, 448}
+    assert all(found == {224} for found in sizes.values()), sizes
+
+
 def test__an_option_goes_only_to_protocols_that_have_it() -> None:
     table = table_named("pooling")
     assert asked_for(table.rows[3], table.columns[0]).name == "imagenet/attentive"

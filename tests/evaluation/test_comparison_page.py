@@ -15,6 +15,7 @@ FACTS = {
     "grid": [{"neighbours": 3}],
     "details": {},
     "encoder": {"fingerprint": "a", "width": 48, "patch_size": 4},
+    "image_size": [32, 32],
     "seconds": 1.25,
     "device": "cpu",
     "versions": {"capi": "1", "torch": "2", "python": "3"},

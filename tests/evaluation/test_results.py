@@ -28,6 +28,7 @@ CONTEXT = Context(
     model="runs/a|b",
     weights="student",
     encoder={"width": 8, "patch_size": 4, "fingerprint": "abc"},
+    image_size=(8, 12),
     benchmark="folder/linear",
     config={"seed": 3, "image_size": None},
     data={"train": "123", "val": "456"},
@@ -57,6 +58,7 @@ def test__the_record_holds_everything() -> None:
     for name in ("model", "weights", "encoder", "benchmark", "config", "device"):
         assert record[name] == getattr(CONTEXT, name)
     assert record["data_fingerprint"] == CONTEXT.data
+    assert record["image_size"] == [8, 12]
     assert record["seconds"] == 1.23
     assert {"capi", "torch", "python"} <= set(record["versions"])
     assert record["versions"]["capi"] == capi.__version__

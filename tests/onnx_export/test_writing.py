@@ -153,6 +153,7 @@ def test__the_file_says_what_its_user_must_know_and_nothing_of_this_machine(
     pytest.importorskip("onnxscript")
     monkeypatch.setattr(writing, "LARGEST_WEIGHTS", 100)
     encoder = small_encoder("axial", "fused", 2)
+    encoder.image_size = (8, 12)
     written = write_onnx(encoder, tmp_path / "encoder.onnx", pooled=False, opset=20)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.onnx", "encoder.onnx.data"]
     assert b".py" not in written.path.read_bytes()
@@ -161,6 +162,7 @@ def test__the_file_says_what_its_user_must_know_and_nothing_of_this_machine(
     assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
     known = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
     assert (known["patch_size"], known["width"], known["std"]) == (4, 16, [0.229, 0.224, 0.225])
+    assert known["image_size"] == [8, 12]
     images = torch.randn(1, 3, 8, 12)
     feature_map = torch.from_numpy(session.run(["feature_map"], {"images": images.numpy()})[0])
     torch.testing.assert_close(feature_map, encoder(images).feature_map, atol=1e-5, rtol=1e-5)

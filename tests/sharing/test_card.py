@@ -79,7 +79,7 @@ def test__it_says_all_that_it_is_given(card: ModelCard) -> None:
         "| parameters of the encoder | 1,234,567 |",
         "trained at 48 x 64 px",
         'capi.load("ana/tiny")',
-        'capi.transform(encoder, (48, 64))("photo.jpg")',
+        'capi.transform(encoder)("photo.jpg")',
         'AutoModel.from_pretrained("ana/tiny")',
         "the clusters (CAPI,",
         "Trained for 60 steps.",
