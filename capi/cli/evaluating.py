@@ -340,7 +340,7 @@ def _is_image(word: str) -> bool:
     """An image, or a folder that holds neither a run nor a model of transformers."""
     from capi.data.sources import ENDINGS
 
-    models = [Path(word) / name for name in ("run.json", "config.json")]
+    models = [Path(word) / name for name in ("run.json", "model.safetensors")]
     return word.lower().endswith(ENDINGS) or (Path(word).is_dir() and not any(model.exists() for model in models))
 
 

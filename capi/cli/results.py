@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def print_record(record: Mapping[str, Any]) -> None:
     """Scores, and what departs from the paper."""
-    from capi.evaluation.results import percent
+    from capi.evaluation.results import percent, shown_size
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{record['benchmark']}: {record['model']}", markup=False)
@@ -24,7 +24,8 @@ def print_record(record: Mapping[str, Any]) -> None:
         table.add_row(escape(name), percent(value))
     console.print(table)
     chosen = ", ".join(f"{name} {_short(value)}" for name, value in record["chosen"].items() if name != "validation")
-    console.print(f"chosen: {chosen}; {record['seconds']:.0f} s on {record['device']}", markup=False)
+    ran = f"images of {shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
+    console.print(f"chosen: {chosen}; {ran}", markup=False)
     for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
         for line in lines:
             console.print(f"{title}: {line}", markup=False)

@@ -99,7 +99,7 @@ def test__compare_takes_models_benchmarks_and_values(work: Path) -> None:
     ran = run(*words, "neighbours=[1]", "--device", "cpu")
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
-    assert lines[0].split() == ["model", "classify", "segment"]
+    assert lines[0].split() == ["model", "image", "size", "classify", "segment"]
     assert [line.split()[0] for line in lines[1:3]] == ["pixels:4", "pixels:2"]
     assert lines[-1] == "cmp/comparison.html shows it."
     names = sorted(path.name for path in (work / "cmp").iterdir())
@@ -122,7 +122,7 @@ def test__compare_takes_models_benchmarks_and_values(work: Path) -> None:
 def test__words_of_compare_may_stand_in_any_order(run_here: RunHere, work: Path, words: list[str]) -> None:
     ran = run_here("compare", *words)
     assert ran.code == 0, ran.stderr
-    assert ran.stdout.splitlines()[1].split() == ["pixels:4", "100.00", "%"]
+    assert ran.stdout.splitlines()[1].split() == ["pixels:4", "8", "px", "100.00", "%"]
 
 
 def test__a_table_of_the_paper_says_what_is_missing(
@@ -142,8 +142,8 @@ def test__a_cell_that_failed_is_told_and_ends_with_1(run_here: RunHere, work: Pa
     ran = run_here("compare", *words)
     assert ran.code == 1
     assert "Traceback" not in ran.stderr
-    assert ran.stdout.splitlines()[1].split() == ["pixels:4", "100.00", "%"]
-    assert ran.stdout.splitlines()[2].split() == ["nowhere[b]", "failed"]
+    assert ran.stdout.splitlines()[1].split() == ["pixels:4", "8", "px", "100.00", "%"]
+    assert ran.stdout.splitlines()[2].split() == ["nowhere[b]", "-", "failed"]
     assert "failed: nowhere[b] on folder/knn: there is no encoder nowhere[b]" in ran.stdout
     assert run_here("compare", *words).stdout == ran.stdout
 

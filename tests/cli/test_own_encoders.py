@@ -57,7 +57,7 @@ def test__an_exception_is_the_failure_of_one_cell(run_here: RunHere, work: Path)
     ran = run_here("compare", *words)
     assert ran.code == 1
     assert f"failed: bad.py:Mine on folder/knn: {SENTENCE}" in ran.stdout
-    assert ran.stdout.splitlines()[1].split() == ["mine.py:Mine", "100.00", "%"]
+    assert ran.stdout.splitlines()[1].split() == ["mine.py:Mine", "8", "px", "100.00", "%"]
 
 
 def test__the_traceback_is_there_for_those_who_ask(run_here: RunHere, work: Path) -> None:
