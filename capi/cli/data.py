@@ -89,6 +89,8 @@ def _rows(found: "Survey") -> dict[str, str]:
         "images": f"{found.total}{some}; {found.readable} can be read, {len(found.broken)} cannot",
         "broken": f"{len(found.broken)}{_examples([f'{name} ({why})' for name, why in found.broken.items()])}",
     }
+    if found.animated:
+        rows["frames"] = f"{found.animated} with several frames, of which the first is read"
     if found.readable:
         rows |= {
             "formats": ", ".join(f"{kind} {count}" for kind, count in found.formats.items()),

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from capi.data.tiff import TiffFile, has_tiff_reader, is_tiff, open_tiff
+from capi.data.tiff import TIFF_EXTRA, TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
 
 Pixels = npt.NDArray[Any]
@@ -67,10 +67,17 @@ class Decoder:
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
             file = self._open_tiff(source)
-            if file is not None:
+            if file is not None and self._reads_with_tifffile(file):
+                return TiffPicture(self, file)
+            try:
+                image = self._open_with_pillow(source)
+            except UnidentifiedImageError as error:
+                if file is None and is_tiff(source):
+                    raise BrokenImageError(f"a TIFF that Pillow cannot read: {TIFF_EXTRA} reads more of them") from error
+                if file is None or not file.is_direct:
+                    raise
                 self._check_tiff(file)
                 return TiffPicture(self, file)
-            image = self._open_with_pillow(source)
             # Before the EXIF tag is looked for: a PNG is decoded to find it.
             self._check_size(*image.size)
             return PillowPicture(self, image)
@@ -81,22 +88,30 @@ class Decoder:
         # Formats that are not about photographs stay outside: EPS runs another program, for one.
         if image.format not in FORMATS:
             raise BrokenImageError(f"{image.format} is not one of {', '.join(FORMATS)}")
+        if image.format == "TIFF" and not has_tiff_reader() and _has_equal_pages(image):
+            raise CapiError(f"TIFF files with several pages need the extra: {TIFF_EXTRA}")
         return image
 
     def _open_tiff(self, source: Source) -> TiffFile | None:
-        """What Pillow cannot open (other than 1 or 3 channels), or would decode whole where a part is enough."""
-        if not is_tiff(source):
+        if not is_tiff(source) or (self.channels in {1, 3} and not has_tiff_reader()):
             return None
-        if self.channels not in {1, 3}:
-            return open_tiff(source)
-        if has_tiff_reader():
-            file = open_tiff(source)
-            if file.is_plain and file.width * file.height > READ_IN_PARTS:
-                return file
-        return None
+        return open_tiff(source)
+
+    def _reads_with_tifffile(self, file: TiffFile) -> bool:
+        """What Pillow cannot read (channels, pages, colors of 16 bits), or would decode whole where a part is enough."""
+        in_parts = file.is_plain and file.width * file.height > READ_IN_PARTS
+        if self.channels in {1, 3} and file.pages == 1 and not file.is_deep_color and not in_parts:
+            return False
+        self._check_tiff(file)
+        return True
 
     def _check_tiff(self, file: TiffFile) -> None:
         """Before anything is decoded: a few bytes may claim many channels."""
+        if file.unnamed and file.channels != self.channels:
+            raise BrokenImageError(
+                f"{file.pages} pages of {file.width} x {file.height} whose axis has no name: if they are channels, use "
+                f"{_setting(file.channels)}, else write each to a file of its own"
+            )
         _check_channels(file.channels, self.channels)
         self._check_size(file.width, file.height)
         if file.width * file.height * file.channels > 4 * self.max_pixels:
@@ -253,7 +268,21 @@ def _layers(decoded: Decoded, channels: int) -> list[Image.Image]:
 
 def _check_channels(found: int, wanted: int) -> None:
     if wanted != 1 and found not in {1, wanted}:
-        raise BrokenImageError(f"{found} channels, where model.channels asks for {wanted}")
+        raise BrokenImageError(f"{found} channels: use {_setting(found)}, in place of {wanted}")
+
+
+def _setting(channels: int) -> str:
+    return f"model.channels={channels} (capi data check: --channels {channels})"
+
+
+def _has_equal_pages(image: Image.Image) -> bool:
+    """Whether a TIFF has another page of the size of the first; smaller ones are previews."""
+    size, several = image.size, False
+    for number in range(1, getattr(image, "n_frames", 1)):
+        image.seek(number)
+        several = several or image.size == size
+    image.seek(0)
+    return several
 
 
 def _resize(image: Image.Image, box: Box, size: tuple[int, int], quick: bool) -> Image.Image:
