@@ -40,6 +40,14 @@ class BrokenImageError(Exception):
     """A file that cannot be used, and why."""
 
 
+class ChannelsError(BrokenImageError):
+    """A file with another number of channels than the model has."""
+
+    def __init__(self, message: str, channels: int) -> None:
+        super().__init__(message)
+        self.channels = channels
+
+
 class Box(NamedTuple):
     """A rectangle in pixels."""
 
@@ -73,7 +81,7 @@ class Decoder:
                 image = self._open_with_pillow(source)
             except UnidentifiedImageError as error:
                 if file is None and is_tiff(source):
-                    raise BrokenImageError(f"a TIFF that Pillow cannot read: {TIFF_EXTRA} reads more of them") from error
+                    raise BrokenImageError(f"a TIFF that Pillow alone cannot read: {TIFF_EXTRA}") from error
                 if file is None or not file.is_direct:
                     raise
                 self._check_tiff(file)
@@ -98,7 +106,7 @@ class Decoder:
         return open_tiff(source)
 
     def _reads_with_tifffile(self, file: TiffFile) -> bool:
-        """What Pillow cannot read (channels, pages, colors of 16 bits), or would decode whole where a part is enough."""
+        """Where Pillow cannot (channels, pages, colors of 16 bits), or would decode all where a part is enough."""
         in_parts = file.is_plain and file.width * file.height > READ_IN_PARTS
         if self.channels in {1, 3} and file.pages == 1 and not file.is_deep_color and not in_parts:
             return False
@@ -108,9 +116,10 @@ class Decoder:
     def _check_tiff(self, file: TiffFile) -> None:
         """Before anything is decoded: a few bytes may claim many channels."""
         if file.unnamed and file.channels != self.channels:
-            raise BrokenImageError(
+            raise ChannelsError(
                 f"{file.pages} pages of {file.width} x {file.height} whose axis has no name: if they are channels, use "
-                f"{_setting(file.channels)}, else write each to a file of its own"
+                f"{_setting(file.channels)}, else write each to a file of its own",
+                file.channels,
             )
         _check_channels(file.channels, self.channels)
         self._check_size(file.width, file.height)
@@ -268,7 +277,7 @@ def _layers(decoded: Decoded, channels: int) -> list[Image.Image]:
 
 def _check_channels(found: int, wanted: int) -> None:
     if wanted != 1 and found not in {1, wanted}:
-        raise BrokenImageError(f"{found} channels: use {_setting(found)}, in place of {wanted}")
+        raise ChannelsError(f"{found} channels: use {_setting(found)}, in place of {wanted}", found)
 
 
 def _setting(channels: int) -> str:

@@ -99,9 +99,7 @@ class TiffFile:
                     self._read_page(file.filehandle, page, part, (top, bottom, left, right))
         return result[:, :, 0] if self.channels == 1 else result
 
-    def _read_page(
-        self, handle: Any, page: Any, result: npt.NDArray[Any], wanted: tuple[int, int, int, int]
-    ) -> None:
+    def _read_page(self, handle: Any, page: Any, result: npt.NDArray[Any], wanted: tuple[int, int, int, int]) -> None:
         # Asked before the loop, since looking these up moves the file's position.
         frame, tables = page.keyframe, page.jpegtables
         decode = frame.decode
@@ -113,7 +111,8 @@ class TiffFile:
             handle.seek(offset)
             segment, _, shape = decode(handle.read(length), number, jpegtables=tables)
             if segment is not None:
-                _paste(result, segment[0], shape, place, (wanted[0], wanted[2]), self._channel(number, len(page.dataoffsets)))
+                channel = self._channel(number, len(page.dataoffsets))
+                _paste(result, segment[0], shape, place, (wanted[0], wanted[2]), channel)
 
     def _place(self, page: Any, number: int) -> tuple[int, int, int, int]:
         """Top, bottom, left and right of a tile or strip, as it reaches into the image."""

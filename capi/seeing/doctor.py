@@ -5,9 +5,10 @@ come with reference runs the band in which their curves lie.
 """
 
 import itertools
+import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.alarms import Finding, RunFacts, Watchman, spoken
 from capi.pretraining import run_config, run_facts
-from capi.seeing.general_rules import Remark, Seen, State, remarks
+from capi.seeing.general_rules import Remark, Seen, State, on_range, remarks
 from capi.seeing.liveness import is_being_trained
 from capi.seeing.metrics_reader import MetricsReader
 from capi.seeing.references import Reference, reference_for
 from capi.train.checkpoint import Checkpoints
 from capi.train.metrics import FILE
 from capi.train.run_folder import CONFIG, RunFolder
+from capi.types import Statistics
 from capi.visualize.report_data import Column, RunState, number
 
 _HEADS: dict[State, tuple[str, str]] = {
@@ -68,17 +70,20 @@ def diagnose(run: Path) -> Diagnosis:
     if not run.is_dir():
         raise CapiError(f"there is no folder {run}: expected the folder of a run")
     patient = _Patient.of(run)
-    return Diagnosis(
-        run,
-        patient.state,
-        [
-            *patient.on_files(),
-            *patient.on_checkpoints(),
-            *patient.on_health(),
-            *remarks(patient.seen),
-            *patient.on_references(),
-        ],
-    )
+    found = [
+        *patient.on_files(),
+        *patient.on_checkpoints(),
+        *patient.on_health(),
+        *remarks(patient.seen),
+        *patient.on_references(),
+    ]
+    return Diagnosis(run, patient.state, [*_causes(found, patient.seen), *found])
+
+
+def _causes(found: Sequence[Remark], seen: Seen) -> list[Remark]:
+    """What explains the rest: the range of the images is worth a look, and an alarm where something is wrong."""
+    wrong = any(remark.state == "alarm" for remark in found)
+    return [replace(one, state="alarm") if wrong and one.state == "look" else one for one in on_range(seen)]
 
 
 def as_text(diagnosis: Diagnosis) -> Text:
@@ -153,8 +158,19 @@ class _Patient:
         return count if isinstance(count, int) else None
 
     @property
+    def statistics(self) -> Statistics | None:
+        """What the run measured of its images when it started; None where run.json has no such numbers."""
+        data = self.record.get("data")
+        found = data.get("statistics") if isinstance(data, Mapping) else None
+        values = [found.get(name) for name in Statistics._fields] if isinstance(found, Mapping) else []
+        if not values or not all(isinstance(one, list) and one for one in values) or len(values[0]) != len(values[1]):
+            return None
+        real = all(isinstance(value, int | float) and math.isfinite(value) for one in values for value in one)
+        return Statistics(*map(tuple, values)) if real else None
+
+    @property
     def seen(self) -> Seen:
-        return Seen(self.columns, self.config, self.images)
+        return Seen(self.columns, self.config, self.images, self.statistics, self._last_start().get("device"))
 
     def on_files(self) -> list[Remark]:
         """What of the run can be read, and how it goes on."""
@@ -177,10 +193,13 @@ class _Patient:
             return "the run ended before it logged anything"
         return f"stopped at step {self.reader.step}" + (f" of {self.total}" if self.total else "")
 
+    def _last_start(self) -> Mapping[str, Any]:
+        starts = self.record.get("starts")
+        return starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], Mapping) else {}
+
     def command(self) -> str:
         """What goes on with the run: the command that started it, else one that does the same."""
-        starts = self.record.get("starts")
-        start = starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], Mapping) else {}
+        start = self._last_start()
         words = start.get("command")
         if (
             isinstance(words, list)

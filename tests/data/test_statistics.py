@@ -34,7 +34,7 @@ def test__each_image_counts_the_same_whatever_its_size() -> None:
 def test__constant_images_have_a_deviation_that_can_be_divided_by() -> None:
     summary = summarize(reader([np.full((70, 70, 3), 77, dtype=np.uint8)] * 3))
     np.testing.assert_allclose(summary.mean, 77 / 255)
-    assert all(1e-4 < deviation < 0.01 for deviation in summary.std)
+    assert all(1e-6 < deviation < 0.01 for deviation in summary.std)
 
 
 def test__broken_images_are_named_and_do_not_count() -> None:

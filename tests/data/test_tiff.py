@@ -202,7 +202,8 @@ def test__other_files_that_an_ome_tiff_names_are_not_opened(tmp_path: Path) -> N
     secret = noise(20, 30)
     tifffile.imwrite(tmp_path / "secret.ome.tif", secret, ome=True)
     planes = "".join(
-        f'<TiffData IFD="0" FirstC="{number}" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{number}</UUID></TiffData>'
+        f'<TiffData IFD="0" FirstC="{number}" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{number}</UUID>'
+        "</TiffData>"
         for number, name in enumerate(["own.ome.tif", "../secret.ome.tif"])
     )
     xml = (
