@@ -17,7 +17,9 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
 
 from capi.data.tiff import TIFF_EXTRA, TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
@@ -33,6 +35,8 @@ READ_IN_PARTS = 2**24
 # Before a strong reduction whole blocks of pixels are averaged; three times the final size is left for the filter.
 _REDUCING_GAP = 3.0
 _TURNED = (5, 6, 7, 8)
+# How far floats may lie beyond 0 and 1.
+_ROUNDING = 1e-3
 _MAYBE_TRANSPARENT = ("1", "L", "RGB", "P", "PA", "LA", "La", "RGBA", "RGBa")
 
 
@@ -240,7 +244,7 @@ class TiffPicture:
     def _part(self, top: int, bottom: int, left: int, right: int) -> Pixels:
         with self.decoder.guarded():
             values = self.file.read(top, bottom, left, right)
-        return values if values.dtype == np.uint8 else _full_scale(values)
+        return full_scale(values)
 
 
 def crop_decoded(
@@ -305,7 +309,7 @@ def _plain(image: Image.Image) -> Image.Image:
     """Any mode as bytes in L or RGB, or as floats from 0 to 255 where there is more than a byte."""
     mode = image.mode
     if mode == "F" or mode.startswith("I"):
-        return Image.fromarray(_full_scale(np.asarray(image)))
+        return Image.fromarray(full_scale(np.asarray(image)))
     if mode in _MAYBE_TRANSPARENT and _has_transparency(image):
         opaque = image.convert("RGBA")
         white = Image.new("RGBA", opaque.size, "white")
@@ -313,8 +317,44 @@ def _plain(image: Image.Image) -> Image.Image:
     return image if mode in {"L", "RGB"} else image.convert("L" if mode == "1" else "RGB")
 
 
-def _full_scale(values: Pixels) -> Pixels:
-    """Floats from 0 to 255: floats count as fractions of full scale, integers as 16-bit where they fit."""
+def as_array(image: Pixels | Tensor) -> Pixels:
+    """The values of a tensor; arrays as they are."""
+    if not isinstance(image, Tensor):
+        return image
+    values = image.detach().cpu()
+    # numpy has no bfloat16.
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def array_pixels(values: Pixels, channels: int) -> Pixels:
+    """An array (height, width) or (height, width, channels) as values from 0 to 255, by its dtype.
+
+    Bytes stay bytes and bool becomes 0 and 255; uint16 and other integers from 0 to 65535 are 16-bit values; floats lie
+    between 0 and 1.
+    """
+    known = {1, 3} if channels == 1 else {1, channels}
+    if values.ndim not in {2, 3} or 0 in values.shape or (values.ndim == 3 and values.shape[2] not in known):
+        numbers = " or ".join(str(number) for number in sorted(known))
+        raise BrokenImageError(
+            f"shape {tuple(values.shape)}: expected an array (height, width) or (height, width, channels), or a tensor "
+            f"(height, width) or (channels, height, width), of {numbers} channel{'s' * (known != {1})}"
+        )
+    if np.issubdtype(values.dtype, np.floating) and (values.min() < -_ROUNDING or values.max() > 1 + _ROUNDING):
+        raise BrokenImageError(
+            f"{values.dtype} values from {values.min():.3g} to {values.max():.3g}: floats must lie between 0 and 1; "
+            "give bytes as uint8, or divide by the largest value that there can be"
+        )
+    return full_scale(values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values)
+
+
+def full_scale(values: Pixels) -> Pixels:
+    """Bytes, or floats from 0 to 255: floats count as fractions of full scale, integers as 16-bit where they fit."""
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255
+    if values.dtype == np.int8 or values.dtype.kind not in "iuf":
+        raise BrokenImageError(f"{values.dtype} has no known full scale: give uint8, uint16, bool, or floats in 0 to 1")
     if np.issubdtype(values.dtype, np.floating):
         if not np.isfinite(values).all():
             raise BrokenImageError("values that are no finite numbers (no-data areas must hold a number)")
