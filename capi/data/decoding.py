@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
 from torch import Tensor
 
 from capi.data.tiff import TIFF_EXTRA, TiffFile, has_tiff_reader, is_tiff, open_tiff
@@ -92,7 +92,7 @@ class Decoder:
                 return TiffPicture(self, file)
             # Before the EXIF tag is looked for: a PNG is decoded to find it.
             self._check_size(*image.size)
-            return PillowPicture(self, image)
+            return PillowPicture(self, image, _low_bytes(image, source))
 
     def _open_with_pillow(self, source: Source) -> Image.Image:
         # From memory, since Pillow leaves the file open where an image is not decoded.
@@ -191,8 +191,9 @@ class Picture(Protocol):
 class PillowPicture:
     """An image that Pillow decodes, always whole, a JPEG at a fraction of its size where that is enough."""
 
-    def __init__(self, decoder: Decoder, image: Image.Image) -> None:
-        self.decoder, self.image = decoder, image
+    def __init__(self, decoder: Decoder, image: Image.Image, low: Image.Image | None = None) -> None:
+        """`low` holds the low bytes of colors of 16 bits, of which Pillow gives the high ones."""
+        self.decoder, self.image, self.low = decoder, image, low
         self.orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if decoder.turned else 1
         width, height = image.size
         # Of a TIFF, Pillow gives the size as it is seen.
@@ -205,10 +206,15 @@ class PillowPicture:
         with self.decoder.guarded():
             if factor > 1:
                 self.image.draft(None, _reduced_size(self.image.size, factor))
-            turned = ImageOps.exif_transpose(self.image) if self.orientation != 1 else self.image
-            plain = _plain(turned)
+            if self.low is not None:
+                high, low = (np.asarray(self._turned(half)).astype(np.uint16) for half in (self.image, self.low))
+                return full_scale(256 * high + low)
+            plain = _plain(self._turned(self.image))
             plain.load()
             return plain
+
+    def _turned(self, image: Image.Image) -> Image.Image:
+        return ImageOps.exif_transpose(image) if self.orientation != 1 else image
 
     def decode(self, factor: int = 1) -> Pixels:
         """The same as (height, width) or (height, width, channels)."""
@@ -362,6 +368,18 @@ def full_scale(values: Pixels) -> Pixels:
     if values.dtype != np.uint16 and (values.min() < 0 or values.max() > 65535):
         raise BrokenImageError("integers outside of 0 to 65535 have no known full scale: store 16-bit values or floats")
     return values.astype(np.float32) / 257
+
+
+def _low_bytes(image: Image.Image, source: Source) -> Image.Image | None:
+    """Of a PNG with opaque colors of 16 bits the low bytes, as an image that is decoded when it is asked for."""
+    tile = image.tile[0] if isinstance(image, PngImagePlugin.PngImageFile) and len(image.tile) == 1 else None
+    if tile is None or tile.args != "RGB;16B" or _has_transparency(image):
+        return None
+    low = Image.open(io.BytesIO(source if isinstance(source, bytes) else source.read_bytes()), formats=("PNG",))
+    assert isinstance(low, PngImagePlugin.PngImageFile)
+    # Pillow keeps the first byte of each two of this kind, the second of that one.
+    low.tile = [tile._replace(args="RGB;16L")]
+    return low
 
 
 def _has_transparency(image: Image.Image) -> bool:

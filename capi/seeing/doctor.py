@@ -162,11 +162,10 @@ class _Patient:
         """What the run measured of its images when it started; None where run.json has no such numbers."""
         data = self.record.get("data")
         found = data.get("statistics") if isinstance(data, Mapping) else None
-        values = [found.get(name) for name in Statistics._fields] if isinstance(found, Mapping) else []
-        if not values or not all(isinstance(one, list) and one for one in values) or len(values[0]) != len(values[1]):
+        if not isinstance(found, Mapping):
             return None
-        real = all(isinstance(value, int | float) and math.isfinite(value) for one in values for value in one)
-        return Statistics(*map(tuple, values)) if real else None
+        mean, std = _finite_numbers(found.get("mean")), _finite_numbers(found.get("std"))
+        return Statistics(mean, std) if mean and len(mean) == len(std) else None
 
     @property
     def seen(self) -> Seen:
@@ -264,6 +263,12 @@ class _Patient:
                 )
             ]
         return _reference_remarks(reference, self.columns, self.config)
+
+
+def _finite_numbers(values: Any) -> tuple[float, ...]:
+    """The numbers of a list; none where anything else is among them."""
+    listed = values if isinstance(values, list) else []
+    return tuple(listed) if all(isinstance(one, int | float) and math.isfinite(one) for one in listed) else ()
 
 
 def _health_remark(finding: Finding) -> Remark:

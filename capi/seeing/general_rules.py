@@ -200,10 +200,12 @@ def on_images(seen: Seen) -> Iterable[Remark]:
 
 def on_range(seen: Seen) -> Iterable[Remark]:
     """Whether the images are near what they are normalized with; far from it they look constant to the model."""
-    given = (seen.config.data.mean, seen.config.data.std) if seen.config else ("auto", "auto")
-    if seen.statistics is None or "auto" in given or len(seen.statistics.mean) != len(given[0]):
+    if seen.statistics is None or seen.config is None:
         return
-    warning = statistics_warning(seen.statistics, Statistics(*given))
+    mean, std = seen.config.data.mean, seen.config.data.std
+    if isinstance(mean, str) or isinstance(std, str) or len(mean) != len(seen.statistics.mean):
+        return
+    warning = statistics_warning(seen.statistics, Statistics(mean, std))
     if warning is None:
         yield Remark("well", "Range of the images", "mean and std are near data.mean and data.std")
         return

@@ -1,7 +1,9 @@
 import gc
 import io
 import math
+import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -304,6 +306,28 @@ def test__channels_of_16_bits_keep_their_depth() -> None:
     image = noise(30, 40, 4, dtype=np.uint16)
     cropped = Decoder(channels=4).open(multichannel(image)).crop(Box(3, 4, 33, 24), (20, 30))
     np.testing.assert_allclose(cropped, image[4:24, 3:33].transpose(2, 0, 1) / 257, rtol=1e-6)
+
+
+def deep_png(image: Pixels) -> bytes:
+    """A PNG with colors of 16 bits, which Pillow does not write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width = image.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test__colors_of_16_bits_keep_their_depth_in_a_png(tmp_path: Path) -> None:
+    """12 bits in 16 would else be 16 levels."""
+    image = noise(30, 40, 3, dtype=np.uint16) >> 4
+    (tmp_path / "deep.png").write_bytes(deep_png(image))
+    for source in (tmp_path / "deep.png", deep_png(image)):
+        np.testing.assert_allclose(Decoder().open(source).decode(), image / 257, rtol=1e-6)
+        cropped = Decoder().open(source).crop(Box(3, 4, 33, 24), (20, 30))
+        np.testing.assert_allclose(cropped, image[4:24, 3:33].transpose(2, 0, 1) / 257, rtol=1e-6)
 
 
 def test__a_box_beyond_the_image_by_a_hair_gets_no_dark_edge() -> None:
