@@ -12,7 +12,7 @@ from capi.build import build_learner, mask_sampler
 from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
 from capi.data.opening import Data, open_images
-from capi.data.statistics import DataSummary, summarize
+from capi.data.statistics import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.initialising import initialise
 from capi.method.masking import Grid
@@ -27,6 +27,8 @@ class RunCheck:
     cost: StepCost
     data: DataSummary | None
     images_per_second_read: float | None
+    warning: str | None = None
+    """Where the images are far from what the config normalizes them with."""
 
 
 def check(
@@ -67,7 +69,8 @@ def check(
         raise CapiError(_too_large(config)) from error
     if not math.isfinite(cost.student_loss):
         raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
-    return RunCheck(cost, summary, read_rate)
+    warning = statistics_warning(summary.statistics, build.statistics(config)) if summary else None
+    return RunCheck(cost, summary, read_rate, warning)
 
 
 def _noise(config: Config, device: torch.device) -> MaskedBatch:

@@ -17,6 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from capi import build
 from capi.config.schema import Config
+from capi.data.statistics import significant
 from capi.errors import CapiError, some_of
 from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
@@ -265,15 +266,11 @@ def _statistics_note(config: Config, given: CapiEncoder) -> list[str]:
     ours, theirs = build.statistics(config), given.statistics
     if ours == theirs:
         return []
-    wanted = " ".join(f"data.{name}=[{_numbers(values)}]" for name, values in theirs._asdict().items())
+    wanted = " ".join(f"data.{name}=[{significant(values, 4)}]" for name, values in theirs._asdict().items())
     return [
-        f"images are normalised with mean {_numbers(ours.mean)} and deviation {_numbers(ours.std)}, but these weights "
-        f"learnt from images normalised with {wanted}"
+        f"images are normalised with mean {significant(ours.mean, 4)} and deviation {significant(ours.std, 4)}, but "
+        f"these weights learnt from images normalised with {wanted}"
     ]
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return ",".join(f"{value:.4g}" for value in values)
 
 
 def _counted(count: int, what: str) -> str:

@@ -18,19 +18,20 @@ from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
 from capi.data.sources import ImageSource
+from capi.data.statistics import quick_statistics, statistics_warning
 from capi.distributed.processes import Processes, joined, lost_process_is_an_error
 from capi.distributed.sharding import chosen_shards
 from capi.distributing import distribute, whole_view
 from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
-from capi.method.alarms import RunFacts, Watchman
+from capi.method.alarms import ADVISED, RunFacts, Watchman
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.loop import Ending, Evaluation, Loop
 from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
 from capi.train.progress import RunProgress
 from capi.train.run_folder import CONFIG, RunFolder
 from capi.train.step import Learner
-from capi.types import VisionEncoder
+from capi.types import Statistics, VisionEncoder
 
 _LOG = logging.getLogger("capi")
 # What may change when a run is resumed, since it does not change what is computed.
@@ -97,6 +98,7 @@ def pretrain(
             given.folder.wait_until_seen()
         if processes.is_main:
             _tell(initialised, console)
+            _warn_of_range(given, console)
         with processes.together():
             if processes.is_main:
                 stack.enter_context(given.folder.locked())
@@ -144,6 +146,9 @@ def _examine(
     else:
         folder.refuse_unless_free()
     _try_first_batch(config, source, processes)
+    if processes.is_main and not going_on:
+        measured = quick_statistics(build.build_reader(config, source))
+        facts |= {"statistics": measured._asdict()} if measured else {}
     if processes.size > 1:
         chosen_shards(processes, config.distributed.shards)
     require_loggers(config.run.loggers or [])
@@ -195,7 +200,17 @@ def run_facts(config: Config) -> RunFacts:
         width=config.model.width,
         total_steps=config.optimization.steps,
         target=config.target.kind,
+        settings=frozenset(setting for setting in ADVISED if _is_set(config, setting)),
     )
+
+
+def _is_set(config: Config, setting: str) -> bool:
+    """Whether a config has a value, such as masking.roll=true."""
+    key, _, value = setting.partition("=")
+    found: Any = config
+    for name in key.split("."):
+        found = getattr(found, name)
+    return str(found).lower() == value
 
 
 @dataclass
@@ -372,6 +387,16 @@ def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
             f"{folder.path} was started from other weights than {initialised.source} holds now, and has no checkpoint "
             "yet: restore them, or start anew with --overwrite"
         )
+
+
+def _warn_of_range(given: _Given, console: Console | None) -> None:
+    """Images that are far from what the config normalizes them with look nearly constant to the model."""
+    measured = given.facts.get("statistics")
+    warning = statistics_warning(Statistics(**measured), build.statistics(given.config)) if measured else None
+    if warning and console is None:
+        _LOG.warning(warning)
+    elif warning and console:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _tell(initialised: Initialised | None, console: Console | None) -> None:

@@ -1,7 +1,12 @@
-"""From image files to what an encoder takes: the preprocessing of the evaluations, as a function to call.
+"""From images to what an encoder takes: the preprocessing of the evaluations, as a function to call.
 
     images = capi.transform(encoder)("photo.jpg")
     features = encoder(images)
+
+An image is a file, a Pillow image, a numpy array (height, width) or (height, width, channels), or a tensor (height,
+width) or (channels, height, width). Values of arrays and tensors are scaled by their dtype: uint8 from 0 to 255, uint16
+and other integers from 0 to 65535, floats from 0 to 1, bool as black and white. Several images are a list, or a batch
+with one more axis in front.
 
 The middle of an image is kept as classification does: the short side is resized to 256 for a crop of 224 pixels, and so
 on in proportion; bicubic. Then comes the encoder's own mean and deviation, and the batch lies where its weights do.
@@ -13,31 +18,36 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
 from capi.data.crops import normalize
-from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, Pixels
+from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, Pixels, array_pixels, as_array, resize
 from capi.errors import CapiError, expect
 from capi.evals.images import Frame
 from capi.types import Float, VisionEncoder, image_size_of, statistics_of
 
-ImageLike = str | Path | Image.Image
+ImageLike = str | Path | Image.Image | npt.NDArray[Any] | Tensor
+_SINGLE = (str, Path, Image.Image)
+_BATCH_AXES = 4
+_KINDS = "a file, a Pillow image, an array or a tensor"
 
 
 @dataclass(frozen=True)
 class Transform:
-    """Called on an image or several, as files or as Pillow has them, it gives the batch that the encoder takes."""
+    """Called on an image or several (files, Pillow images, arrays, tensors), it gives the encoder's batch."""
 
     encoder: VisionEncoder
     size: tuple[int, int]
 
     def __call__(self, images: ImageLike | Iterable[Any]) -> Float[Tensor, "b c height width"]:
-        expect("images", images, (str, Path, Image.Image, Iterable), "a file, a Pillow image, or several")
-        listed = [images] if isinstance(images, str | Path | Image.Image) else list(images)
+        expect("images", images, (*_SINGLE, Iterable), f"{_KINDS}, or several")
+        is_array = isinstance(images, np.ndarray | Tensor) and images.ndim != _BATCH_AXES
+        listed = [images] if is_array or isinstance(images, _SINGLE) else list(images)
         if not listed:
-            raise CapiError("there is no image to transform: give a file, a Pillow image, or several")
+            raise CapiError(f"there is no image to transform: give {_KINDS}, or several")
         mean, std = statistics_of(self.encoder)
         frame = Frame(self.size, channels=len(mean))
         pixels = torch.from_numpy(np.stack([_framed(image, frame) for image in listed]))
@@ -67,8 +77,10 @@ def transform(encoder: VisionEncoder, size: int | tuple[int, ...] | None = None)
 def _framed(image: Any, frame: Frame) -> Pixels:
     """The pixels of the frame, (channels, height, width), from 0 to 255."""
     decoder = Decoder(channels=frame.channels)
-    if not isinstance(image, str | Path | Image.Image):
-        raise CapiError(f"an image must be a file or a Pillow image, not a {type(image).__name__}")
+    if isinstance(image, np.ndarray | Tensor):
+        return _framed_array(image, frame)
+    if not isinstance(image, _SINGLE):
+        raise CapiError(f"an image must be {_KINDS}, not a {type(image).__name__}")
     name = "the image" if isinstance(image, Image.Image) else str(image)
     if not isinstance(image, Image.Image) and not Path(image).is_file():
         found = f"{image} is no file" if Path(image).exists() else f"there is no file {image}"
@@ -79,6 +91,17 @@ def _framed(image: Any, frame: Frame) -> Pixels:
         return picture.crop(box, frame.size)
     except BrokenImageError as error:
         raise CapiError(f"{name} cannot be read ({error})") from error
+
+
+def _framed_array(image: npt.NDArray[Any] | Tensor, frame: Frame) -> Pixels:
+    try:
+        values = as_array(image)
+        if isinstance(image, Tensor) and image.ndim == 3:
+            values = np.moveaxis(values, 0, -1)
+        pixels = array_pixels(values, frame.channels)
+        return resize(pixels, frame.box((pixels.shape[0], pixels.shape[1])), frame.size, frame.channels)
+    except BrokenImageError as error:
+        raise CapiError(f"the {type(image).__name__} cannot be used as an image ({error})") from error
 
 
 def _home(encoder: VisionEncoder) -> tuple[torch.device, torch.dtype]:

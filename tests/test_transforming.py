@@ -16,7 +16,7 @@ from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
 from capi.transforming import transform
 from capi.types import IMAGENET, Statistics
-from tests.data.pictures import noise, photo
+from tests.data.pictures import DTYPES, noise, of_dtype, photo
 
 
 def turned(path: Path) -> None:
@@ -117,8 +117,58 @@ def test__what_is_no_image_is_told(tmp_path: Path, model: CapiEncoder) -> None:
         (tmp_path / "text.jpg", r"text\.jpg cannot be read \(no image"),
         (tmp_path, "is no file: give an image file"),
         ([], "there is no image"),
-        ([3], "an image must be a file or a Pillow image, not a int"),
-        (torch.zeros(1, 3, 8, 8), "not a Tensor"),
+        ([3], "an image must be a file, a Pillow image, an array or a tensor, not a int"),
+        ([[3, 4], [5, 6]], "not a list"),
+        (np.zeros((0, 3, 8, 8)), "there is no image"),
+        (np.zeros(5), r"shape \(5,\): expected an array \(height, width\)"),
+        (np.zeros((3, 20, 30)), r"shape \(3, 20, 30\): expected an array .* of 1 or 3 channels"),
+        (torch.zeros(20, 30, 3), r"shape \(30, 3, 20\): expected .* a tensor .*\(channels, height, width\)"),
+        (np.zeros((20, 30, 4), np.uint8), "of 1 or 3 channels"),
+        (np.zeros((0, 30)), r"shape \(0, 30\)"),
+        (torch.zeros(1, 1, 3, 8, 8), r"shape \(1, 1, 3, 8, 8\)"),
+        (
+            np.full((8, 8), 255.0),
+            "float64 values from 255 to 255: .* between 0 and 1; give bytes as uint8",
+        ),
+        (torch.full((3, 8, 8), -2.0), "float32 values from -2 to -2: floats must lie between 0 and 1"),
+        (np.full((8, 8), np.nan), "no finite numbers"),
+        (np.zeros((8, 8), np.int8), "int8 has no known full scale: give uint8, uint16, bool, or floats"),
+        (np.zeros((8, 8), np.complex64), "complex64 has no known full scale"),
+        (np.full((8, 8), None), "object has no known full scale"),
+        (np.full((8, 8), -1, np.int16), "integers outside of 0 to 65535"),
+        (torch.full((8, 8), 65536), "integers outside of 0 to 65535"),
     ):
         with pytest.raises(CapiError, match=message):
             transform(model, 8)(images)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(20, 30), (20, 30, 1), (20, 30, 3)], ids=str)
+def test__arrays_and_tensors_are_scaled_by_their_dtype(model: CapiEncoder, dtype: str, shape: tuple[int, ...]) -> None:
+    """Against plain arithmetic: constant images show the scale, others the layout."""
+    make = transform(model, (20, 32))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in model.statistics)
+    values = of_dtype(dtype, *shape)
+    flat = np.full_like(values, values.max())
+    expected = ((float(values.max()) / DTYPES[dtype] - mean) / std).expand(3, 20, 32)
+    torch.testing.assert_close(make(flat)[0], expected, rtol=0, atol=1e-4)
+    first = torch.from_numpy(values if values.ndim == 2 else np.moveaxis(values, 2, 0).copy())
+    given = make(values)
+    assert given.shape == (1, 3, 20, 32)
+    assert given.std() > 0.1
+    assert torch.equal(make(first), given)
+    assert torch.equal(make([values, first]), torch.cat([given, given]))
+    if values.ndim == 3:
+        assert torch.equal(make(np.stack([values, values])), torch.cat([given, given]))
+        assert torch.equal(make(first[None]), given)
+
+
+def test__bytes_in_an_array_are_the_image_of_pillow(model: CapiEncoder) -> None:
+    for values in (photo(40, 50), photo(40, 50)[:, :, 0]):
+        assert torch.equal(transform(model, 16)(values), transform(model, 16)(Image.fromarray(values)))
+    deep = noise(40, 50, dtype=np.uint16)
+    assert torch.equal(transform(model, 16)(deep), transform(model, 16)(Image.fromarray(deep)))
+    half = torch.rand(3, 8, 8).bfloat16()
+    assert torch.equal(transform(model, 8)(half), transform(model, 8)(half.float()))
+    needs_gradient = torch.rand(3, 8, 8, requires_grad=True)
+    assert not transform(model, 8)(needs_gradient).requires_grad

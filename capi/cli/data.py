@@ -89,6 +89,8 @@ def _rows(found: "Survey") -> dict[str, str]:
         "images": f"{found.total}{some}; {found.readable} can be read, {len(found.broken)} cannot",
         "broken": f"{len(found.broken)}{_examples([f'{name} ({why})' for name, why in found.broken.items()])}",
     }
+    if found.animated:
+        rows["frames"] = f"{found.animated} with several frames, of which the first is read"
     if found.readable:
         rows |= {
             "formats": ", ".join(f"{kind} {count}" for kind, count in found.formats.items()),
@@ -96,12 +98,24 @@ def _rows(found: "Survey") -> dict[str, str]:
             "widths": _percentiles(found.widths),
             "heights": _percentiles(found.heights),
             "mean, std": f"data.mean=[{_numbers(found.mean)}] data.std=[{_numbers(found.std)}]",
+            **_range(found),
             "copies": f"{found.copies} with the same bytes as another{_pairs(found.copied, ' = ')}",
             "look alike": f"{found.alike} more{_pairs(found.looking_alike, ' ~ ')}",
         }
     return rows | {
         "speed": f"{found.images_per_second:.0f} images/s with {found.workers} processes ({found.seconds:.1f} s)"
     }
+
+
+def _range(found: "Survey") -> dict[str, str]:
+    """A warning where the images are far from the statistics of the recipes, which are those of ImageNet."""
+    from capi.data.statistics import statistics_warning
+    from capi.types import IMAGENET, Statistics
+
+    if len(found.mean) != len(IMAGENET.mean):
+        return {}
+    warning = statistics_warning(Statistics(tuple(found.mean), tuple(found.std)), IMAGENET)
+    return {"range": f"{warning} (the defaults are ImageNet's)"} if warning else {}
 
 
 def _examples(names: list[str]) -> str:
@@ -118,4 +132,6 @@ def _percentiles(values: dict[str, float]) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    return ",".join(f"{value:.3f}" for value in values)
+    from capi.data.statistics import significant
+
+    return significant(values)

@@ -156,6 +156,8 @@ def _check(recipe: str, config: "Config", data: list[str] | None, device: str | 
     console = Console()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
+        if found.warning:
+            console.print(f"Warning: {found.warning}", markup=False, highlight=False, soft_wrap=True)
     console.print(_cost_table(found.cost, f"{recipe} on {chosen}", config.optimization.steps))
 
 
@@ -180,7 +182,9 @@ def _first(broken: dict[str, str]) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    return " ".join(f"{value:.3f}" for value in values)
+    from capi.data.statistics import significant
+
+    return significant(values)
 
 
 def _cost_table(cost: "StepCost", title: str, steps: int) -> Table:

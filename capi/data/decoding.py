@@ -17,9 +17,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+import torch
+from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageError
+from torch import Tensor
 
-from capi.data.tiff import TiffFile, has_tiff_reader, is_tiff, open_tiff
+from capi.data.tiff import TIFF_EXTRA, TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
 
 Pixels = npt.NDArray[Any]
@@ -33,11 +35,21 @@ READ_IN_PARTS = 2**24
 # Before a strong reduction whole blocks of pixels are averaged; three times the final size is left for the filter.
 _REDUCING_GAP = 3.0
 _TURNED = (5, 6, 7, 8)
+# How far floats may lie beyond 0 and 1.
+_ROUNDING = 1e-3
 _MAYBE_TRANSPARENT = ("1", "L", "RGB", "P", "PA", "LA", "La", "RGBA", "RGBa")
 
 
 class BrokenImageError(Exception):
     """A file that cannot be used, and why."""
+
+
+class ChannelsError(BrokenImageError):
+    """A file with another number of channels than the model has."""
+
+    def __init__(self, message: str, channels: int) -> None:
+        super().__init__(message)
+        self.channels = channels
 
 
 class Box(NamedTuple):
@@ -67,13 +79,20 @@ class Decoder:
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
             file = self._open_tiff(source)
-            if file is not None:
+            if file is not None and self._reads_with_tifffile(file):
+                return TiffPicture(self, file)
+            try:
+                image = self._open_with_pillow(source)
+            except UnidentifiedImageError as error:
+                if file is None and is_tiff(source):
+                    raise BrokenImageError(f"a TIFF that Pillow alone cannot read: {TIFF_EXTRA}") from error
+                if file is None or not file.is_direct:
+                    raise
                 self._check_tiff(file)
                 return TiffPicture(self, file)
-            image = self._open_with_pillow(source)
             # Before the EXIF tag is looked for: a PNG is decoded to find it.
             self._check_size(*image.size)
-            return PillowPicture(self, image)
+            return PillowPicture(self, image, _low_bytes(image, source))
 
     def _open_with_pillow(self, source: Source) -> Image.Image:
         # From memory, since Pillow leaves the file open where an image is not decoded.
@@ -81,22 +100,31 @@ class Decoder:
         # Formats that are not about photographs stay outside: EPS runs another program, for one.
         if image.format not in FORMATS:
             raise BrokenImageError(f"{image.format} is not one of {', '.join(FORMATS)}")
+        if image.format == "TIFF" and not has_tiff_reader() and _has_equal_pages(image):
+            raise CapiError(f"TIFF files with several pages need the extra: {TIFF_EXTRA}")
         return image
 
     def _open_tiff(self, source: Source) -> TiffFile | None:
-        """What Pillow cannot open (other than 1 or 3 channels), or would decode whole where a part is enough."""
-        if not is_tiff(source):
+        if not is_tiff(source) or (self.channels in {1, 3} and not has_tiff_reader()):
             return None
-        if self.channels not in {1, 3}:
-            return open_tiff(source)
-        if has_tiff_reader():
-            file = open_tiff(source)
-            if file.is_plain and file.width * file.height > READ_IN_PARTS:
-                return file
-        return None
+        return open_tiff(source)
+
+    def _reads_with_tifffile(self, file: TiffFile) -> bool:
+        """Where Pillow cannot (channels, pages, colors of 16 bits), or would decode all where a part is enough."""
+        in_parts = file.is_plain and file.width * file.height > READ_IN_PARTS
+        if self.channels in {1, 3} and file.pages == 1 and not file.is_deep_color and not in_parts:
+            return False
+        self._check_tiff(file)
+        return True
 
     def _check_tiff(self, file: TiffFile) -> None:
         """Before anything is decoded: a few bytes may claim many channels."""
+        if file.unnamed and file.channels != self.channels:
+            raise ChannelsError(
+                f"{file.pages} pages of {file.width} x {file.height} whose axis has no name: if they are channels, use "
+                f"{_setting(file.channels)}, else write each to a file of its own",
+                file.channels,
+            )
         _check_channels(file.channels, self.channels)
         self._check_size(file.width, file.height)
         if file.width * file.height * file.channels > 4 * self.max_pixels:
@@ -163,8 +191,9 @@ class Picture(Protocol):
 class PillowPicture:
     """An image that Pillow decodes, always whole, a JPEG at a fraction of its size where that is enough."""
 
-    def __init__(self, decoder: Decoder, image: Image.Image) -> None:
-        self.decoder, self.image = decoder, image
+    def __init__(self, decoder: Decoder, image: Image.Image, low: Image.Image | None = None) -> None:
+        """`low` holds the low bytes of colors of 16 bits, of which Pillow gives the high ones."""
+        self.decoder, self.image, self.low = decoder, image, low
         self.orientation = image.getexif().get(ExifTags.Base.Orientation, 1) if decoder.turned else 1
         width, height = image.size
         # Of a TIFF, Pillow gives the size as it is seen.
@@ -177,10 +206,15 @@ class PillowPicture:
         with self.decoder.guarded():
             if factor > 1:
                 self.image.draft(None, _reduced_size(self.image.size, factor))
-            turned = ImageOps.exif_transpose(self.image) if self.orientation != 1 else self.image
-            plain = _plain(turned)
+            if self.low is not None:
+                high, low = (np.asarray(self._turned(half)).astype(np.uint16) for half in (self.image, self.low))
+                return full_scale(256 * high + low)
+            plain = _plain(self._turned(self.image))
             plain.load()
             return plain
+
+    def _turned(self, image: Image.Image) -> Image.Image:
+        return ImageOps.exif_transpose(image) if self.orientation != 1 else image
 
     def decode(self, factor: int = 1) -> Pixels:
         """The same as (height, width) or (height, width, channels)."""
@@ -216,7 +250,7 @@ class TiffPicture:
     def _part(self, top: int, bottom: int, left: int, right: int) -> Pixels:
         with self.decoder.guarded():
             values = self.file.read(top, bottom, left, right)
-        return values if values.dtype == np.uint8 else _full_scale(values)
+        return full_scale(values)
 
 
 def crop_decoded(
@@ -253,7 +287,21 @@ def _layers(decoded: Decoded, channels: int) -> list[Image.Image]:
 
 def _check_channels(found: int, wanted: int) -> None:
     if wanted != 1 and found not in {1, wanted}:
-        raise BrokenImageError(f"{found} channels, where model.channels asks for {wanted}")
+        raise ChannelsError(f"{found} channels: use {_setting(found)}, in place of {wanted}", found)
+
+
+def _setting(channels: int) -> str:
+    return f"model.channels={channels} (capi data check: --channels {channels})"
+
+
+def _has_equal_pages(image: Image.Image) -> bool:
+    """Whether a TIFF has another page of the size of the first; smaller ones are previews."""
+    size, several = image.size, False
+    for number in range(1, getattr(image, "n_frames", 1)):
+        image.seek(number)
+        several = several or image.size == size
+    image.seek(0)
+    return several
 
 
 def _resize(image: Image.Image, box: Box, size: tuple[int, int], quick: bool) -> Image.Image:
@@ -267,7 +315,7 @@ def _plain(image: Image.Image) -> Image.Image:
     """Any mode as bytes in L or RGB, or as floats from 0 to 255 where there is more than a byte."""
     mode = image.mode
     if mode == "F" or mode.startswith("I"):
-        return Image.fromarray(_full_scale(np.asarray(image)))
+        return Image.fromarray(full_scale(np.asarray(image)))
     if mode in _MAYBE_TRANSPARENT and _has_transparency(image):
         opaque = image.convert("RGBA")
         white = Image.new("RGBA", opaque.size, "white")
@@ -275,8 +323,44 @@ def _plain(image: Image.Image) -> Image.Image:
     return image if mode in {"L", "RGB"} else image.convert("L" if mode == "1" else "RGB")
 
 
-def _full_scale(values: Pixels) -> Pixels:
-    """Floats from 0 to 255: floats count as fractions of full scale, integers as 16-bit where they fit."""
+def as_array(image: Pixels | Tensor) -> Pixels:
+    """The values of a tensor; arrays as they are."""
+    if not isinstance(image, Tensor):
+        return image
+    values = image.detach().cpu()
+    # numpy has no bfloat16.
+    return (values.float() if values.dtype == torch.bfloat16 else values).numpy()
+
+
+def array_pixels(values: Pixels, channels: int) -> Pixels:
+    """An array (height, width) or (height, width, channels) as values from 0 to 255, by its dtype.
+
+    Bytes stay bytes and bool becomes 0 and 255; uint16 and other integers from 0 to 65535 are 16-bit values; floats lie
+    between 0 and 1.
+    """
+    known = {1, 3} if channels == 1 else {1, channels}
+    if values.ndim not in {2, 3} or 0 in values.shape or (values.ndim == 3 and values.shape[2] not in known):
+        numbers = " or ".join(str(number) for number in sorted(known))
+        raise BrokenImageError(
+            f"shape {tuple(values.shape)}: expected an array (height, width) or (height, width, channels), or a tensor "
+            f"(height, width) or (channels, height, width), of {numbers} channel{'s' * (known != {1})}"
+        )
+    if np.issubdtype(values.dtype, np.floating) and (values.min() < -_ROUNDING or values.max() > 1 + _ROUNDING):
+        raise BrokenImageError(
+            f"{values.dtype} values from {values.min():.3g} to {values.max():.3g}: floats must lie between 0 and 1; "
+            "give bytes as uint8, or divide by the largest value that there can be"
+        )
+    return full_scale(values[..., 0] if values.ndim == 3 and values.shape[2] == 1 else values)
+
+
+def full_scale(values: Pixels) -> Pixels:
+    """Bytes, or floats from 0 to 255: floats count as fractions of full scale, integers as 16-bit where they fit."""
+    if values.dtype == np.uint8:
+        return values
+    if values.dtype == np.bool_:
+        return values.astype(np.uint8) * 255
+    if values.dtype == np.int8 or values.dtype.kind not in "iuf":
+        raise BrokenImageError(f"{values.dtype} has no known full scale: give uint8, uint16, bool, or floats in 0 to 1")
     if np.issubdtype(values.dtype, np.floating):
         if not np.isfinite(values).all():
             raise BrokenImageError("values that are no finite numbers (no-data areas must hold a number)")
@@ -284,6 +368,18 @@ def _full_scale(values: Pixels) -> Pixels:
     if values.dtype != np.uint16 and (values.min() < 0 or values.max() > 65535):
         raise BrokenImageError("integers outside of 0 to 65535 have no known full scale: store 16-bit values or floats")
     return values.astype(np.float32) / 257
+
+
+def _low_bytes(image: Image.Image, source: Source) -> Image.Image | None:
+    """Of a PNG with opaque colors of 16 bits the low bytes, as an image that is decoded when it is asked for."""
+    tile = image.tile[0] if isinstance(image, PngImagePlugin.PngImageFile) and len(image.tile) == 1 else None
+    if tile is None or tile.args != "RGB;16B" or _has_transparency(image):
+        return None
+    low = Image.open(io.BytesIO(source if isinstance(source, bytes) else source.read_bytes()), formats=("PNG",))
+    assert isinstance(low, PngImagePlugin.PngImageFile)
+    # Pillow keeps the first byte of each two of this kind, the second of that one.
+    low.tile = [tile._replace(args="RGB;16L")]
+    return low
 
 
 def _has_transparency(image: Image.Image) -> bool:

@@ -43,7 +43,7 @@ class _Seen(NamedTuple):
 
     asked: int
     numbers: npt.NDArray[np.int64]
-    """Number of the image, bytes, width, height, and both hashes."""
+    """Number of the image, bytes, width, height, both hashes, and whether only the first of several frames is read."""
     moments: npt.NDArray[np.float64]
     """For each image the mean of each channel and of its square."""
     formats: Counter[str]
@@ -61,6 +61,8 @@ class Survey:
     broken: dict[str, str] = field(default_factory=dict)
     formats: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
+    animated: int = 0
+    """Images with several frames (GIF, WebP, APNG, MPO), of which the first is read."""
     widths: dict[str, float] = field(default_factory=dict)
     """By percentile."""
     heights: dict[str, float] = field(default_factory=dict)
@@ -108,12 +110,12 @@ class _Chunks(Dataset[_Seen]):
                 broken[self.source.name(index)] = error.strerror or str(error)
             except CapiError as error:
                 # Told as text, since an exception that crosses processes arrives as a traceback.
-                return _Seen(len(some), np.empty((0, 6), np.int64), np.empty(0), formats, broken, str(error))
+                return _Seen(len(some), np.empty((0, 7), np.int64), np.empty(0), formats, broken, str(error))
             else:
                 rows.append((index, *row))
                 moments.append(moment)
                 formats[kind] += 1
-        numbers = np.array(rows, dtype=np.int64).reshape(-1, 6)
+        numbers = np.array(rows, dtype=np.int64).reshape(-1, 7)
         shape = (-1, 2, self.decoder.channels)
         return _Seen(len(some), numbers, np.array(moments, dtype=np.float64).reshape(shape), formats, broken)
 
@@ -154,8 +156,8 @@ def _watched(chunks: _Chunks, workers: int, telling: Telling) -> Iterator[_Seen]
 def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64], seen: list[_Seen]) -> None:
     formats = sum((some.formats for some in seen), Counter[str]())
     result.formats = dict(formats.most_common())
-    index, size, width, height, content, look = numbers.T
-    result.bytes = int(size.sum())
+    index, size, width, height, content, look, animated = numbers.T
+    result.bytes, result.animated = int(size.sum()), int(animated.sum())
     result.widths, result.heights = _percentiles(width), _percentiles(height)
     mean, square = np.concatenate([some.moments for some in seen]).mean(axis=0)
     result.mean = mean.tolist()
@@ -168,16 +170,20 @@ def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64],
 
 
 def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int, ...], npt.NDArray[np.float64], str]:
-    """Bytes, width, height and both hashes of an image; its moments; its format."""
+    """Bytes, width, height, both hashes and whether it is animated; the moments of an image; its format."""
     content = read_bytes(source, index)
     picture = decoder.open(content)
     shape = picture.shape
     box = centre_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
     pixels = picture.crop(box, (THUMBNAIL, THUMBNAIL)).astype(np.float64) / 255
-    kind = str(picture.image.format) if isinstance(picture, PillowPicture) else "TIFF"
+    kind, animated = "TIFF", False
+    if isinstance(picture, PillowPicture):
+        kind = str(picture.image.format)
+        animated = kind != "TIFF" and getattr(picture.image, "is_animated", False)
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
     moments = np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2))])
-    return (len(content), shape.width, shape.height, digest, _look_hash(pixels.mean(0))), moments, kind
+    row = (len(content), shape.width, shape.height, digest, _look_hash(pixels.mean(0)), animated)
+    return row, moments, kind
 
 
 def _look_hash(grey: npt.NDArray[np.float64]) -> int:

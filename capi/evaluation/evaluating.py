@@ -39,6 +39,7 @@ from capi.evaluation.teamwork import encoding_together, on_a_machine, prepared, 
 from capi.released.registry import RELEASED
 from capi.types import VisionEncoder, image_size_of
 from capi.visualize.labels import legend, overlay, side_by_side, stacked
+from capi.visualize.pca import photos_of
 from capi.weights import Weights
 
 # Predictions of small images are drawn larger, by a whole factor.
@@ -166,7 +167,7 @@ def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encodin
     for picture in outcome.pictures:
         frame, number = Frame(encoding.size, kept=None), torch.tensor([picture.number])
         pixels = StillBatches(data.test.images, frame, number, 1, data.test.masks)[0].images[0]
-        photo = Image.fromarray(pixels.clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy())
+        photo = photos_of(pixels[None])[0]
         enlarged = max(_SHOWN_HEIGHT // photo.height, 1)
         photo = photo.resize((photo.width * enlarged, photo.height * enlarged), Image.Resampling.BICUBIC)
         truth, prediction = (

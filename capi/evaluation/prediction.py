@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from capi.data.decoding import Decoder, Pixels
+from capi.data.decoding import Decoder
 from capi.data.loader import made_ahead
 from capi.data.sources import ENDINGS, image_folder
 from capi.errors import CapiError
@@ -26,6 +26,7 @@ from capi.evals.probe_files import Probe
 from capi.evaluation.results import make_folder
 from capi.types import VisionEncoder
 from capi.visualize.labels import label_image, legend, overlay
+from capi.visualize.pca import photos_of
 
 LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"
 MASKS, OVERLAYS = "labels", "overlays"
@@ -188,7 +189,8 @@ def _segment(
     for batch in batches:
         features = encode(encoder, batch.images, encoding)
         for number, labels in zip(batch.numbers.tolist(), model.segment(features, encoding.size), strict=True):
-            photo = _as_photo(decoder.open(source.read(number)).decode())
+            pixels = np.atleast_3d(decoder.open(source.read(number)).decode())
+            photo = photos_of(torch.tensor(pixels).permute(2, 0, 1)[None])[0]
             full = Image.fromarray(labels.numpy().astype(np.int32)).resize(photo.size, Image.Resampling.NEAREST)
             values = np.asarray(full)
             _save(label_image(values), out / MASKS / names[number])
@@ -206,14 +208,6 @@ def picture_names(source: NamedFiles) -> list[str]:
     names = [source.name(number) for number in range(len(source))]
     short = [str(PurePosixPath(name).with_suffix(".png")) for name in names]
     return short if len(set(short)) == len(names) else [f"{name}.png" for name in names]
-
-
-def _as_photo(pixels: Pixels) -> Image.Image:
-    """Eight bits a channel, and three channels of those that have more."""
-    values = pixels if pixels.dtype == np.uint8 else np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
-    if values.ndim == 3 and values.shape[2] != 3:
-        values = values[..., :3] if values.shape[2] > 3 else values[..., 0]
-    return Image.fromarray(np.ascontiguousarray(values))
 
 
 def _save(image: Image.Image, path: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 from PIL import Image, ImageDraw
 from torch import Tensor
 
-from capi.data.decoding import Box, BrokenImageError, Decoder, Pixels
+from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.sources import Files, ImageSource
 from capi.errors import CapiError
 from capi.evals.feature_files import TYPES, FeatureFile, Framing
@@ -23,6 +23,7 @@ from capi.evals.features import Encoding, encoded_batches, silent
 from capi.evals.neighbours import NearestNeighbours
 from capi.evaluation.extraction import encoder_description, features_of
 from capi.types import Features, Float, Int, VisionEncoder
+from capi.visualize.pca import photos_of
 from capi.visualize.sheets import fitting
 from capi.visualize.text import font
 
@@ -261,7 +262,8 @@ def _tile(source: Path | bytes, side: int, framing: Framing, patch: tuple[int, i
         height, width = opened.shape.height, opened.shape.width
         scale = side / max(height, width)
         size = max(1, round(height * scale)), max(1, round(width * scale))
-        picture = _as_picture(opened.crop(Box(0, 0, width, height), size))
+        pixels = np.ascontiguousarray(opened.crop(Box(0, 0, width, height), size))
+        picture = photos_of(torch.from_numpy(pixels)[None])[0]
     except (BrokenImageError, OSError):
         return _message("cannot be read", side)
     tile = Image.new("RGB", (side, side), _EMPTY)
@@ -271,11 +273,6 @@ def _tile(source: Path | bytes, side: int, framing: Framing, patch: tuple[int, i
         box = framing.patch_box((height, width), *patch).scaled(size[1] / width, size[0] / height)
         _draw_frame(tile, Box(box.left + corner[0], box.top + corner[1], box.right + corner[0], box.bottom + corner[1]))
     return tile
-
-
-def _as_picture(pixels: Pixels) -> Image.Image:
-    shown = pixels[:3] if len(pixels) >= 3 else pixels[:1].repeat(3, axis=0)
-    return Image.fromarray(np.ascontiguousarray(shown.clip(0, 255).round().astype(np.uint8).transpose(1, 2, 0)))
 
 
 def _draw_frame(tile: Image.Image, box: Box) -> None:

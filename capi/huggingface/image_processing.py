@@ -15,7 +15,17 @@ from transformers.image_utils import ChannelDimension, SizeDict, infer_channel_d
 from transformers.processing_utils import ImagesKwargs
 
 from capi.data.crops import KEPT_SHARE, centre_box, normalize
-from capi.data.decoding import Box, BrokenImageError, Decoded, Decoder, PillowPicture, Pixels, resize
+from capi.data.decoding import (
+    Box,
+    BrokenImageError,
+    Decoded,
+    Decoder,
+    PillowPicture,
+    Pixels,
+    array_pixels,
+    as_array,
+    resize,
+)
 from capi.errors import CapiError
 from capi.transformers_files import check_statistics
 from capi.types import IMAGENET
@@ -35,8 +45,9 @@ class CapiImageProcessor(PilBackend):
 
     `size` (height and width) is that of the result. `do_center_crop` keeps the middle: `kept_share` of the largest part
     of that aspect; without it the whole image is squeezed. Without `do_resize` images stay as they are. Images of
-    Pillow are turned as their EXIF tag says, and laid on white where they are transparent; arrays and tensors hold
-    values from 0 to 255.
+    Pillow are turned as their EXIF tag says, and laid on white where they are transparent. Arrays and tensors are
+    scaled by their dtype, as `capi.transform` does: uint8 from 0 to 255, uint16 and other integers from 0 to 65535,
+    floats from 0 to 1, bool as black and white. Without `do_rescale` their values stay as they are.
     """
 
     valid_kwargs = CapiImageProcessorKwargs
@@ -73,12 +84,20 @@ class CapiImageProcessor(PilBackend):
         channels = len(kwargs["image_mean"])
         if isinstance(image, Image.Image):
             return _guarded(PillowPicture(Decoder(channels=channels), image).load)
-        values = image.detach().cpu().numpy() if isinstance(image, torch.Tensor) else np.asarray(image)
+        values = as_array(image)
         if values.ndim == 3:
             known = input_data_format or infer_channel_dimension_format(values, num_channels=(1, 3, channels))
             values = np.moveaxis(values, 0, -1) if known == ChannelDimension.FIRST else values
-            values = values[..., 0] if values.shape[-1] == 1 else values
-        return np.ascontiguousarray(values)
+        if kwargs["do_rescale"]:
+            return np.ascontiguousarray(_guarded(array_pixels, values, channels))
+        return np.ascontiguousarray(values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values)
+
+    def _prepare_images_structure(self, images: Any, expected_ndims: int = 3) -> Any:
+        """Grey images without an axis of channels are images too."""
+        listed = list(images) if isinstance(images, list | tuple) else [images]
+        if any(isinstance(image, np.ndarray | torch.Tensor) and image.ndim == 2 for image in listed):
+            return listed
+        return super()._prepare_images_structure(images, expected_ndims)
 
     def _preprocess(
         self,

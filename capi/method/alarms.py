@@ -28,13 +28,23 @@ class RunFacts:
     total_steps: int
     target: str = "clustering"
     """The kind of the target, which decides what is measured."""
+    settings: frozenset[str] = frozenset()
+    """Which of `ADVISED` the run has already, and is not advised."""
 
 
 class Advice(NamedTuple):
-    """What to do about values below and above the healthy range."""
+    """What to do about values below and above the healthy range.
+
+    `settings` help against values above it, by the names and values of the config. Those that the run has are left out.
+    """
 
     below: str = ""
     above: str = ""
+    settings: tuple[str, ...] = ()
+
+    def on_high(self, facts: RunFacts) -> str:
+        missing = [setting for setting in self.settings if setting not in facts.settings]
+        return f"{self.above} Use {' and '.join(missing)}." if missing else self.above
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,7 @@ class Rule:
     high: float | None = None
     below: str = ""
     above: str = ""
+    settings: tuple[str, ...] = ()
     start: float = 0.2
     unit: Callable[[RunFacts], float] = lambda _: 1.0
     targets: tuple[str, ...] | None = None
@@ -70,18 +81,22 @@ class Rule:
         low, high = self.limits(facts)
         if not math.isfinite(value):
             return "The value is no number: the weights or the data are broken; go back to an earlier checkpoint."
-        advice = self.otherwise.get(facts.target, Advice(self.below, self.above))
-        return advice.below if value < low else advice.above if value > high else None
+        advice = self.otherwise.get(facts.target, Advice(self.below, self.above, self.settings))
+        return advice.below if value < low else advice.on_high(facts) if value > high else None
 
 
 # Targets that a clustering makes, that are distributions over prototypes, that are made from the teacher's tokens.
 _CLUSTERED = ("clustering",)
 _DISTRIBUTIONS = (*_CLUSTERED, "ema_head")
 _OF_THE_TEACHER = (*_DISTRIBUTIONS, "features")
-_LESS_POSITION = Advice(
-    above="Features tell where a patch is instead of what it shows: positional collapse. Use masking.roll=true, and "
-    "check that the images are not all aligned in the same way."
+_PLACES = (
+    "Features tell where a patch is instead of what it shows: positional collapse. Check that the images are not all "
+    "aligned in the same way."
 )
+_ROLLED = "masking.roll=true"
+_POSITIONWISE = ("clustering.sinkhorn=positionwise", _ROLLED)
+ADVISED = _POSITIONWISE
+_LESS_POSITION = Advice(above=_PLACES, settings=(_ROLLED,))
 
 RULES = (
     Rule(
@@ -128,9 +143,8 @@ RULES = (
         "Position in the features",
         "Share of the variance of the teacher's features that position alone explains; 0 means none.",
         high=0.08,
-        above="Features tell where a patch is instead of what it shows: positional collapse. Use "
-        "clustering.sinkhorn=positionwise and masking.roll=true, and check that the images are not all "
-        "aligned in the same way.",
+        above=_PLACES,
+        settings=_POSITIONWISE,
         targets=_OF_THE_TEACHER,
         otherwise={"ema_head": _LESS_POSITION, "features": _LESS_POSITION},
     ),
@@ -139,8 +153,9 @@ RULES = (
         "Position in the prototypes",
         "Mutual information between a patch's position and its nearest prototype, in nat; 0 means none.",
         high=0.25,
-        above="Prototypes stand for places instead of contents: positional collapse. Use "
-        "clustering.sinkhorn=positionwise and masking.roll=true.",
+        above="Prototypes stand for places instead of contents: positional collapse. Check that the images are not all "
+        "aligned in the same way.",
+        settings=_POSITIONWISE,
         targets=_CLUSTERED,
     ),
     Rule(

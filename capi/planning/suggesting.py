@@ -5,20 +5,23 @@ thumb, and each says which.
 """
 
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal, NamedTuple
 
-from capi.build import build_reader
+from capi.build import build_reader, statistics
 from capi.config.loading import load_config
 from capi.config.schema import Config
-from capi.data.decoding import BrokenImageError
+from capi.data.decoding import BrokenImageError, ChannelsError
+from capi.data.reader import Reader
 from capi.data.sources import ImageSource
-from capi.data.statistics import evenly
+from capi.data.statistics import evenly, quick_statistics, significant, statistics_warning
 from capi.errors import CapiError
 from capi.planning.hardware import Gpu
 from capi.planning.running import Assumptions, RunPlan, plan_run
+from capi.types import Statistics
 
 Origin = Literal["measured", "paper", "rule of thumb"]
 
@@ -76,6 +79,9 @@ class Images:
 
     count: int
     side: int
+    channels: int = 3
+    statistics: Statistics | None = None
+    """Mean and std of a few of them, where they are known."""
 
 
 @dataclass(frozen=True)
@@ -104,17 +110,28 @@ class Suggestion:
 
 
 def look_at(source: ImageSource) -> Images:
-    """How many images there are, and how long the shorter side of a typical one is."""
+    """How many images there are, how long the shorter side of a typical one is, and what channels they have."""
     reader = build_reader(load_config("small"), source)
-    sides = []
-    for index in evenly(len(source), _SAMPLE):
+    sides, errors = _sides(reader)
+    others = Counter(error.channels for error in errors if isinstance(error, ChannelsError))
+    if not sides and others:
+        reader = Reader(source, replace(reader.decoder, channels=others.most_common(1)[0][0]))
+        sides, errors = _sides(reader)
+    if not sides:
+        tried = min(len(source), _SAMPLE)
+        raise CapiError(f"none of {tried} images could be read ({errors[0]}): --suggest needs images to look at")
+    return Images(len(source), int(median(sides)), reader.decoder.channels, quick_statistics(reader))
+
+
+def _sides(reader: Reader) -> tuple[list[int], list[BrokenImageError]]:
+    """The shorter sides of some images, and why others could not be read."""
+    sides, errors = [], []
+    for index in evenly(len(reader.source), _SAMPLE):
         try:
             sides.append(min(reader.size(index)))
-        except BrokenImageError:
-            continue
-    if not sides:
-        raise CapiError(f"none of {min(len(source), _SAMPLE)} images could be read: --suggest needs images to look at")
-    return Images(len(source), int(median(sides)))
+        except BrokenImageError as error:
+            errors.append(error)
+    return sides, errors
 
 
 def suggest(
@@ -180,11 +197,26 @@ def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterat
         reason, origin = _side_reason(rung, images, side)
         yield Choice("data.image_size", side, reason, origin)
     yield from rung.changes
+    yield from _channel_choices(recipe, images)
     yield Choice("optimization.batch_size", batch, *_batch_reason(batch))
     yield _prototypes(recipe, batch)
     length = steps or _length(rung, recipe, batch, images)
     yield Choice("optimization.steps", length, *_length_reason(rung, length, batch, images, steps is not None))
     yield _momentum(length)
+
+
+def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
+    """Channels that the images have, and their own mean and std where the recipe's are far off or too few."""
+    if images.channels != recipe.model.channels:
+        yield Choice("model.channels", images.channels, "what the images have", "measured")
+        reason = f"one for each of {images.channels} channels"
+    elif images.statistics and statistics_warning(images.statistics, statistics(recipe)):
+        mean, std = (significant(values) for values in images.statistics)
+        reason = f"the images have mean {mean} and std {std}, far from the recipe's"
+    else:
+        return
+    for name in ("data.mean", "data.std"):
+        yield Choice(name, "auto", reason, "measured")
 
 
 def _side(rung: Rung, recipe: Config, images: Images) -> int:

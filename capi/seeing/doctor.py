@@ -5,9 +5,10 @@ come with reference runs the band in which their curves lie.
 """
 
 import itertools
+import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,14 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.alarms import Finding, RunFacts, Watchman, spoken
 from capi.pretraining import run_config, run_facts
-from capi.seeing.general_rules import Remark, Seen, State, remarks
+from capi.seeing.general_rules import Remark, Seen, State, on_range, remarks
 from capi.seeing.liveness import is_being_trained
 from capi.seeing.metrics_reader import MetricsReader
 from capi.seeing.references import Reference, reference_for
 from capi.train.checkpoint import Checkpoints
 from capi.train.metrics import FILE
 from capi.train.run_folder import CONFIG, RunFolder
+from capi.types import Statistics
 from capi.visualize.report_data import Column, RunState, number
 
 _HEADS: dict[State, tuple[str, str]] = {
@@ -68,17 +70,20 @@ def diagnose(run: Path) -> Diagnosis:
     if not run.is_dir():
         raise CapiError(f"there is no folder {run}: expected the folder of a run")
     patient = _Patient.of(run)
-    return Diagnosis(
-        run,
-        patient.state,
-        [
-            *patient.on_files(),
-            *patient.on_checkpoints(),
-            *patient.on_health(),
-            *remarks(patient.seen),
-            *patient.on_references(),
-        ],
-    )
+    found = [
+        *patient.on_files(),
+        *patient.on_checkpoints(),
+        *patient.on_health(),
+        *remarks(patient.seen),
+        *patient.on_references(),
+    ]
+    return Diagnosis(run, patient.state, [*_causes(found, patient.seen), *found])
+
+
+def _causes(found: Sequence[Remark], seen: Seen) -> list[Remark]:
+    """What explains the rest: the range of the images is worth a look, and an alarm where something is wrong."""
+    wrong = any(remark.state == "alarm" for remark in found)
+    return [replace(one, state="alarm") if wrong and one.state == "look" else one for one in on_range(seen)]
 
 
 def as_text(diagnosis: Diagnosis) -> Text:
@@ -153,8 +158,18 @@ class _Patient:
         return count if isinstance(count, int) else None
 
     @property
+    def statistics(self) -> Statistics | None:
+        """What the run measured of its images when it started; None where run.json has no such numbers."""
+        data = self.record.get("data")
+        found = data.get("statistics") if isinstance(data, Mapping) else None
+        if not isinstance(found, Mapping):
+            return None
+        mean, std = _finite_numbers(found.get("mean")), _finite_numbers(found.get("std"))
+        return Statistics(mean, std) if mean and len(mean) == len(std) else None
+
+    @property
     def seen(self) -> Seen:
-        return Seen(self.columns, self.config, self.images)
+        return Seen(self.columns, self.config, self.images, self.statistics, self._last_start().get("device"))
 
     def on_files(self) -> list[Remark]:
         """What of the run can be read, and how it goes on."""
@@ -177,10 +192,13 @@ class _Patient:
             return "the run ended before it logged anything"
         return f"stopped at step {self.reader.step}" + (f" of {self.total}" if self.total else "")
 
+    def _last_start(self) -> Mapping[str, Any]:
+        starts = self.record.get("starts")
+        return starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], Mapping) else {}
+
     def command(self) -> str:
         """What goes on with the run: the command that started it, else one that does the same."""
-        starts = self.record.get("starts")
-        start = starts[-1] if isinstance(starts, list) and starts and isinstance(starts[-1], Mapping) else {}
+        start = self._last_start()
         words = start.get("command")
         if (
             isinstance(words, list)
@@ -245,6 +263,12 @@ class _Patient:
                 )
             ]
         return _reference_remarks(reference, self.columns, self.config)
+
+
+def _finite_numbers(values: Any) -> tuple[float, ...]:
+    """The numbers of a list; none where anything else is among them."""
+    listed = values if isinstance(values, list) else []
+    return tuple(listed) if all(isinstance(one, int | float) and math.isfinite(one) for one in listed) else ()
 
 
 def _health_remark(finding: Finding) -> Remark:

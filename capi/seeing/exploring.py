@@ -271,7 +271,7 @@ class Explorer:
         channels = 3 if len(statistics.mean) == 1 else len(statistics.mean)
         shown = replace(self.frame, shown=_shown_side(self.frame))
         seen = self._read(source, index, shown, channels)
-        photo = photos_of((seen[:3] if len(seen) >= 3 else seen[:1])[None])[0]
+        photo = photos_of(seen[None])[0]
         image = normalize(pixels, statistics.mean, statistics.std)
         return View(printable(source.name(index)), photo, image, feature_map, number)
 
@@ -293,7 +293,7 @@ class Explorer:
                 seen = torch.from_numpy(reader.crop(number, box, (_THUMBNAIL, _THUMBNAIL)).copy())
             except Exception as error:
                 raise CapiError(str(error) or type(error).__name__) from error
-        return photos_of((seen[:3] if len(seen) >= 3 else seen[:1])[None])[0]
+        return photos_of(seen[None])[0]
 
     def _added(self, number: int) -> bool:
         """Whether the library had room for one more image; one that cannot be read needs none."""

@@ -12,7 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from capi.config.schema import Config
+from capi.data.statistics import statistics_warning
 from capi.method.alarms import RULES
+from capi.types import Statistics
 from capi.visualize.report_data import Column, number
 
 State = Literal["alarm", "look", "well", "unknown"]
@@ -49,6 +51,9 @@ class Seen:
     columns: Mapping[str, Column]
     config: Config | None = None
     images: int | None = None
+    statistics: Statistics | None = None
+    """Mean and std of a sample of the images, as the run measured them when it started."""
+    device: str | None = None
 
     @property
     def clusters(self) -> bool:
@@ -59,6 +64,12 @@ class Seen:
     def targets_change(self) -> bool:
         """Whether the teacher has a part in the targets."""
         return self.config is None or self.config.target.kind not in _FIXED
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether the run has this precision already; `auto` is bfloat16 on a GPU alone."""
+        precision = self.config.run.precision if self.config else "auto"
+        return precision == "float32" or (precision == "auto" and self.device is not None and "cuda" not in self.device)
 
     @property
     def is_early(self) -> bool:
@@ -86,6 +97,7 @@ def remarks(seen: Seen) -> list[Remark]:
 def on_numbers(seen: Seen) -> Iterable[Remark]:
     """Values that are no numbers, after there were some. Losses must be numbers from the first on."""
     judged = {rule.key for rule in RULES}
+    precise = "" if seen.is_float32 else ", or use run.precision=float32"
     for key, column in seen.columns.items():
         lost = np.isnan(column.values)
         since_known = lost if key in _LOSSES else lost & (np.cumsum(~lost) > 0)
@@ -98,7 +110,7 @@ def on_numbers(seen: Seen) -> Iterable[Remark]:
             "alarm" if ends else "look",
             f"Numbers of {key}",
             text,
-            "Go back to an earlier checkpoint; lower optimization.learning_rate, or use run.precision=float32.",
+            f"Go back to an earlier checkpoint; lower optimization.learning_rate{precise}.",
         )
 
 
@@ -139,7 +151,9 @@ def _standstill(title: str, text: str, seen: Seen) -> Remark:
 def on_scores(seen: Seen) -> Iterable[Remark]:
     """Where evaluations stand against the untrained encoder and against their best."""
     if not seen.scores:
-        yield Remark("unknown", "Scores", "no evaluation was made", "The key evaluations of the config asks for some.")
+        asked = seen.config is not None and bool(seen.config.evaluations)
+        advice = "" if asked else "The key evaluations of the config asks for some."
+        yield Remark("unknown", "Scores", "no evaluation was made", advice)
     for key, column in seen.scores.items():
         values, steps = column.values, column.steps
         text = f"{values[0]:.1%} at step {steps[0]}"
@@ -182,6 +196,26 @@ def on_images(seen: Seen) -> Iterable[Remark]:
     advice = f"They are named in the log. Repair them: the run stops above data.broken_limit = {limit:g}."
     state: State = "alarm" if share > limit else "look" if share > _BROKEN else "well"
     yield Remark(state, "Images", text, "" if state == "well" else advice)
+
+
+def on_range(seen: Seen) -> Iterable[Remark]:
+    """Whether the images are near what they are normalized with; far from it they look constant to the model."""
+    if seen.statistics is None or seen.config is None:
+        return
+    mean, std = seen.config.data.mean, seen.config.data.std
+    if isinstance(mean, str) or isinstance(std, str) or len(mean) != len(seen.statistics.mean):
+        return
+    warning = statistics_warning(seen.statistics, Statistics(mean, std))
+    if warning is None:
+        yield Remark("well", "Range of the images", "mean and std are near data.mean and data.std")
+        return
+    text, _, advice = warning.rpartition(": use ")
+    yield Remark(
+        "look",
+        "Range of the images",
+        f"{text}; inputs that are nearly constant, or far from 0, make a run collapse",
+        f"Start another run with {advice}.",
+    )
 
 
 def on_sizes(seen: Seen) -> Iterable[Remark]:

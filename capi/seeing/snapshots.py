@@ -216,8 +216,7 @@ def photo_of(images: SizedImages, number: int, side: int) -> Image.Image:
     found = larger[number] if found.failure else found
     if found.failure:
         raise CapiError(f"{images.source.name(number)} cannot be read ({found.failure}): repair it or take it out")
-    pixels = found.pixels[None].float()
-    return photos_of(pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1])[0]
+    return photos_of(found.pixels[None])[0]
 
 
 def _save(image: Image.Image, path: Path) -> None:

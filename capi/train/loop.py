@@ -249,7 +249,8 @@ class Loop:
         position, settings = self.position, self.settings
         path = self._keep_for_replay(batches)
         what = f"the loss of step {position.step} is no finite number (its batch lies in {path})"
-        advice = "lower optimization.learning_rate, or use run.precision=float32"
+        precise = "" if self.learner.precision == torch.float32 else ", or use run.precision=float32"
+        advice = f"lower optimization.learning_rate{precise}"
         if settings.non_finite == "stop":
             self._fail_together(CapiError(f"{what}: {advice}, or set run.non_finite to skip or rollback"))
         position.skipped += 1

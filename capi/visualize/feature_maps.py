@@ -182,6 +182,6 @@ def photos(
     images = SizedImages(source, replace(frame, shown=side), 3 if channels == 1 else channels)
     for one in made_ahead(images, range(len(images)), workers=workers):
         if one.failure is None:
-            yield one.number, one.pixels[:3] if len(one.pixels) >= 3 else one.pixels[:1]
+            yield one.number, one.pixels
         else:
             failed[source.name(one.number)] = one.failure

@@ -22,6 +22,8 @@ _ROUNDING = 1e-6
 # Below this a distribution counts as even, and its skew as rounding.
 _EVEN = 1e-4
 _MARGIN, _TITLE_HEIGHT = 6, 16
+# Percentiles of a photo that become black and white, where they lie within this share of the whole range.
+_CONTRAST, _SMALL_RANGE = (1, 99), 0.25
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,21 @@ def contact_sheet(columns: Sequence[tuple[str, Sequence[Image.Image]]], side: in
 
 
 def photos_of(pixels: Tensor) -> list[Image.Image]:
-    """Images from 0 to 255, of three channels or one, as pictures."""
-    colors = pixels.clamp(0, 255).round().to(torch.uint8).expand(-1, 3, -1, -1)
+    """Images (b c h w) from 0 to 255 as pictures: their first three channels, or the first one in grey.
+
+    Bytes are shown as they are. Of finer values (16 bits, floats) that fill less than a quarter of the range, the
+    contrast is stretched: a 12-bit image in 16 bits would be black.
+    """
+    shown = pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1]
+    colors = [_stretched(one).clamp(0, 255).round().to(torch.uint8).expand(3, -1, -1) for one in shown]
     return [Image.fromarray(np.ascontiguousarray(one.permute(1, 2, 0))) for one in colors]
+
+
+def _stretched(pixels: Tensor) -> Tensor:
+    """From percentile 1 to 99 over 0 to 255, all channels alike, where the image needs it."""
+    if not pixels.is_floating_point() or bool((pixels == pixels.round()).all()):
+        return pixels
+    low, high = np.percentile(pixels.numpy(), _CONTRAST)
+    if high <= low:
+        low, high = pixels.min().item(), pixels.max().item()
+    return (pixels - low) * (255 / (high - low)) if 0 < high - low < 255 * _SMALL_RANGE else pixels

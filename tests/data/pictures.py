@@ -15,6 +15,20 @@ def noise(*shape: int, dtype: type = np.uint8, seed: int = 0) -> Pixels:
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max + 1, shape, dtype=dtype)
 
 
+# What arrays of images come as, and what is full scale for each.
+DTYPES = {
+    **{"uint8": 255, "bool": 1, "float16": 1, "float32": 1, "float64": 1},
+    **dict.fromkeys(("uint16", "int16", "int32", "uint32", "int64"), 65535),
+}
+
+
+def of_dtype(dtype: str, *shape: int) -> Pixels:
+    """Values that fill the range of a dtype, as far as it reaches."""
+    values = np.random.default_rng(0).random(shape)
+    largest = np.iinfo(np.int16).max if dtype == "int16" else DTYPES[dtype]
+    return values > 0.5 if dtype == "bool" else (values * largest).astype(dtype)
+
+
 def photo(height: int, width: int, seed: int = 0) -> Pixels:
     """Soft shapes with some grain, as in a photograph: (height, width, 3) bytes."""
     coarse = Image.fromarray(noise(max(height // 32, 2), max(width // 32, 2), 3, seed=seed))

@@ -1,7 +1,9 @@
 import gc
 import io
 import math
+import struct
 import warnings
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -306,6 +308,28 @@ def test__channels_of_16_bits_keep_their_depth() -> None:
     np.testing.assert_allclose(cropped, image[4:24, 3:33].transpose(2, 0, 1) / 257, rtol=1e-6)
 
 
+def deep_png(image: Pixels) -> bytes:
+    """A PNG with colors of 16 bits, which Pillow does not write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    height, width = image.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def test__colors_of_16_bits_keep_their_depth_in_a_png(tmp_path: Path) -> None:
+    """12 bits in 16 would else be 16 levels."""
+    image = noise(30, 40, 3, dtype=np.uint16) >> 4
+    (tmp_path / "deep.png").write_bytes(deep_png(image))
+    for source in (tmp_path / "deep.png", deep_png(image)):
+        np.testing.assert_allclose(Decoder().open(source).decode(), image / 257, rtol=1e-6)
+        cropped = Decoder().open(source).crop(Box(3, 4, 33, 24), (20, 30))
+        np.testing.assert_allclose(cropped, image[4:24, 3:33].transpose(2, 0, 1) / 257, rtol=1e-6)
+
+
 def test__a_box_beyond_the_image_by_a_hair_gets_no_dark_edge() -> None:
     box = centre_box((239, 239), (224, 224), kept=1.0)
     assert box.left < 0
@@ -317,7 +341,7 @@ def test__a_box_beyond_the_image_by_a_hair_gets_no_dark_edge() -> None:
 
 def test__another_number_of_channels_is_refused() -> None:
     content = multichannel(noise(20, 20, 5))
-    with pytest.raises(BrokenImageError, match=r"5 channels, where model\.channels asks for 4"):
+    with pytest.raises(BrokenImageError, match=r"^5 channels: use model\.channels=5 .*--channels 5"):
         Decoder(channels=4).open(content).crop(Box(0, 0, 20, 20), (10, 10))
     with pytest.raises(BrokenImageError, match="pixels"):
         Decoder(channels=5, max_pixels=399).open(content)

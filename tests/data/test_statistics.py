@@ -4,9 +4,17 @@ import pytest
 from capi.data.decoding import Decoder
 from capi.data.reader import Reader
 from capi.data.sources import Encoded
-from capi.data.statistics import evenly, summarize
+from capi.data.statistics import (
+    QUICK_SAMPLE,
+    evenly,
+    quick_statistics,
+    significant,
+    statistics_warning,
+    summarize,
+)
 from capi.errors import CapiError
-from tests.data.pictures import Pixels, encoded, photo
+from capi.types import IMAGENET, Statistics
+from tests.data.pictures import Pixels, encoded, noise, photo
 
 
 def reader(images: list[Pixels | bytes], ending: str = "png") -> Reader:
@@ -34,7 +42,7 @@ def test__each_image_counts_the_same_whatever_its_size() -> None:
 def test__constant_images_have_a_deviation_that_can_be_divided_by() -> None:
     summary = summarize(reader([np.full((70, 70, 3), 77, dtype=np.uint8)] * 3))
     np.testing.assert_allclose(summary.mean, 77 / 255)
-    assert all(1e-4 < deviation < 0.01 for deviation in summary.std)
+    assert all(1e-6 < deviation < 0.01 for deviation in summary.std)
 
 
 def test__broken_images_are_named_and_do_not_count() -> None:
@@ -64,3 +72,64 @@ def test__no_more_than_the_sample_is_looked_at() -> None:
     summary = summarize(reader(images, ending="PNG"), count=3)
     assert (summary.total, summary.looked_at, summary.endings) == (21, 3, {"png": 3})
     np.testing.assert_allclose(summary.mean, (0 + 100 + 200) / 3 / 255)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([0.0020714, 0.485, 0.5], "0.00207,0.485,0.5"),
+        ([0.000012345, 0.0, 1.0], "0.0000123,0,1"),
+        ([12.3456], "12.3"),
+    ],
+)
+def test__numbers_have_three_significant_digits_and_no_exponent(values: list[float], told: str) -> None:
+    assert significant(values) == told
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "far"),
+    [
+        ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), False),
+        # Digits on black, a dark and a bright set of photos, one color that is rare.
+        ((0.131, 0.131, 0.131), (0.308, 0.308, 0.308), False),
+        ((0.15, 0.14, 0.12), (0.12, 0.12, 0.1), False),
+        ((0.8, 0.8, 0.8), (0.3, 0.3, 0.3), False),
+        ((0.55, 0.4, 0.19), (0.24, 0.21, 0.16), False),
+        # 12 bits in 16; one empty channel; nothing but white; values beyond full scale.
+        ((0.007, 0.007, 0.007), (0.002, 0.002, 0.002), True),
+        ((0.485, 0.456, 0.0), (0.229, 0.224, 0.001), True),
+        ((0.99, 0.99, 0.99), (0.06, 0.06, 0.06), True),
+        ((0.5, 0.5, 0.5), (1.2, 1.2, 1.2), True),
+    ],
+)
+def test__only_images_far_from_what_they_are_normalized_with_are_warned_of(
+    mean: tuple[float, ...], std: tuple[float, ...], far: bool
+) -> None:
+    measured = Statistics(mean, std)
+    warning = statistics_warning(measured, IMAGENET)
+    assert (warning is not None) == far
+    assert not far or str(warning).endswith(": use data.mean=auto data.std=auto")
+    assert statistics_warning(measured, measured) is None
+
+
+def test__a_quick_look_is_the_same_each_time_and_near_the_whole() -> None:
+    images = [photo(64, 64, seed=seed) for seed in range(QUICK_SAMPLE + 20)]
+    found, whole = quick_statistics(reader(images)), summarize(reader(images))
+    assert found is not None
+    np.testing.assert_allclose(found.mean, whole.mean, atol=0.05)
+    np.testing.assert_allclose(found.std, whole.std, atol=0.05)
+    assert quick_statistics(reader(images)) == found
+    assert quick_statistics(reader([b"no image"])) is None
+
+
+def test__a_look_ends_when_its_time_is_over_with_images_from_everywhere() -> None:
+    images = [np.full((8, 8, 3), number, dtype=np.uint8) for number in range(100)]
+    summary = summarize(reader(images), 100, seconds=0.0)
+    assert 8 <= summary.looked_at < 50
+    assert 20 < summary.mean[0] * 255 < 80
+
+
+def test__a_faint_channel_of_16_bits_keeps_its_std() -> None:
+    values = (noise(64, 64, dtype=np.uint16) % 20).astype(np.uint16)
+    summary = summarize(reader([values] * 2))
+    np.testing.assert_allclose(summary.std, values.std() / 65535, rtol=1e-5)

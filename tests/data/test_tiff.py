@@ -1,13 +1,14 @@
 import importlib.util
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tifffile
 
-from capi.data.decoding import Decoder
+from capi.data.decoding import BrokenImageError, Decoder
 from capi.data.tiff import TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
 from tests.data.pictures import Pixels, encoded, noise
@@ -28,6 +29,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 def written(image: Pixels | Iterator[Pixels | None], **options: Any) -> bytes:
     buffer = io.BytesIO()
     tifffile.imwrite(buffer, image, photometric="minisblack", metadata=None, **options)
+    return buffer.getvalue()
+
+
+def paged(pages: Pixels, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    tifffile.imwrite(buffer, pages, **{"photometric": "minisblack"} | options)
     return buffer.getvalue()
 
 
@@ -92,10 +99,123 @@ def test__tiles_that_were_never_written_are_empty() -> None:
     assert np.array_equal(part, np.kron([[0, 0, 2], [3, 0, 5], [6, 0, 8]], np.ones((16, 16)))[:, :, None].repeat(5, 2))
 
 
-def test__the_first_page_is_read() -> None:
-    pages = noise(3, 20, 30, 4)
-    content = written(pages, planarconfig="contig")
-    assert np.array_equal(TiffFile(content).read(0, 20, 0, 30), pages[0])
+PAGES: dict[str, dict[str, Any]] = {
+    "axes by tifffile": {"metadata": {"axes": "CYX"}},
+    "no axis named": {},
+    "no metadata": {"metadata": None},
+    "ImageJ": {"imagej": True, "metadata": {"axes": "CYX"}},
+    "OME": {"ome": True, "metadata": {"axes": "CYX"}},
+    "OME tiles": {"ome": True, "metadata": {"axes": "CYX"}, "tile": (16, 32), "compression": "lzw"},
+    "strips": {"metadata": {"axes": "CYX"}, "rowsperstrip": 7, "compression": "deflate"},
+    "big endian": {"metadata": {"axes": "CYX"}, "tile": (16, 16), "byteorder": ">", "bigtiff": True},
+}
+
+
+@pytest.mark.parametrize("layout", PAGES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test__any_rectangle_of_pages_is_that_of_the_channels(layout: str, dtype: type) -> None:
+    pages = noise(5, HEIGHT, WIDTH, dtype=dtype)
+    content = paged(pages, **PAGES[layout])
+    file = TiffFile(content)
+    assert (file.height, file.width, file.channels) == (HEIGHT, WIDTH, 5)
+    assert file.unnamed == layout.startswith("no ")
+    for top, bottom, left, right in rectangles(8):
+        part = file.read(top, bottom, left, right)
+        assert part.dtype == dtype
+        assert np.array_equal(part, np.moveaxis(pages[:, top:bottom, left:right], 0, 2))
+
+
+def test__samples_of_pages_are_channels_page_by_page() -> None:
+    pages = noise(2, HEIGHT, WIDTH, 3)
+    content = paged(pages, photometric="rgb", imagej=True, metadata={"axes": "CYXS"})
+    expected = np.concatenate(list(pages), axis=2)
+    for top, bottom, left, right in rectangles(4):
+        assert np.array_equal(TiffFile(content).read(top, bottom, left, right), expected[top:bottom, left:right])
+
+
+def test__pages_that_were_written_one_by_one_are_the_same_image() -> None:
+    pages = noise(4, HEIGHT, WIDTH)
+    buffer = io.BytesIO()
+    with tifffile.TiffWriter(buffer) as writer:
+        for page in pages:
+            writer.write(page)
+    file = TiffFile(buffer.getvalue())
+    assert (file.channels, file.unnamed) == (4, True)
+    assert np.array_equal(file.read(3, 20, 5, 40), np.moveaxis(pages[:, 3:20, 5:40], 0, 2))
+
+
+def test__previews_beside_an_image_are_left_out() -> None:
+    image, buffer = noise(64, 64, 3), io.BytesIO()
+    with tifffile.TiffWriter(buffer) as writer:
+        writer.write(image)
+        writer.write(image[::2, ::2], subfiletype=1)
+    assert np.array_equal(Decoder().open(buffer.getvalue()).decode(), image)
+
+
+STACKS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "a stack with axes ZYX": ((5, 20, 30), {"imagej": True, "metadata": {"axes": "ZYX"}}),
+    "a stack with axes TYX": ((5, 20, 30), {"metadata": {"axes": "TYX"}}),
+    "a stack with axes ZCYX": ((4, 5, 20, 30), {"ome": True, "metadata": {"axes": "ZCYX"}}),
+    "a stack with axes CZYX": ((5, 4, 20, 30), {"ome": True, "metadata": {"axes": "CZYX"}}),
+    "a stack with axes QQYX": ((4, 5, 20, 30), {}),
+    "a page with a depth of 5": ((5, 32, 32), {"volumetric": True, "tile": (5, 16, 16)}),
+    "axes YXC, but pages": ((20, 30, 5), {"metadata": {"axes": "YXC"}}),
+    "but 1 pages of shape": ((5, 20, 30), {"truncate": True}),
+}
+
+
+@pytest.mark.parametrize("words", STACKS)
+def test__a_stack_is_refused_with_what_to_do(words: str) -> None:
+    shape, options = STACKS[words]
+    for channels in (1, 3, 5):
+        with pytest.raises(BrokenImageError, match=f"{words}.*(axes C?YX|a page for each plane)"):
+            Decoder(channels=channels).open(paged(noise(*shape), **options))
+
+
+def test__an_axis_of_length_one_is_no_stack() -> None:
+    pages = noise(1, 5, 1, 20, 30)
+    content = paged(pages, ome=True, metadata={"axes": "TCZYX"})
+    assert np.array_equal(Decoder(channels=5).open(content).decode(), np.moveaxis(pages[0, :, 0], 0, 2))
+
+
+def test__pages_without_a_name_are_channels_where_the_model_has_as_many() -> None:
+    pages = noise(3, 20, 30)
+    content = paged(pages, metadata=None)
+    assert np.array_equal(Decoder(channels=3).open(content).decode(), np.moveaxis(pages, 0, 2))
+    for channels in (1, 2, 5):
+        with pytest.raises(BrokenImageError, match=r"3 pages .* no name: .* model\.channels=3 .*--channels 3"):
+            Decoder(channels=channels).open(content)
+
+
+@pytest.mark.parametrize("planar", [False, True])
+def test__colours_of_16_bits_keep_their_depth(planar: bool) -> None:
+    """Pillow reads the high byte alone, or nothing."""
+    image = noise(20, 30, 3, dtype=np.uint16) >> 4
+    stored = np.moveaxis(image, 2, 0) if planar else image
+    content = paged(stored, photometric="rgb", planarconfig="separate" if planar else "contig")
+    np.testing.assert_allclose(Decoder().open(content).decode(), image / 257, rtol=1e-6)
+
+
+def test__other_files_that_an_ome_tiff_names_are_not_opened(tmp_path: Path) -> None:
+    """A plane of the image lies in a file elsewhere, or so the file says."""
+    (tmp_path / "images").mkdir()
+    secret = noise(20, 30)
+    tifffile.imwrite(tmp_path / "secret.ome.tif", secret, ome=True)
+    planes = "".join(
+        f'<TiffData IFD="0" FirstC="{number}" PlaneCount="1"><UUID FileName="{name}">urn:uuid:{number}</UUID>'
+        "</TiffData>"
+        for number, name in enumerate(["own.ome.tif", "../secret.ome.tif"])
+    )
+    xml = (
+        '<?xml version="1.0"?><OME xmlns="http://www.openmicroscopy.org/Schemas/OME/2016-06" UUID="urn:uuid:0"><Image '
+        'ID="Image:0"><Pixels ID="Pixels:0" DimensionOrder="XYCZT" Type="uint8" SizeX="30" SizeY="20" SizeC="2" '
+        f'SizeZ="1" SizeT="1">{planes}</Pixels></Image></OME>'
+    )
+    path = tmp_path / "images" / "own.ome.tif"
+    tifffile.imwrite(path, noise(20, 30, seed=1), description=xml, metadata=None)
+    assert np.array_equal(tifffile.imread(path)[1], secret)
+    picture = Decoder(channels=2).open(path)
+    assert np.array_equal(picture.decode(), noise(20, 30, seed=1))
 
 
 def test__tiffs_are_known_by_their_beginning() -> None:
@@ -122,3 +242,17 @@ def test__without_the_extra_it_is_named_and_plain_tiffs_still_open() -> None:
         Decoder(channels=5).open(written(noise(8, 8, 5), planarconfig="contig"))
     image = noise(8, 8, 3)
     assert np.array_equal(Decoder().open(encoded(image, "TIFF")).decode(), image)
+
+
+@pytest.mark.usefixtures("_without_the_extra")
+def test__without_the_extra_pages_are_not_left_out_silently() -> None:
+    for channels in (1, 3):
+        with pytest.raises(CapiError, match=r"several pages need the extra: pip install 'capi\[tiff\]'"):
+            Decoder(channels=channels).open(paged(noise(3, 20, 30), metadata={"axes": "CYX"}))
+    image, buffer = noise(64, 64, 3), io.BytesIO()
+    with tifffile.TiffWriter(buffer) as writer:
+        writer.write(image)
+        writer.write(image[::2, ::2], subfiletype=1)
+    assert np.array_equal(Decoder().open(buffer.getvalue()).decode(), image)
+    with pytest.raises(BrokenImageError, match=r"capi\[tiff\]"):
+        Decoder().open(written(noise(8, 8, 5), planarconfig="contig"))

@@ -9,12 +9,15 @@ from PIL import Image
 from torch import Tensor
 from transformers import AutoImageProcessor
 
+import capi
 from capi.data.crops import normalize
 from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.images import Frame, StillBatches, read_in_order
 from capi.huggingface import CapiImageProcessor
+from capi.models.pixels import PixelEncoder
 from capi.types import IMAGENET
+from tests.data.pictures import DTYPES, of_dtype
 
 
 def pixels_of(height: int, width: int, channels: int = 3) -> np.ndarray:
@@ -74,9 +77,74 @@ def test__arrays_and_tensors_are_read_like_images() -> None:
     for images in (pixels, first, [first], pixels[None]):
         assert torch.equal(processor(images, return_tensors="pt")["pixel_values"], expected)
     # Pillow rounds bytes once more than floats.
-    floats = processor(first.float(), return_tensors="pt")["pixel_values"]
+    floats = processor(first.float() / 255, return_tensors="pt")["pixel_values"]
     torch.testing.assert_close(floats, expected, rtol=0, atol=2.5 / 255 / 0.22)
     assert not torch.equal(floats, expected)
+
+
+MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I", "F")
+
+
+def of_mode(mode: str) -> Image.Image:
+    grey = of_dtype("uint16", 40, 52)
+    if mode in {"I;16", "I", "F"}:
+        values = {"I;16": grey, "I": grey.astype(np.int32), "F": (grey / 65535).astype(np.float32)}
+        return Image.fromarray(values[mode])
+    return Image.fromarray(of_dtype("uint8", 40, 52, 4)).convert(mode)
+
+
+def both(images: object, **options: object) -> tuple[Tensor, Tensor]:
+    """What the processor and `capi.transform` make of images."""
+    processor = CapiImageProcessor(size={"height": 24, "width": 40})
+    given = processor(images, return_tensors="pt", **options)["pixel_values"]
+    return given, capi.transform(PixelEncoder(8), (24, 40))(images)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test__any_dtype_is_what_our_own_transform_makes_of_it(dtype: str) -> None:
+    for shape in ((40, 52), (40, 52, 1), (40, 52, 3)):
+        values = of_dtype(dtype, *shape)
+        tensor = torch.from_numpy(values if len(shape) == 2 else np.moveaxis(values, 2, 0).copy())
+        for images in (values, tensor, [values, values], [tensor], *([values[None]] if len(shape) == 3 else [])):
+            given, expected = both(images)
+            assert torch.equal(given, expected)
+        # Full scale is 1 before the mean and the std.
+        assert given.abs().max() < 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test__any_mode_of_pillow_is_what_our_own_transform_makes_of_it(mode: str) -> None:
+    image = of_mode(mode)
+    assert image.mode == mode
+    for images in (image, [image, image]):
+        given, expected = both(images)
+        assert torch.equal(given, expected)
+    assert given.abs().max() < 4
+
+
+def test__values_that_are_scaled_already_stay_as_they_are() -> None:
+    plain = {"do_resize": False, "do_rescale": False, "return_tensors": "pt"}
+    values = torch.rand(3, 8, 12)
+    given = CapiImageProcessor()(values, **plain)["pixel_values"][0]
+    mean, std = (torch.tensor(one).view(3, 1, 1) for one in IMAGENET)
+    torch.testing.assert_close(given, (values - mean) / std)
+    deep = of_dtype("uint16", 8, 12, 3)
+    given = CapiImageProcessor()(deep, do_normalize=False, **plain)["pixel_values"][0]
+    np.testing.assert_array_equal(given.numpy().transpose(1, 2, 0), deep)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (np.full((8, 8, 3), 255.0), "floats must lie between 0 and 1"),
+        (np.full((8, 8, 3), -1, np.int32), "integers outside of 0 to 65535"),
+        (np.zeros((8, 8, 3), np.int8), "int8 has no known full scale"),
+    ],
+    ids=["range", "negative", "dtype"],
+)
+def test__values_without_a_scale_are_refused(values: np.ndarray, words: str) -> None:
+    with pytest.raises(CapiError, match=words):
+        CapiImageProcessor()(values)
 
 
 def test__steps_can_be_left_out() -> None:
@@ -123,5 +191,5 @@ def test__what_cannot_be_done_is_refused(folder: Path, changes: dict, words: str
 
 def test__images_of_other_channels_are_refused(folder: Path) -> None:
     opened = AutoImageProcessor.from_pretrained(folder)
-    with pytest.raises(CapiError, match="2 channels"):
+    with pytest.raises(CapiError, match=r"shape \(40, 40, 2\).* 1 or 3 channels"):
         opened(pixels_of(40, 40, 2), input_data_format="channels_last")

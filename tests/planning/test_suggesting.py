@@ -92,7 +92,8 @@ def test__the_images_are_counted_and_their_size_is_typical(tmp_path: Path) -> No
     for number, size in enumerate([(40, 60), (100, 50), (500, 400)]):
         Image.fromarray(np.zeros((*size, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
     (tmp_path / "broken.png").write_bytes(b"no image")
-    assert look_at(image_folder(tmp_path)) == Images(4, 50)
+    found = look_at(image_folder(tmp_path))
+    assert (found.count, found.side, found.channels) == (4, 50, 3)
     for number in range(3):
         (tmp_path / f"{number}.png").unlink()
     with pytest.raises(CapiError, match="none of 1 images could be read"):

@@ -341,3 +341,55 @@ def test__a_real_run_is_diagnosed(small_config: Config, tmp_path: Path) -> None:
     assert (found.state.kind, found.state.step) == ("finished", 16)
     assert remark(found, "Checkpoint").state == "well"
     assert {rule.title for rule in RULES} <= titles(found, "well") | titles(found, "alarm")
+
+
+def with_statistics(run: Path, mean: Any, std: Any) -> Path:
+    record = json.loads((run / "run.json").read_text())
+    record["data"]["statistics"] = {"mean": mean, "std": std}
+    (run / "run.json").write_text(json.dumps(record))
+    return run
+
+
+DIM = ([0.00712] * 3, [0.00207] * 3)
+
+
+def test__the_range_of_the_images_is_named_as_the_cause_of_a_collapse(tmp_path: Path, config: Config) -> None:
+    collapsed = write_run(tmp_path / "a", config, changes={"effective_rank": 0.1, "position_share": 0.9})
+    found = diagnose(with_statistics(collapsed, *DIM))
+    first = found.of("alarm")[0]
+    assert first.title == "Range of the images"
+    assert "mean 0.00712,0.00712,0.00712 and std 0.00207,0.00207,0.00207" in first.text
+    assert first.advice == "Start another run with data.mean=auto data.std=auto."
+    # Of a run that is well it is worth a look, and what fits is well.
+    fine = with_statistics(write_run(tmp_path / "b", config), *DIM)
+    assert [one.state for one in diagnose(fine).remarks if one.title == first.title] == ["look"]
+    fine = with_statistics(fine, [0.5, 0.4, 0.4], [0.2, 0.2, 0.2])
+    assert [one.state for one in diagnose(fine).remarks if one.title == first.title] == ["well"]
+
+
+@pytest.mark.parametrize(
+    "values", [None, 3, [], ["a", "b", "c"], [0.1], [0.1, 0.1, float("nan")], [True, None, 0.1], {"a": 1}, "auto"]
+)
+def test__statistics_that_are_none_are_left_out(tmp_path: Path, config: Config, values: Any) -> None:
+    run = with_statistics(write_run(tmp_path / "a", config), values, [0.1, 0.1, 0.1])
+    assert not [one for one in diagnose(run).remarks if one.title == "Range of the images"]
+
+
+def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
+    changes = {"position_share": 0.9, "position_information": 0.9, "student_loss": None}
+    start = {"command": [], "device": "cpu"}
+    advised = {}
+    for name, options in (
+        ("without", ["clustering.sinkhorn=standard", "masking.roll=false", "run.precision=bfloat16"]),
+        ("with", ["clustering.sinkhorn=positionwise", "masking.roll=true", "run.precision=float32"]),
+        ("half", ["clustering.sinkhorn=positionwise", "masking.roll=false", "run.precision=auto"]),
+    ):
+        run = write_run(tmp_path / name, varied(config, *options), changes=changes, starts=[start])
+        advised[name] = " ".join(remark.advice for remark in diagnose(run).remarks)
+    for setting in ("clustering.sinkhorn=positionwise", "masking.roll=true", "run.precision=float32"):
+        assert setting in advised["without"]
+        assert setting not in advised["with"]
+    # On a CPU `auto` is float32.
+    assert "masking.roll=true" in advised["half"]
+    assert "positionwise" not in advised["half"]
+    assert "float32" not in advised["half"]

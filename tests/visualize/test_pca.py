@@ -133,3 +133,36 @@ def test__photos_show_the_pixels_and_no_overflow(channels: int) -> None:
     assert np.array_equal(second, first[:, ::-1])
     whole = torch.randint(256, (1, 3, 4, 5), dtype=torch.uint8)
     assert np.array_equal(np.asarray(photos_of(whole)[0]), whole[0].permute(1, 2, 0).numpy())
+
+
+def test__dim_images_are_stretched_and_bytes_are_not() -> None:
+    """12 bits in 16: a hundred of 65535 levels, between which the shapes of the image lie."""
+    generator = torch.Generator().manual_seed(0)
+    levels = torch.randint(400, 500, (2, 3, 20, 30), generator=generator)
+    dim = levels.float() / 257
+    first, _ = (np.asarray(photo).astype(int) for photo in photos_of(dim))
+    low, high = np.percentile(dim[0].numpy(), (1, 99))
+    expected = np.clip((dim[0].permute(1, 2, 0).numpy() - low) / (high - low), 0, 1) * 255
+    assert np.abs(first - expected).max() <= 0.51
+    assert (first.min(), first.max()) == (0, 255)
+    # Bytes stay what they are, also as floats; so do 16 bits that fill a quarter of the range, and a constant image.
+    dark = torch.randint(3, 9, (1, 3, 20, 30), generator=generator)
+    for pixels in (dark.byte(), dark.float()):
+        assert np.array_equal(np.asarray(photos_of(pixels)[0]), dark[0].permute(1, 2, 0).numpy())
+    wide = torch.rand(1, 3, 20, 30, generator=generator) * 80
+    assert np.array_equal(np.asarray(photos_of(wide)[0]), wide[0].round().byte().permute(1, 2, 0).numpy())
+    assert np.asarray(photos_of(torch.full((1, 1, 4, 4), 1.3))[0]).max() == 1
+
+
+def test__one_bright_pixel_does_not_keep_an_image_dark() -> None:
+    dim = torch.rand(1, 1, 30, 30, generator=torch.Generator().manual_seed(0))
+    dim[0, 0, 3, 4] = 200.5
+    photo = np.asarray(photos_of(dim)[0])
+    assert np.median(photo) > 100
+    assert photo[3, 4].tolist() == [255] * 3
+
+
+def test__of_many_channels_three_are_shown_and_of_two_one() -> None:
+    pixels = torch.randint(256, (1, 5, 4, 6), dtype=torch.uint8)
+    assert np.array_equal(np.asarray(photos_of(pixels)[0]), pixels[0, :3].permute(1, 2, 0).numpy())
+    assert np.array_equal(np.asarray(photos_of(pixels[:, :2])[0])[..., 2], pixels[0, 0].numpy())
