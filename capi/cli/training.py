@@ -8,14 +8,14 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from capi.cli.app import Device, Overrides, app, duration, messages, one_of, refuse_several
+from capi.cli.app import Device, Overrides, Trust, app, duration, messages, one_of, refuse_several
 from capi.cli.usage import refuse_idle
 from capi.config import loading
+from capi.config.trust import trusted_code
 from capi.errors import CapiError
 from capi.exit_codes import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
-    from capi.config.schema import Config
     from capi.data.statistics import DataSummary
     from capi.demo import DemoSummary
     from capi.pretraining import PretrainedRun
@@ -42,6 +42,7 @@ def pretrain(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    trust: Trust = None,
     device: Device = None,
     rounds: Annotated[int, typer.Option(min=1, help="Iterations that --check times; the best counts.")] = 3,
 ) -> None:
@@ -51,14 +52,14 @@ def pretrain(
         refuse_idle(
             context, ("out", "resume", "overwrite"), "is of no use to --check, which writes nothing: leave it out"
         )
-        _check(recipe, loading.load_config(recipe, overrides or []), data, device, rounds)
+        _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
     from capi.train.stopping import StopRequest
 
     # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
     with StopRequest() as request:
-        done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, device)
+        done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, trust or [], device)
         if not done.finished:
             if done.is_main:
                 typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
@@ -78,6 +79,7 @@ def _pretrained(
     out: Path | None,
     resume: bool,
     overwrite: bool,
+    trust: list[str],
     device: str | None,
 ) -> "PretrainedRun":
     """The run, by all processes that were started: they are given the same, and one tells what is wrong with it."""
@@ -87,14 +89,21 @@ def _pretrained(
     chosen = api.choose_device(device)
     with joined(chosen) as processes:
         with processes.together():
-            config = loading.load_config(recipe, overrides)
+            config, trusted = loading.load_config(recipe, overrides), trusted_code(trust, overrides)
             if not data or out is None:
                 raise CapiError(
                     "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
                 )
             _refuse_both(resume, overwrite)
         return api.pretrain(
-            config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=messages()
+            config,
+            data=data,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            device=chosen,
+            trust=trusted,
+            console=messages(),
         )
 
 
@@ -146,13 +155,27 @@ def _demo_table(summary: "DemoSummary") -> Table:
     return table
 
 
-def _check(recipe: str, config: "Config", data: list[str] | None, device: str | None, rounds: int) -> None:
+def _check(
+    recipe: str,
+    overrides: list[str],
+    data: list[str] | None,
+    trust: list[str],
+    device: str | None,
+    rounds: int,
+) -> None:
     from capi import api
 
-    chosen = api.choose_device(device)
+    config, chosen = loading.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
-        found = api.check(config, data=data or None, device=chosen, rounds=rounds, progress=lambda: bar.advance(task))
+        found = api.check(
+            config,
+            data=data or None,
+            device=chosen,
+            rounds=rounds,
+            progress=lambda: bar.advance(task),
+            trust=trusted_code(trust, overrides),
+        )
     console = Console()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
