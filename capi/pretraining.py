@@ -17,6 +17,7 @@ from capi.config.loading import differences, dump_config, parse_config, parse_ya
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
+from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
 from capi.distributed.processes import Processes, joined, lost_process_is_an_error
 from capi.distributed.sharding import chosen_shards
@@ -169,8 +170,9 @@ def _make_folder(given: _Given, initialised: Initialised | None) -> None:
     if given.folder.exists:
         with given.folder.locked():
             given.folder.clear()
+    data = with_sample(given.facts, given.source)
     origin = {"init": initialised.record} if initialised else {}
-    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": given.facts, **origin})
+    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": data, **origin})
 
 
 def _spread(given: _Given, learner: Learner | None, processes: Processes, device: torch.device) -> Learner:

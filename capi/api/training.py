@@ -76,7 +76,7 @@ def pretrain(
     )
     if not config.run.report or not done.is_main:
         return done
-    return replace(done, report=runs.conclude(done.path, finished=done.finished, device=chosen))
+    return replace(done, report=runs.conclude(done.path, data, finished=done.finished, device=chosen))
 
 
 def check(

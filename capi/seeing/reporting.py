@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,22 @@ _LOST = "The run is lost from here on: go back to an earlier checkpoint, with a 
 
 
 def write_report(
-    run: Path, out: Path | None = None, *, watts: float | None = None, carbon: float | None = None
+    run: Path,
+    out: Path | None = None,
+    *,
+    watts: float | None = None,
+    carbon: float | None = None,
+    missing: str = "",
 ) -> Path:
-    """Write the report of a run, as RUN/report.html or to `out`, and say where it is."""
-    written = page(run_pieces(gather(run, watts=watts, carbon=carbon)))
+    """Write the report of a run, as RUN/report.html or to `out`, and say where it is.
+
+    `missing` says why there are no pictures of prototypes.
+    """
+    run_report = gather(run, watts=watts, carbon=carbon)
+    if missing and not run_report.prototypes:
+        note = f'The prototypes are not drawn: {missing}. "capi explore RUN" shows them for any folder of images.'
+        run_report = replace(run_report, prototypes_note=note)
+    written = page(run_pieces(run_report))
     target = run / REPORT if out is None else out / REPORT if out.is_dir() else out
     try:
         write_atomically(target, written)
