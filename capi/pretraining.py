@@ -171,8 +171,9 @@ def _make_folder(given: _Given, initialised: Initialised | None) -> None:
         with given.folder.locked():
             given.folder.clear()
     data = with_sample(given.facts, given.source)
+    loss = build.loss_label(given.config.target.kind)._asdict()
     origin = {"init": initialised.record} if initialised else {}
-    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": data, **origin})
+    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": data, "loss": loss, **origin})
 
 
 def _spread(given: _Given, learner: Learner | None, processes: Processes, device: torch.device) -> Learner:
@@ -332,7 +333,8 @@ class _Run:
         from capi.visualize.curves import draw_curves
 
         self.folder.pictures.mkdir(exist_ok=True)
-        draw_curves(read_metrics(self.folder.path / FILE), self.folder.pictures / "curves.png")
+        loss = build.loss_label(self.config.target.kind)
+        draw_curves(read_metrics(self.folder.path / FILE), self.folder.pictures / "curves.png", loss)
 
 
 def _with_known_statistics(config: Config, folder: RunFolder) -> Config:

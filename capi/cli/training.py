@@ -18,6 +18,7 @@ from capi.exit_codes import INTERRUPTED, PREEMPTED
 if TYPE_CHECKING:
     from capi.data.statistics import DataSummary
     from capi.demo import DemoSummary
+    from capi.method.targets import LossLabel
     from capi.pretraining import PretrainedRun
     from capi.train.check import StepCost
 
@@ -164,6 +165,7 @@ def _check(
     rounds: int,
 ) -> None:
     from capi import api
+    from capi.build import loss_label
 
     config, chosen = loading.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Console(stderr=True)) as bar:
@@ -179,7 +181,8 @@ def _check(
     console = Console()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
-    console.print(_cost_table(found.cost, f"{recipe} on {chosen}", config.optimization.steps))
+    loss = loss_label(config.target.kind)
+    console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", config.optimization.steps))
 
 
 def _data_table(data: "DataSummary", images_per_second: float) -> Table:
@@ -206,7 +209,7 @@ def _numbers(values: list[float]) -> str:
     return " ".join(f"{value:.3f}" for value in values)
 
 
-def _cost_table(cost: "StepCost", title: str, steps: int) -> Table:
+def _cost_table(cost: "StepCost", loss: "LossLabel", title: str, steps: int) -> Table:
     table = Table(title=title, box=None, show_header=False, title_justify="left", pad_edge=False)
     flop = ", ".join(
         f"{name.replace('_', ' ')} {value / 1e9:.2f}" for name, value in cost.flop_an_image._asdict().items()
@@ -219,7 +222,7 @@ def _cost_table(cost: "StepCost", title: str, steps: int) -> Table:
         f"{cost.flop_per_second / 1e9:.0f} GFLOP/s",
         "peak memory": f"{cost.peak_bytes / 2**30:.2f} GiB",
         "whole run": f"{duration(cost.seconds * steps / 3600)} for {steps} iterations, without reading data",
-        "loss": f"{cost.student_loss:.3f}",
+        "loss": f"{cost.student_loss:.3f} {loss.unit} ({loss.name.lower()})",
     }
     for name, value in rows.items():
         table.add_row(name, value)
