@@ -6,8 +6,9 @@ that shows them gives nothing away. Nothing is downloaded, and nothing is writte
 """
 
 import hashlib
+import secrets
 from collections.abc import Mapping
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 from capi.data.decoding import BrokenImageError
@@ -75,20 +76,16 @@ def _is_local(facts: Mapping[str, Any]) -> bool:
 
 
 def _content_digest(source: ImageSource, number: int) -> bytes:
-    """Of an image that cannot be read, a digest of nothing: it cannot be shown either."""
-    try:
+    """Of an image that is missing or cannot be read, a digest of nothing: it cannot be shown either."""
+    size, start = 0, b""
+    with suppress(BrokenImageError, OSError, ValueError):
         content = source.read(number)
         if isinstance(content, bytes):
             size, start = len(content), content[:COMPARED_BYTES]
-        elif content.is_file():
-            size, start = _beginning(content)
+        elif content.exists() and not content.is_file():
+            # A device or a pipe may never end: such an image is never the same.
+            return secrets.token_bytes(32)
         else:
-            size, start = 0, b""
-    except (BrokenImageError, OSError, ValueError):
-        size, start = 0, b""
+            with content.open("rb") as file:
+                size, start = content.stat().st_size, file.read(COMPARED_BYTES)
     return hashlib.sha256(f"{size}\n".encode() + start).digest()
-
-
-def _beginning(path: Path) -> tuple[int, bytes]:
-    with path.open("rb") as file:
-        return path.stat().st_size, file.read(COMPARED_BYTES)

@@ -1,6 +1,8 @@
 """Which images `capi report` opens by itself: those of the run, on this machine, and nothing else."""
 
+import hashlib
 import json
+import os
 import shutil
 import socket
 import tarfile
@@ -172,10 +174,14 @@ def test__photos_that_changed_are_not_shown(run_here: RunHere, work: Path) -> No
 
 
 def test__special_files_are_not_read(run_here: RunHere, work: Path) -> None:
-    """They would never end."""
-    (work / "run" / "list.csv").write_text("file\n/dev/zero\n")
-    set_data(work, path="run/list.csv", fingerprint=open_images("run/list.csv").fingerprint)
-    assert NOT_DRAWN in reported(run_here, work)
+    """They would never end. The checksum is that of a file without contents."""
+    os.mkfifo(work / "pipe")
+    nothing = hashlib.sha256(b"0\n").digest()
+    for name in ("/dev/zero", "../pipe"):
+        (work / "run" / "list.csv").write_text(f"file\n{name}\n")
+        guessed = hashlib.sha256(b"1\n" + nothing).hexdigest()
+        set_data(work, path="run/list.csv", fingerprint=open_images("run/list.csv").fingerprint, sample=guessed)
+        assert NOT_DRAWN in reported(run_here, work)
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["export", "--out", "weights.safetensors"]])
