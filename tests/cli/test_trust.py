@@ -11,6 +11,8 @@ import pytest
 from PIL import Image
 
 import capi
+from tests.ablation.studies import QUICK, labelled_photos
+from tests.ablation.studies import SMALL as SMALL_STUDY
 from tests.cli.conftest import RunHere, assert_refused
 
 SMALL = [
@@ -130,6 +132,16 @@ def test__an_override_names_the_code_in_this_very_command(run_here: RunHere, wor
     words = ["pretrain", "tiny4", *SMALL, *NAMED, "--data", "photos", "--out", "run", "--resume", "--device", "cpu"]
     assert run_here(*words).code == 0
     assert (work / "marker").exists()
+
+
+def test__overrides_of_demo_and_ablate_name_it_too(run_here: RunHere, work: Path) -> None:
+    sentence, start = "is a PixelEncoder, whose weights a run cannot start from", "init.encoder=evil.py:make"
+    assert_refused(run_here("demo", start, "data.workers=0", "--out", "demo", "--device", "cpu"), sentence)
+    assert (work / "marker").exists()
+    data = labelled_photos(work / "labelled")
+    options = [word for option in QUICK for word in ("--option", option)]
+    words = ["sinkhorn", *SMALL_STUDY, start, "--data", data, "--out", "study", "--scale", "smoke", *options]
+    assert sentence in run_here("ablate", *words, "--device", "cpu").stderr
 
 
 def test__functions_trust_what_they_are_told_to(work: Path) -> None:
