@@ -26,7 +26,7 @@ from capi.method.masking import Grid, MaskSampler
 from capi.method.pixel_targets import PixelTargets
 from capi.method.queue import QueueShape
 from capi.method.student import Student
-from capi.method.targets import Target
+from capi.method.targets import LossLabel, Target
 from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
@@ -220,6 +220,17 @@ _TARGETS: dict[str, Callable[[Config, Teacher, VisionEncoder | None, int], Targe
     "pixels": lambda config, *_: PixelTargets(patch_size=config.model.patch_size),
     "frozen": _frozen_targets,
 }
+
+
+_TARGET_CLASSES: dict[str, type[Target]] = {
+    one.name: one for one in (OnlineClustering, EmaHead, FeatureTargets, PixelTargets, FrozenTargets)
+}
+
+
+def loss_label(kind: str) -> LossLabel:
+    """Name and unit of the student's loss to targets of this kind."""
+    target = _TARGET_CLASSES[kind]
+    return LossLabel(target.loss_name, target.loss_unit)
 
 
 def resolve_target(

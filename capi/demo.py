@@ -12,6 +12,7 @@ from rich.console import Console
 from capi import api, build, pretraining
 from capi.config.loading import load_config
 from capi.config.schema import Config
+from capi.config.trust import trusted_code
 from capi.data.crops import normalize
 from capi.data.demo import demo_photos
 from capi.encoders import load_weights, untrained
@@ -70,7 +71,14 @@ def run_demo(
     """Pretrain the recipe `demo`, evaluated on photos it does not train on; None when it was interrupted."""
     config = load_config(RECIPE, [EVALUATION, *overrides])
     done = api.pretrain(
-        config, data="demo", out=out, resume=resume, overwrite=overwrite, device=device, console=console
+        config,
+        data="demo",
+        out=out,
+        resume=resume,
+        overwrite=overwrite,
+        device=device,
+        trust=trusted_code(overrides=overrides),
+        console=console,
     )
     return replace(summarize_run(done.path, split=split), report=done.report) if done.finished else None
 

@@ -17,6 +17,7 @@ from torch import nn
 from capi import build
 from capi.baseline_weights import is_baseline, is_on_this_machine, open_baseline
 from capi.config.loading import load_config
+from capi.config.trust import is_trusted
 from capi.errors import CapiError, expect
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
@@ -117,10 +118,26 @@ def open_noted_encoder(
     if not isinstance(name, str):
         raise CapiError(f"{file} says that {name!r} made it, which is no name: give the model with --model")
     if not _is_harmless(name):
-        runs = ":" in name and not is_baseline(name)
-        reason = "Python that would be run" if runs else "not on this machine, and would be looked for on the Hub"
+        elsewhere = "not on this machine, and would be looked for on the Hub"
+        reason = "Python that would be run" if _code_of(name) else elsewhere
         raise CapiError(f"{file} says that {name} made it, which is {reason}: if you trust it, give it with --model")
     return open_encoder(name, weights=weights, device=device)
+
+
+def open_configured_encoder(name: str, *, trusted: frozenset[str], device: torch.device | str = "cpu") -> VisionEncoder:
+    """The encoder that a config names. Python code is imported only if `trusted_code` has it."""
+    code = _code_of(name)
+    if code is not None and not is_trusted(code, trusted):
+        raise CapiError(
+            f"the config names Python code in {code}: look at it, then add --trust {code} (in Python, trust={code!r})"
+        )
+    return open_encoder(name, device=device)
+
+
+def _code_of(name: str) -> str | None:
+    """The Python file or module that opening this name imports; None where it imports none."""
+    kind = name.rpartition(":")[0]
+    return None if not kind or kind in _OURS or is_baseline(name) or Path(name).exists() else kind
 
 
 def _is_harmless(name: str) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from capi.config.loading import load_config
 from capi.config.schema import Config
+from capi.config.trust import Trust, trusted_code
 from capi.errors import CapiError
 from capi.exit_codes import PREEMPTED
 
@@ -55,7 +56,13 @@ class SlurmOptions:
 
 
 def slurm_script(
-    recipe: str, overrides: Iterable[str], *, data: str | Sequence[str], out: str | Path, options: SlurmOptions
+    recipe: str,
+    overrides: Iterable[str],
+    *,
+    data: str | Sequence[str],
+    out: str | Path,
+    options: SlurmOptions,
+    trust: Trust = (),
 ) -> str:
     """The job script of a run whose recipe, values and numbers are known to be good."""
     overrides = list(overrides)
@@ -66,6 +73,8 @@ def slurm_script(
     command = [options.python, "-m", "capi", "pretrain", named, *overrides]
     for source in [data] if isinstance(data, str) else data:
         command += ["--data", _whole(_one_line("data", source))]
+    for code in sorted(trusted_code(trust)):
+        command += ["--trust", _one_line("trust", code)]
     command += ["--out", str(folder), "--resume"]
     lines = [
         "#!/bin/bash",

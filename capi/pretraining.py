@@ -17,6 +17,7 @@ from capi.config.loading import differences, dump_config, parse_config, parse_ya
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
+from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
 from capi.data.statistics import quick_statistics, statistics_warning
 from capi.distributed.processes import Processes, joined, lost_process_is_an_error
@@ -174,8 +175,10 @@ def _make_folder(given: _Given, initialised: Initialised | None) -> None:
     if given.folder.exists:
         with given.folder.locked():
             given.folder.clear()
+    data = with_sample(given.facts, given.source)
+    loss = build.loss_label(given.config.target.kind)._asdict()
     origin = {"init": initialised.record} if initialised else {}
-    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": given.facts, **origin})
+    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": data, "loss": loss, **origin})
 
 
 def _spread(given: _Given, learner: Learner | None, processes: Processes, device: torch.device) -> Learner:
@@ -345,7 +348,8 @@ class _Run:
         from capi.visualize.curves import draw_curves
 
         self.folder.pictures.mkdir(exist_ok=True)
-        draw_curves(read_metrics(self.folder.path / FILE), self.folder.pictures / "curves.png")
+        loss = build.loss_label(self.config.target.kind)
+        draw_curves(read_metrics(self.folder.path / FILE), self.folder.pictures / "curves.png", loss)
 
 
 def _with_known_statistics(config: Config, folder: RunFolder) -> Config:

@@ -7,6 +7,7 @@ from pathlib import Path
 from capi.ablation.labels import StudyData, check_options, curve_evaluations, find_data, score_columns
 from capi.config.ablations import DEFAULT_RUN, PlannedRow, PlannedTable, Scale, find_scale, plan_table
 from capi.config.schema import Config
+from capi.config.trust import trusted_code
 from capi.errors import CapiError
 from capi.evaluation.comparison_cells import Column
 
@@ -27,6 +28,8 @@ class Job:
     """Of a run."""
     model: str = ""
     """Of an encoder that is judged as it is."""
+    trust: frozenset[str] = frozenset()
+    """Python code that the overrides name."""
 
     @property
     def run(self) -> Path:
@@ -88,8 +91,10 @@ def plan_study(
     columns = score_columns(found, sized.scores, list(options), planned.rows[0].config.data.image_size)
     base = next((row for row in planned.rows if row.run == DEFAULT_RUN), planned.rows[-1])
 
+    trust = trusted_code(overrides=overrides)
+
     def job(name: str, config: Config | None = None, model: str = "") -> Job:
-        return Job(name, out, columns, device, found.images, config, model)
+        return Job(name, out, columns, device, found.images, config, model, trust)
 
     runs = [
         job(run_name(row.run, seed), _run_config(row, seed, found, sized, list(options)))

@@ -138,7 +138,15 @@ def _train(job: Job, console: Console | None) -> bool:
     assert job.config is not None
     note = job.scores / FAILURE
     try:
-        done = api.pretrain(job.config, data=job.data, out=job.run, resume=True, device=job.device, console=console)
+        done = api.pretrain(
+            job.config,
+            data=job.data,
+            out=job.run,
+            resume=True,
+            device=job.device,
+            trust=job.trust,
+            console=console,
+        )
     except CapiError as error:
         if not any(job.run.glob("checkpoints/*")):
             # It never began: the study is wrong, not the row.

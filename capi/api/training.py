@@ -14,11 +14,12 @@ from capi.api.arguments import Names, device_of, listed, progress_on
 from capi.checking import RunCheck
 from capi.config.loading import load_config
 from capi.config.schema import Config
+from capi.config.trust import Trust, trusted_code
 from capi.data.decoding import Decoder
 from capi.data.opening import Data, open_images
 from capi.data.packing import Packed, PackingSettings, pack
 from capi.data.survey import Survey, survey
-from capi.encoders import open_encoder
+from capi.encoders import open_configured_encoder
 from capi.errors import CapiError, expect
 from capi.evaluation.image_lists import labelled_images
 from capi.planning.hardware import find_gpu
@@ -46,6 +47,7 @@ def pretrain(
     device: torch.device | str | None = None,
     loggers: Sequence[Logger] = (),
     evaluations: Sequence[Evaluation] = (),
+    trust: Trust = (),
     console: Console | None = None,
 ) -> PretrainedRun:
     """Pretrain on unlabelled images.
@@ -53,10 +55,12 @@ def pretrain(
     `data` is a folder, shards, tables, a name of the Hub (docs/data.md), several of these with weights, or `demo` for
     the built-in photos; `out` becomes the folder of the run. `resume` goes on with
     the run that is there, if there is one; `overwrite` replaces it. A logger is called with every record of metrics.
+    `trust` names the Python files that the recipe may import encoders from; those that `overrides` name need no trust.
     With a `console` there is a progress bar. At the end a report is written, report.html in the run's folder.
     """
     expect("out", out, (str, Path), "the folder of the run")
-    config, chosen = as_config(recipe, overrides), device_of(device)
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    config, trusted, chosen = as_config(recipe, overrides), trusted_code(trust, overrides), device_of(device)
     done = pretraining.pretrain(
         config,
         data=data,
@@ -67,12 +71,12 @@ def pretrain(
         loggers=loggers,
         evaluations=evaluations,
         pictures=runs.pictures_over_time,
-        open_encoder=partial(open_encoder, device=chosen),
+        open_encoder=partial(open_configured_encoder, trusted=trusted, device=chosen),
         console=console,
     )
     if not config.run.report or not done.is_main:
         return done
-    return replace(done, report=runs.conclude(done.path, finished=done.finished, device=chosen))
+    return replace(done, report=runs.conclude(done.path, data, finished=done.finished, device=chosen))
 
 
 def check(
@@ -82,13 +86,14 @@ def check(
     device: torch.device | str | None = None,
     rounds: int = 3,
     progress: Callable[[], None] = lambda: None,
+    trust: Trust = (),
 ) -> RunCheck:
     """Build a config, run real iterations, and say what they cost. Nothing is written.
 
-    With `data` the images are the user's and are looked at; without, they are noise.
+    With `data` the images are the user's and are looked at; without, they are noise. `trust`: see `pretrain`.
     """
     chosen = device_of(device)
-    opened = partial(open_encoder, device=chosen)
+    opened = partial(open_configured_encoder, trusted=trusted_code(trust), device=chosen)
     return checking.check(config, data=data, device=chosen, rounds=rounds, progress=progress, open_encoder=opened)
 
 

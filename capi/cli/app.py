@@ -34,6 +34,13 @@ SEVERAL = ("pretrain", "evaluate", "compare", "extract")
 SECONDS_TO_SPEAK = 20.0
 
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
+Trust = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FILE.py",
+        help="Python code that the recipe names and that may be imported: it runs on this machine; may repeat.",
+    ),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")]
 
 

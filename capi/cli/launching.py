@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from capi.cli.app import Overrides, app
+from capi.cli.app import Overrides, Trust, app
 from capi.cli.usage import Commands
 
 launch_app = typer.Typer(cls=Commands, help="Start a run on a cluster.", no_args_is_help=True)
@@ -25,6 +25,7 @@ def slurm(
     out: Annotated[
         Path, typer.Option(help="Folder of the run, seen by all nodes; job script and log lie beside it.")
     ] = ...,  # type: ignore[assignment]
+    trust: Trust = None,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine; one process for each.")] = 8,
     time: Annotated[
@@ -64,7 +65,7 @@ def slurm(
         setup=tuple(setup or ()),
         **({"python": python} if python else {}),
     )
-    script = slurm_script(recipe, overrides or [], data=data, out=out, options=options)
+    script = slurm_script(recipe, overrides or [], data=data, out=out, options=options, trust=trust or [])
     if dry_run:
         typer.echo(script, nl=False)
         return

@@ -8,16 +8,17 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from capi.cli.app import Device, Overrides, app, duration, messages, one_of, refuse_several
+from capi.cli.app import Device, Overrides, Trust, app, duration, messages, one_of, refuse_several
 from capi.cli.usage import refuse_idle
 from capi.config import loading
+from capi.config.trust import trusted_code
 from capi.errors import CapiError
 from capi.exit_codes import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
-    from capi.config.schema import Config
     from capi.data.statistics import DataSummary
     from capi.demo import DemoSummary
+    from capi.method.targets import LossLabel
     from capi.pretraining import PretrainedRun
     from capi.train.check import StepCost
 
@@ -42,6 +43,7 @@ def pretrain(
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    trust: Trust = None,
     device: Device = None,
     rounds: Annotated[int, typer.Option(min=1, help="Iterations that --check times; the best counts.")] = 3,
 ) -> None:
@@ -51,14 +53,14 @@ def pretrain(
         refuse_idle(
             context, ("out", "resume", "overwrite"), "is of no use to --check, which writes nothing: leave it out"
         )
-        _check(recipe, loading.load_config(recipe, overrides or []), data, device, rounds)
+        _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
     from capi.train.stopping import StopRequest
 
     # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
     with StopRequest() as request:
-        done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, device)
+        done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, trust or [], device)
         if not done.finished:
             if done.is_main:
                 typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
@@ -78,6 +80,7 @@ def _pretrained(
     out: Path | None,
     resume: bool,
     overwrite: bool,
+    trust: list[str],
     device: str | None,
 ) -> "PretrainedRun":
     """The run, by all processes that were started: they are given the same, and one tells what is wrong with it."""
@@ -87,14 +90,21 @@ def _pretrained(
     chosen = api.choose_device(device)
     with joined(chosen) as processes:
         with processes.together():
-            config = loading.load_config(recipe, overrides)
+            config, trusted = loading.load_config(recipe, overrides), trusted_code(trust, overrides)
             if not data or out is None:
                 raise CapiError(
                     "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
                 )
             _refuse_both(resume, overwrite)
         return api.pretrain(
-            config, data=data, out=out, resume=resume, overwrite=overwrite, device=chosen, console=messages()
+            config,
+            data=data,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            device=chosen,
+            trust=trusted,
+            console=messages(),
         )
 
 
@@ -146,19 +156,35 @@ def _demo_table(summary: "DemoSummary") -> Table:
     return table
 
 
-def _check(recipe: str, config: "Config", data: list[str] | None, device: str | None, rounds: int) -> None:
+def _check(
+    recipe: str,
+    overrides: list[str],
+    data: list[str] | None,
+    trust: list[str],
+    device: str | None,
+    rounds: int,
+) -> None:
     from capi import api
+    from capi.build import loss_label
 
-    chosen = api.choose_device(device)
+    config, chosen = loading.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
-        found = api.check(config, data=data or None, device=chosen, rounds=rounds, progress=lambda: bar.advance(task))
+        found = api.check(
+            config,
+            data=data or None,
+            device=chosen,
+            rounds=rounds,
+            progress=lambda: bar.advance(task),
+            trust=trusted_code(trust, overrides),
+        )
     console = Console()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
         if found.warning:
             console.print(f"Warning: {found.warning}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_cost_table(found.cost, f"{recipe} on {chosen}", config.optimization.steps))
+    loss = loss_label(config.target.kind)
+    console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", config.optimization.steps))
 
 
 def _data_table(data: "DataSummary", images_per_second: float) -> Table:
@@ -187,7 +213,7 @@ def _numbers(values: list[float]) -> str:
     return significant(values)
 
 
-def _cost_table(cost: "StepCost", title: str, steps: int) -> Table:
+def _cost_table(cost: "StepCost", loss: "LossLabel", title: str, steps: int) -> Table:
     table = Table(title=title, box=None, show_header=False, title_justify="left", pad_edge=False)
     flop = ", ".join(
         f"{name.replace('_', ' ')} {value / 1e9:.2f}" for name, value in cost.flop_an_image._asdict().items()
@@ -200,7 +226,7 @@ def _cost_table(cost: "StepCost", title: str, steps: int) -> Table:
         f"{cost.flop_per_second / 1e9:.0f} GFLOP/s",
         "peak memory": f"{cost.peak_bytes / 2**30:.2f} GiB",
         "whole run": f"{duration(cost.seconds * steps / 3600)} for {steps} iterations, without reading data",
-        "loss": f"{cost.student_loss:.3f}",
+        "loss": f"{cost.student_loss:.3f} {loss.unit} ({loss.name.lower()})",
     }
     for name, value in rows.items():
         table.add_row(name, value)

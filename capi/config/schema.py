@@ -154,7 +154,8 @@ class FrozenConfig(Section):
     """Targets from an encoder that never changes."""
 
     encoder: str | None = None
-    """The encoder: a run folder, a file, pixels:PATCH_SIZE, FILE.py:NAME, or what else `capi evaluate` takes."""
+    """The encoder: a run folder, a file, pixels:PATCH_SIZE, FILE.py:NAME (which a recipe file cannot name without
+    --trust FILE.py), or what else `capi evaluate` takes."""
     width: Count | None = None
     """Width of its features; null asks the encoder, and the run writes it down."""
 

@@ -43,12 +43,15 @@ class Weighted(NamedTuple):
     weight: float | None = None
 
 
-def open_images(data: Data, console: Console | None = None) -> ImageSource:
-    """The training images of a run. With a console a bar shows the scan of shards that have no index yet."""
+def open_images(data: Data, console: Console | None = None, *, index_beside: bool = True) -> ImageSource:
+    """The training images of a run. With a console a bar shows the scan of shards that have no index yet.
+
+    Without `index_beside` a new index of a shard goes to the user's cache, and nothing is written beside the shard.
+    """
     sources = weighted_sources(data)
     if len(sources) == 1:
-        return _open_one(sources[0].name, console)
-    parts = [_open_one(source.name, console) for source in sources]
+        return _open_one(sources[0].name, console, index_beside)
+    parts = [_open_one(source.name, console, index_beside) for source in sources]
     weights = [source.weight for source in sources if source.weight is not None]
     return Mixture([source.name for source in sources], parts, weights or None)
 
@@ -107,7 +110,7 @@ def _weighted(text: str) -> Weighted:
     return Weighted(found["source"], weight)
 
 
-def _open_one(data: str, console: Console | None) -> ImageSource:
+def _open_one(data: str, console: Console | None, index_beside: bool) -> ImageSource:
     if data == "demo":
         return demo_photos("train").images
     if data.startswith(SCHEME):
@@ -119,10 +122,12 @@ def _open_one(data: str, console: Console | None) -> ImageSource:
         if column is not None:
             raise CapiError(f"{data} names a column, which parquet and arrow files have: {path} is something else")
         return csv_images(Path(path)) if path.lower().endswith(".csv") else image_folder(Path(path))
-    return _open_files(files, path, column, console)
+    return _open_files(files, path, column, console, index_beside)
 
 
-def _open_files(files: list[str], data: str, column: str | None, console: Console | None) -> ImageSource:
+def _open_files(
+    files: list[str], data: str, column: str | None, console: Console | None, index_beside: bool
+) -> ImageSource:
     kinds = {os.path.splitext(file)[1].lower() for file in files}
     compressed = next((file for file in files if file.lower().endswith(_COMPRESSED)), None)
     if compressed:
@@ -137,7 +142,7 @@ def _open_files(files: list[str], data: str, column: str | None, console: Consol
     if kinds == {".tar"}:
         if column is not None:
             raise CapiError(f"{data} has shards, which have no columns: leave ?column={column} out")
-        return open_shards([Path(file) for file in files], console)
+        return open_shards([Path(file) for file in files], console, index_beside=index_beside)
     return (open_parquet_files if kinds == {".parquet"} else open_arrow)(files, column)
 
 

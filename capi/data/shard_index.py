@@ -10,6 +10,7 @@ import hashlib
 import os
 import tarfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,22 +129,22 @@ def find_index(shard: Path) -> tuple[Path, IndexFacts] | None:
     return None
 
 
-def make_index(shard: Path) -> tuple[Path, IndexFacts]:
-    """Scan a shard's headers and keep what they say."""
+def make_index(shard: Path, *, beside: bool = True) -> tuple[Path, IndexFacts]:
+    """Scan a shard's headers and keep what they say: beside the shard, or else in the user's cache."""
     before = shard.stat()
     members = list(image_members(shard))
-    beside, cached = index_places(shard)
+    own, cached = index_places(shard)
+    if beside:
+        with suppress(OSError):
+            return own, write_index(own, members, before)
     try:
-        return beside, write_index(beside, members, before)
-    except OSError:
-        try:
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            return cached, write_index(cached, members, before)
-        except OSError as error:
-            raise CapiError(
-                f"an index of {shard} can be written neither beside it nor at {cached} ({error.strerror}): make one of "
-                "them writable, or set XDG_CACHE_HOME"
-            ) from error
+        cached.parent.mkdir(parents=True, exist_ok=True)
+        return cached, write_index(cached, members, before)
+    except OSError as error:
+        raise CapiError(
+            f"an index of {shard} can be written neither beside it nor at {cached} ({error.strerror}): make one of "
+            "them writable, or set XDG_CACHE_HOME"
+        ) from error
 
 
 def write_index(

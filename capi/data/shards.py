@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,9 @@ class Shards:
         self._keep()
 
 
-def open_shards(paths: Sequence[Path], console: Console | None = None, workers: int | None = None) -> Shards:
+def open_shards(
+    paths: Sequence[Path], console: Console | None = None, workers: int | None = None, *, index_beside: bool = True
+) -> Shards:
     """Shards in this order. Where an index is missing the headers are scanned, once, by so many processes."""
     _refuse_missing(paths)
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
@@ -100,7 +102,7 @@ def open_shards(paths: Sequence[Path], console: Console | None = None, workers: 
             # Another process of the same run may have made them meanwhile.
             found = [index or find_index(path) for path, index in zip(paths, found, strict=True)]
             missing = [number for number, index in enumerate(found) if index is None]
-            made = _make_indices([paths[number] for number in missing], console, workers)
+            made = _make_indices([paths[number] for number in missing], console, workers, index_beside)
             for number, index in zip(missing, made, strict=True):
                 found[number] = index
     indices = [index for index in found if index is not None]
@@ -109,17 +111,19 @@ def open_shards(paths: Sequence[Path], console: Console | None = None, workers: 
     return Shards(paths, indices)
 
 
-def _make_indices(paths: Sequence[Path], console: Console | None, workers: int | None) -> list[tuple[Path, IndexFacts]]:
+def _make_indices(
+    paths: Sequence[Path], console: Console | None, workers: int | None, beside: bool
+) -> list[tuple[Path, IndexFacts]]:
     workers = max(min(workers or os.cpu_count() or 1, len(paths)), 1)
     made = []
     with Telling("reading the headers of shards", len(paths), console) as telling:
         if workers == 1:
             for path in paths:
-                made.append(make_index(path))
+                made.append(make_index(path, beside=beside))
                 telling.advance()
             return made
         with ProcessPoolExecutor(workers) as pool:
-            for index in pool.map(make_index, paths):
+            for index in pool.map(partial(make_index, beside=beside), paths):
                 made.append(index)
                 telling.advance()
     return made

@@ -28,6 +28,7 @@ class OnlineClustering(Target):
     """The prototypes. Called with teacher tokens it gives targets, and a loss that trains the prototypes alone."""
 
     name = "clustering"
+    loss_name, loss_unit = "Cross-entropy", "nat"
     recent_use: Tensor
 
     def __init__(

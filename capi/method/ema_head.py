@@ -39,6 +39,7 @@ class EmaHead(Target):
     """The teacher's head on the teacher's tokens. It is *given* that head, as a function, and owns no weights."""
 
     name = "ema_head"
+    loss_name, loss_unit = "Cross-entropy", "nat"
     centre: Tensor
 
     def __init__(

@@ -20,6 +20,7 @@ class FeatureTargets(Target):
     """Normalised tokens, and Huber's loss to them."""
 
     name = "features"
+    loss_name, loss_unit = "Huber loss", "normalized features"
 
     def forward(
         self,

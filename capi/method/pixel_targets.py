@@ -24,6 +24,7 @@ class PixelTargets(Target):
     """Normalised patches, and the squared error to them."""
 
     name = "pixels"
+    loss_name, loss_unit = "Squared error", "normalized pixels"
     reads_teacher = False
 
     def __init__(self, *, patch_size: int) -> None:

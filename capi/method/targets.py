@@ -32,11 +32,25 @@ class Targets(NamedTuple):
     targets: Iterator[Float[Tensor, "_ p k"]]
 
 
+class LossLabel(NamedTuple):
+    """What the student's loss is called, and what it is measured in."""
+
+    name: str
+    unit: str
+
+    @property
+    def meaning(self) -> str:
+        return f"{self.name} between predictions and targets, in {self.unit}."
+
+
 class Target(nn.Module):
     """What must be predicted. Parameters are those of its own loss; buffers, what it keeps of earlier batches."""
 
     # Under this name its tensors lie in checkpoints.
     name: ClassVar[str]
+    # The student's loss in words, for curves and reports.
+    loss_name: ClassVar[str]
+    loss_unit: ClassVar[str]
     # Whether `tokens` are the teacher's, so that their health is that of the run.
     reads_teacher: ClassVar[bool] = True
     # How a statistic of this process becomes that of the global batch.

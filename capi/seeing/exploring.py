@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from capi.data.crops import normalize
 from capi.data.decoding import Decoder
 from capi.data.reader import Reader
+from capi.data.recorded import spaced
 from capi.data.sources import Encoded, ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
@@ -28,7 +29,6 @@ from capi.evaluation.prediction import find_images
 from capi.method.masking import Grid, MaskSampler
 from capi.models.features import CapiEncoder
 from capi.randomness import sample_keys
-from capi.seeing.snapshots import spaced
 from capi.types import Bool, Float, Int, VisionEncoder, image_size_of, statistics_of
 from capi.visualize.feature_maps import PictureFrame, SizedImages
 from capi.visualize.gallery import PatchPlace, PrototypeIndex, patch_crop

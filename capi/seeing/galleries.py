@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from PIL import Image
 
+from capi.data.recorded import SAMPLE, spaced
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.evals.limits import PartOfImages
 from capi.evaluation.picturing import Prototypes, load_prototypes
 from capi.pretraining import run_config
-from capi.seeing.snapshots import photo_of, run_frame, spaced
+from capi.seeing.snapshots import photo_of, run_frame
 from capi.train.run_folder import RunFolder
 from capi.types import VisionEncoder, statistics_of
 from capi.visualize.feature_maps import FeatureMaps, PictureFrame, SizedImages
@@ -35,7 +36,7 @@ PATCHES, SIDE = 8, 64
 
 
 def write_gallery(
-    run: Path, source: ImageSource, *, images: int = 200, prototypes: int = 24, encoding: Encoding | None = None
+    run: Path, source: ImageSource, *, images: int = SAMPLE, prototypes: int = 24, encoding: Encoding | None = None
 ) -> Path:
     """Find and draw the patches of a run's prototypes among at most so many of its images; returns the folder.
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from capi.seeing.snapshots import spaced
+from capi.data.recorded import spaced
 from capi.visualize.report_data import Emergence, Picture, PrototypeStrip
 
 # So many steps of an image are shown, and so many images and prototypes: a page should open at once.

@@ -3,13 +3,16 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from capi.build import loss_label
 from capi.errors import CapiError
 from capi.method.alarms import Finding, Rule, RunFacts, Watchman
+from capi.method.targets import LossLabel
 from capi.pretraining import run_config, run_facts
 from capi.seeing.costs import Cost, cost_of, require_costs, seconds_of_starts
 from capi.seeing.liveness import is_being_trained
@@ -25,19 +28,27 @@ REPORT = "report.html"
 _STARTS_SHOWN = 20
 # Without a config nobody knows the ranges; the watchman then only looks on.
 _NO_FACTS = RunFacts(prototypes=1, width=1, total_steps=0)
-# Losses have no healthy range, but must be numbers.
-_LOSSES = (
-    Rule("student_loss", "Loss of the student", "Cross-entropy between predictions and targets, in nat."),
-    Rule("clustering_loss", "Loss of the clustering", "Cross-entropy to the balanced assignments, in nat."),
-)
+_LONGEST_LABEL = 60
 _LOST = "The run is lost from here on: go back to an earlier checkpoint, with a lower optimization.learning_rate."
 
 
 def write_report(
-    run: Path, out: Path | None = None, *, watts: float | None = None, carbon: float | None = None
+    run: Path,
+    out: Path | None = None,
+    *,
+    watts: float | None = None,
+    carbon: float | None = None,
+    missing: str = "",
 ) -> Path:
-    """Write the report of a run, as RUN/report.html or to `out`, and say where it is."""
-    written = page(run_pieces(gather(run, watts=watts, carbon=carbon)))
+    """Write the report of a run, as RUN/report.html or to `out`, and say where it is.
+
+    `missing` says why there are no pictures of prototypes.
+    """
+    run_report = gather(run, watts=watts, carbon=carbon)
+    if missing and not run_report.prototypes:
+        note = f'The prototypes are not drawn: {missing}. "capi explore RUN" shows them for any folder of images.'
+        run_report = replace(run_report, prototypes_note=note)
+    written = page(run_pieces(run_report))
     target = run / REPORT if out is None else out / REPORT if out.is_dir() else out
     try:
         write_atomically(target, written)
@@ -105,13 +116,14 @@ class FollowedRun:
             name=self.name,
             state=self._state(trained_now),
             columns=columns,
-            findings=self._findings(columns),
+            findings=self._findings(columns, loss_of(record, self._facts)),
             rung=tuple(self._rung),
             notes=self._notes(columns),
             emergence=emergence,
             emergence_note=emergence_note,
             prototypes=prototypes,
             prototypes_note=prototypes_note,
+            loss=loss_of(record, self._facts),
             cost=cost.facts,
             assumptions=cost.assumptions,
             config=self.folder.config_text(),
@@ -137,11 +149,11 @@ class FollowedRun:
     def _forget(self) -> None:
         self._watchman, self._rung = Watchman(self._facts or _NO_FACTS), list[tuple[int, Finding]]()
 
-    def _findings(self, columns: Mapping[str, Column]) -> Sequence[Finding]:
+    def _findings(self, columns: Mapping[str, Column], loss: LossLabel | None) -> Sequence[Finding]:
         """What the watchman says; and a loss that ends in no number is an alarm, whatever else is well."""
         if not self._facts:
             return ()
-        lost = [rule for rule in _LOSSES if rule.key in columns and _ends_in_no_number(columns[rule.key])]
+        lost = [rule for rule in _loss_rules(loss) if rule.key in columns and _ends_in_no_number(columns[rule.key])]
         broken = [Finding(rule, "alarm", math.nan, rule.limits(self._facts), _LOST) for rule in lost]
         return [*broken, *self._watchman.findings()]
 
@@ -179,6 +191,24 @@ class FollowedRun:
         if lost:
             notes.append(f"The last value is no number: {', '.join(sorted(lost))}.")
         return notes
+
+
+def loss_of(record: Mapping[str, Any], facts: RunFacts | None) -> LossLabel | None:
+    """What the student's loss is: as run.json says, or by the kind of target where an older version wrote it."""
+    noted = record.get("loss")
+    words = (noted.get("name"), noted.get("unit")) if isinstance(noted, Mapping) else ()
+    if words and all(isinstance(word, str) and 0 < len(word) <= _LONGEST_LABEL for word in words):
+        return LossLabel(*map(str, words))
+    return loss_label(facts.target) if facts else None
+
+
+def _loss_rules(loss: LossLabel | None) -> tuple[Rule, Rule]:
+    """Losses have no healthy range, but must be numbers."""
+    meaning = loss.meaning if loss else "How far predictions are from the targets."
+    return (
+        Rule("student_loss", "Loss of the student", meaning),
+        Rule("clustering_loss", "Loss of the clustering", "Cross-entropy to the balanced assignments, in nat."),
+    )
 
 
 def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:

@@ -1,14 +1,16 @@
 """What a run leaves to be seen: pictures while it goes on, a gallery of its prototypes and a report when it ends."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from capi import build
 from capi.config.schema import Config
-from capi.data.opening import described_data, open_images
+from capi.data.opening import Data, open_images
+from capi.data.recorded import RecordedImagesError, open_recorded
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, Progress, silent
@@ -32,26 +34,28 @@ def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -
     return [Snapshots(source, build.statistics(config), size, folder.pictures / "snapshots", every)]
 
 
-def conclude(run: Path, *, finished: bool, device: torch.device) -> Path | None:
+def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> Path | None:
     """The report of a run that has ended. Whatever goes wrong here is told, and the run stands all the same."""
     try:
         if finished:
-            draw_gallery(run, device=device)
+            draw_gallery(run, partial(open_images, data), device=device)
         return write_report(run)
     except (CapiError, OSError, RuntimeError, MemoryError) as error:
         _LOG.warning("the report could not be written (%s): the run is complete; try `capi report %s`", error, run)
         return None
 
 
-def draw_gallery(run: Path, *, device: torch.device, progress: Progress = silent) -> None:
-    """Draw the prototypes by the images that the run was trained on, where there are both."""
+def draw_gallery(
+    run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: Progress = silent
+) -> str:
+    """Draw the prototypes by images, where the run has any. Returns why its own images cannot be shown, if so."""
     try:
-        if run_config(RunFolder(run)).target.kind != "clustering":
-            return
-        place = described_data(RunFolder(run).record()["data"])
-        write_gallery(run, open_images(place), encoding=Encoding(device=device, progress=progress))
+        if run_config(RunFolder(run)).target.kind == "clustering":
+            write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
         _LOG.warning("the prototypes could not be drawn: %s", error)
+        return str(error) if isinstance(error, RecordedImagesError) else ""
+    return ""
 
 
 def report(
@@ -64,9 +68,9 @@ def report(
     progress: Progress = silent,
 ) -> Path:
     """Write the report of a run anew; the gallery is drawn if there is none yet and a checkpoint to draw it from."""
-    folder = RunFolder(run)
-    folder.record(also_newer=True)
+    folder, missing = RunFolder(run), ""
+    record = folder.record(also_newer=True)
     drawn = (folder.pictures / FOLDER / INDEX).exists()
     if not drawn and Checkpoints(folder.checkpoints).steps():
-        draw_gallery(run, device=device, progress=progress)
-    return write_report(run, out, watts=watts, carbon=carbon)
+        missing = draw_gallery(run, partial(open_recorded, record), device=device, progress=progress)
+    return write_report(run, out, watts=watts, carbon=carbon, missing=missing)

@@ -21,6 +21,7 @@ from torch import Tensor
 from capi.build import frozen
 from capi.data.crops import centre_box
 from capi.data.decoding import Box
+from capi.data.recorded import spaced
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
@@ -189,13 +190,6 @@ def snapshot_sheet(folder: Path, *, columns: int = 12, side: int = 96) -> Image.
         "of these images together at each step."
     ]
     return sheet_of("Features over time", notes, ["photo", *(f"step {step}" for step in chosen)], rows, side=side)
-
-
-def spaced(total: int, count: int) -> list[int]:
-    """So many of the numbers below `total`, evenly spaced, the first and the last among them."""
-    if total <= count:
-        return list(range(total))
-    return [round(number * (total - 1) / max(count - 1, 1)) for number in range(count)]
 
 
 def _readable_numbers(images: SizedImages, count: int) -> Iterator[int]:

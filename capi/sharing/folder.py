@@ -15,6 +15,7 @@ import yaml
 from PIL import Image
 
 from capi.config.schema import Config
+from capi.data.recorded import spaced
 from capi.data.replacing import replacing_folder
 from capi.errors import CapiError
 from capi.evaluation.results import JSON, read_record
@@ -22,7 +23,6 @@ from capi.models.architecture import architecture_of
 from capi.models.features import CapiEncoder
 from capi.pretraining import run_config
 from capi.seeing.reporting import gather
-from capi.seeing.snapshots import spaced
 from capi.sharing.card import MARK, ModelCard, TrainingScore, as_markdown, plain, require_licence
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import CONFIG, RunFolder

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from capi.errors import CapiError
+from capi.method.targets import LossLabel
 
 _PANELS = (
-    ("Loss of the student", ("student_loss",)),
-    ("Loss of the clustering", ("clustering_loss",)),
+    ("{loss.name} of the student ({loss.unit})", ("student_loss",)),
+    ("Cross-entropy of the clustering (nat)", ("clustering_loss",)),
     ("Entropy of the targets (nat)", ("target_entropy",)),
     ("Balance of the assignments", ("prototype_use",)),
     ("Learning rate", ("learning_rate",)),
@@ -22,15 +23,17 @@ def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], l
     return [step for step, _ in points], [value for _, value in points]
 
 
-def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """One panel for each kind of metric, into a PNG."""
+def draw_curves(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLabel) -> None:
+    """One panel for each kind of metric that the target has, into a PNG; `loss` names the student's."""
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise CapiError("curves need an extra: pip install 'capi[pictures]'") from error
     scores = sorted({key for record in records for key in record if _EVALUATION_MARK in key})
-    panels = [*_PANELS, *([("Evaluations", tuple(scores))] if scores else [])]
+    logged = {key for record in records for key in record}
+    shown = [panel for panel in _PANELS if logged.intersection(panel[1])] or _PANELS
+    panels = [*shown, *([("Evaluations", tuple(scores))] if scores else [])]
     rows = -(-len(panels) // 3)
     figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
     axes = figure.subplots(rows, 3).flatten()
@@ -38,7 +41,7 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path) -> None:
         for key in keys:
             steps, values = series(records, key)
             axis.plot(steps, values, label=key, linewidth=1.2, marker="o" if len(steps) < 12 else None, markersize=3)
-        axis.set_title(title, fontsize=11)
+        axis.set_title(title.format(loss=loss), fontsize=11)
         axis.set_xlabel("step")
         axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axis.grid(alpha=0.3)

@@ -6,7 +6,7 @@ A chart has one line for each run and metric. The page's own script draws them.
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -41,7 +41,7 @@ _PLAIN = {
         (
             "student_loss",
             "Loss of the student",
-            "Cross-entropy between predictions and targets, in nat.",
+            "How far predictions are from the targets.",
         ),
         (
             "clustering_loss",
@@ -95,9 +95,21 @@ def chart_list(keys: Iterable[str]) -> list[Chart]:
 
 def charts_data(runs: Sequence[RunReport]) -> dict[str, Any]:
     """All charts of some runs, as the page's script takes them."""
-    charts = chart_list(dict.fromkeys(key for run in runs for key in run.columns))
+    charts = [
+        replace(chart, meaning=loss_meaning(runs)) if chart.key == "student_loss" else chart
+        for chart in chart_list(dict.fromkeys(key for run in runs for key in run.columns))
+    ]
     drawn = [one for one in (_chart_data(chart, runs) for chart in charts) if one["lines"]]
     return {"charts": drawn, "runs": [run.name for run in runs]}
+
+
+def loss_meaning(runs: Sequence[RunReport]) -> str:
+    """What the student's loss is. Runs with different targets have losses that cannot be compared."""
+    labels = list(dict.fromkeys(run.loss for run in runs if run.loss is not None))
+    if len(labels) > 1:
+        listed = "; ".join(f"{label.name} in {label.unit}" for label in labels)
+        return f"Losses of different targets, which cannot be compared: {listed}."
+    return labels[0].meaning if labels else _PLAIN["student_loss"].meaning
 
 
 def as_json(data: Any) -> str:

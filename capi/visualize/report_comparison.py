@@ -51,4 +51,5 @@ def _last(run: RunReport, key: str) -> str:
     last = column.last if column is not None else None
     if last is not None and "/" in key and 0 <= last <= 1:
         return f"{last:.2%}"
-    return "none" if last is None else number(last)
+    unit = f" {text(run.loss.unit)}" if key == "student_loss" and run.loss else ""
+    return "none" if last is None else number(last) + unit

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capi.method.alarms import Finding
+from capi.method.targets import LossLabel
 from capi.visualize.sheets import printable
 
 StateKind = Literal["running", "finished", "stopped", "unknown"]
@@ -100,6 +101,8 @@ class RunReport:
     prototypes_note: str = ""
     cost: Sequence[tuple[str, str]] = ()
     assumptions: Sequence[str] = ()
+    loss: LossLabel | None = None
+    """What the student's loss is; None where neither run.json nor the config says it."""
     config: str = ""
     provenance: Sequence[tuple[str, str]] = ()
 

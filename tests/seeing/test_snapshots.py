@@ -18,10 +18,11 @@ from capi.build import build_learner, frozen, statistics
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.data.crops import normalize
+from capi.data.recorded import spaced
 from capi.data.sources import Encoded
 from capi.errors import CapiError
 from capi.seeing import snapshots
-from capi.seeing.snapshots import Snapshots, matched, run_frame, snapshot_sheet, snapshot_steps, spaced
+from capi.seeing.snapshots import Snapshots, matched, run_frame, snapshot_sheet, snapshot_steps
 from capi.train.loop import Evaluation
 from capi.train.step import Learner
 from capi.types import Statistics

@@ -6,8 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from PIL import Image
 
+from capi.method.targets import LossLabel
 from capi.visualize.curves import draw_curves, series
 
+LOSS = LossLabel("Cross-entropy", "nat")
 RECORDS = [
     {"step": 0, "demo/knn/teacher": 0.1, "demo/knn/student": 0.2},
     {"step": 1, "student_loss": 9.0, "clustering_loss": None, "target_entropy": 3.0, "prototype_use": 0.5},
@@ -51,14 +53,14 @@ def test__every_metric_is_drawn_as_it_was_logged(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Axes, "plot", watched)
     monkeypatch.setattr(Axes, "set_title", titled)
     monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.touch())
-    draw_curves(RECORDS, tmp_path / "curves.png")
+    draw_curves(RECORDS, tmp_path / "curves.png", LOSS)
     assert drawn == LOGGED
     assert titles[-1] == "Evaluations"
 
 
 @pytest.mark.parametrize("records", [RECORDS, []], ids=["some", "none"])
 def test__the_picture_is_whole_and_alone_in_its_folder(tmp_path: Path, records: list) -> None:
-    draw_curves(records, tmp_path / "curves.png")
+    draw_curves(records, tmp_path / "curves.png", LOSS)
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
     pixels = pixels_of(tmp_path / "curves.png")
     panels = [panel for row in np.array_split(pixels, 2) for panel in np.array_split(row, 3, axis=1)]
@@ -80,5 +82,5 @@ def test__a_failure_keeps_the_picture_before_and_leaves_nothing_else(
 
     monkeypatch.setattr(Figure, "savefig", fail)
     with pytest.raises(OSError, match="disk full"):
-        draw_curves(RECORDS, path)
+        draw_curves(RECORDS, path, LOSS)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("curves.png", b"before")]
