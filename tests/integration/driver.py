@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-
 import capi
+from capi.runtime import tensor_file
 from capi.train import checkpoint, loop, metrics
 
 OVERRIDES = [
@@ -79,8 +78,8 @@ class Registers:
 
 if __name__ == "__main__":
     around(loop, "train_step", "step")
-    around(FileSystemWriter, "write_data", "writer")
-    around(FileSystemWriter, "finish", "writer")
+    around(checkpoint.TensorWriter, "write_data", "writer")
+    around(tensor_file, "_write_all", "writer")
     around(checkpoint, "write_atomically", "writer")
     around(Path, "rename", "writer")
     around(checkpoint.Checkpoints, "_remove_old", "writer")
