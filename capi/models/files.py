@@ -11,6 +11,7 @@ import threading
 import warnings
 import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,24 @@ def load_weights_only(file: io.BufferedIOBase) -> Any:
     size = file.seek(0, io.SEEK_END)
     stand_ins: list[Any] = [(type("Closed", (_Closed,), {}), name) for name in _names_in(file, size)]
     file.seek(0)
-    # torch keeps the names for the whole process. What it thinks of a file's protocol does not help the user.
-    with _LOADING, warnings.catch_warnings(action="ignore"), torch.serialization.safe_globals(stand_ins):
+    # What torch thinks of a file's protocol does not help the user.
+    with _allowed(stand_ins), warnings.catch_warnings(action="ignore"):
         contents = torch.load(file, map_location="cpu", weights_only=True)
     return _plain(contents, size, 0, {})
+
+
+@contextmanager
+def _allowed(stand_ins: list[Any]) -> Iterator[None]:
+    """Let torch's loader know these classes and none that others allowed it for the whole process."""
+    with _LOADING:
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(stand_ins)
+        try:
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
 
 
 def _names_in(file: io.BufferedIOBase, size: int) -> set[str]:

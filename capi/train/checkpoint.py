@@ -58,13 +58,6 @@ class Position:
     rollbacks: int = 0
     broken: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def is_sound(self) -> bool:
-        """Whether values that came out of a file are of their kinds."""
-        counts = (self.step, self.data_offset, self.skipped, self.rollbacks)
-        named = isinstance(self.broken, dict) and all(isinstance(reason, str) for reason in self.broken.values())
-        return named and all(type(count) is int and count >= 0 for count in counts)
-
 
 class CheckpointError(SharedError):
     """A checkpoint could not be saved. Where there are several processes, all find that."""
@@ -250,10 +243,12 @@ class Checkpoints:
                 f"{self.path(step)} has checkpoint format {version}, but this capi knows formats up to "
                 f"{FORMAT_VERSION}: install a newer capi"
             )
-        position = Position(**{each.name: record[each.name] for each in fields(Position) if each.name in record})
-        if position.step != step or not position.is_sound:
+        values = asdict(Position()) | {each.name: record[each.name] for each in fields(Position) if each.name in record}
+        broken = values.pop("broken")
+        sound = isinstance(broken, dict) and all(isinstance(reason, str) for reason in broken.values())
+        if not sound or values["step"] != step or any(type(each) is not int or each < 0 for each in values.values()):
             raise damaged(self.path(step), ValueError(f"{_STATE} does not say where the run stands"))
-        return position
+        return Position(broken=broken, **values)
 
     def _version(self, step: int) -> int:
         version: int = self._record(step)["format"]

@@ -39,8 +39,8 @@ class StoredTensors:
             shape = self._index[name].shape
             if shape != tuple(value.shape):
                 raise CapiError(
-                    f'{self.path} has "{name}" of shape {shape}, and the model has it in another shape, '
-                    f"{tuple(value.shape)}: it is of another model"
+                    f'{self.path} has "{name}" in another shape than {tuple(value.shape)}, namely {shape}: it is of '
+                    "another model"
                 )
 
     def read(self, into: Mapping[str, Tensor]) -> None:
