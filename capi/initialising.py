@@ -233,11 +233,11 @@ def _take_prototypes(learner: Learner, source: str) -> tuple[list[Part], list[st
         return [], []
     own, name = dict(learner.target.named_parameters()), learner.target.name
     stored = _newest_checkpoint(source)
-    shapes = {} if stored is None else stored.shapes
-    names = [key for key in ("prototypes", "bias") if f"{name}.{key}" in shapes]
-    if stored is None or not names:
+    there = {} if stored is None else stored.weightless
+    given = {key: there[f"{name}.{key}"] for key in ("prototypes", "bias") if f"{name}.{key}" in there}
+    if stored is None or not given:
         return [], [f"prototypes: fresh, since {source} carries none"]
-    part = _compared("prototypes", own, {key: torch.empty(shapes[f"{name}.{key}"], device="meta") for key in names})
+    part = _compared("prototypes", own, given)
     stored.read({f"{name}.{key}": own[key].detach() for key in part.loaded})
     return [part], []
 

@@ -372,7 +372,7 @@ def _refuse_other_shapes(folder: RunFolder, config: Config) -> None:
     checkpoints = Checkpoints(folder.checkpoints)
     for step in checkpoints.steps()[-1:]:
         stored = StoredTensors(checkpoints.path(step))
-        names = [name.removeprefix("student.") for name in stored.shapes if name.startswith("student.")]
+        names = [name.removeprefix("student.") for name in stored.weightless if name.startswith("student.")]
         student = build.weightless_student(config, names, str(folder.path / CONFIG))
         stored.check({f"student.{name}": value for name, value in student.state_dict().items()})
 

@@ -47,7 +47,7 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     if not checkpoints.steps():
         raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
     stored, prefix = StoredTensors(checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]
-    names = [name.removeprefix(prefix) for name in stored.shapes if name.startswith(prefix)]
+    names = [name.removeprefix(prefix) for name in stored.weightless if name.startswith(prefix)]
     model = _empty(config, names, str(path))
     taken = stored.take({prefix + name: value for name, value in model.state_dict().items()})
     state = {name.removeprefix(prefix): value for name, value in taken.items()}

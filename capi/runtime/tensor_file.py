@@ -34,6 +34,8 @@ _METADATA = "__metadata__"
 # A model of 10,000 tensors has a header of about 1 MB.
 _MOST_HEADER_BYTES = 2**24
 _MOST_AXES = 16
+# More than any disk has; torch cannot count bytes beyond 2^63.
+_MOST_BYTES = 2**60
 
 
 class CutOffError(ValueError):
@@ -91,10 +93,17 @@ def _entry(value: Any, base: int) -> Entry:
         raise ValueError("a dtype that is not known")
     if not _are_counts(shape, _MOST_AXES) or not _are_counts(offsets, 2) or len(offsets) != 2:
         raise ValueError("a shape or offsets that are not whole numbers from 0 on")
+    check_size(tuple(shape), DTYPES[name])
     entry = Entry(DTYPES[name], tuple(shape), base + offsets[0])
     if offsets[1] - offsets[0] != entry.length:
         raise ValueError("a tensor whose shape and bytes differ")
     return entry
+
+
+def check_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Refuse shapes that torch cannot describe, also those of empty tensors."""
+    if math.prod(max(side, 1) for side in shape) * dtype.itemsize > _MOST_BYTES:
+        raise ValueError("a shape that no disk could hold")
 
 
 def _are_counts(values: Any, most: int) -> bool:

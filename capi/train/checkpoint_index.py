@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from capi.runtime.tensor_file import read_header
+from capi.runtime.tensor_file import check_size, read_header
 
 FILES = "*.safetensors"
 _PARTS = "parts"
@@ -40,6 +40,7 @@ class Stored:
 
     def check(self, name: str) -> None:
         """Parts must lie inside of the tensor and fill it: a gap would be read as whatever memory holds."""
+        check_size(self.shape, self.dtype)
         for chunk in self.chunks:
             inside = len(chunk.offsets) == len(chunk.shape) == len(self.shape) and all(
                 offset >= 0 and offset + side <= whole

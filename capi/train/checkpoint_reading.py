@@ -27,8 +27,11 @@ class StoredTensors:
             raise damaged(path, error) from error
 
     @property
-    def shapes(self) -> dict[str, torch.Size]:
-        return {name: torch.Size(stored.shape) for name, stored in self._index.items()}
+    def weightless(self) -> dict[str, Tensor]:
+        """What there is, as tensors on the device `meta`."""
+        return {
+            name: torch.empty(stored.shape, dtype=stored.dtype, device="meta") for name, stored in self._index.items()
+        }
 
     def check(self, wanted: Mapping[str, Tensor]) -> None:
         """Refuse what is missing or has another shape. Tensors on the device `meta` will do."""

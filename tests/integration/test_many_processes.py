@@ -69,7 +69,8 @@ def state(run: Path, step: int | None = None) -> dict[str, torch.Tensor]:
     checkpoints = Checkpoints(run / "checkpoints")
     path = checkpoints.path(step or checkpoints.steps()[-1])
     stored = StoredTensors(path)
-    return stored.take({name: torch.empty(shape, device="meta") for name, shape in stored.shapes.items()})
+    # Numbers of bfloat16 and whole ones are compared as the others.
+    return {name: value.float() for name, value in stored.take(stored.weightless).items()}
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

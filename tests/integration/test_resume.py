@@ -47,7 +47,7 @@ def drive(images: Path, out: Path, *moment: str) -> subprocess.CompletedProcess[
 def final_state(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], dict[str, Any]]:
     path = Checkpoints(run / "checkpoints").path(LAST_STEP)
     stored = StoredTensors(path)
-    tensors = stored.take({name: torch.empty(shape, device="meta") for name, shape in stored.shapes.items()})
+    tensors = stored.take(stored.weightless)
     lines = [
         {key: value for key, value in record.items() if key not in WALL_CLOCK}
         for record in read_metrics(run / "metrics.jsonl")
