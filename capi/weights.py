@@ -133,7 +133,8 @@ def _of_facts(facts: Facts, names: Sequence[str], source: str) -> CapiEncoder:
     if "architecture" not in facts:
         return _empty(parse_config(facts["config"], source=source), names, source)
     architecture, known = Architecture.from_plain(facts["architecture"], source), facts.get("statistics")
-    mean, std = (known.get(name) if isinstance(known, dict) else None for name in ("mean", "std"))
+    given: Facts = known if isinstance(known, dict) else {}
+    mean, std = given.get("mean", ()), given.get("std", ())
     check_statistics(mean, std, architecture.channels, source)
     return weightless_encoder(architecture, names, Statistics(tuple(mean), tuple(std)), source)
 

@@ -88,7 +88,7 @@ def load_weights_only(file: io.BufferedIOBase) -> Any:
     file.seek(0)
     # What torch thinks of a file's protocol does not help the user.
     with _allowed(stand_ins), warnings.catch_warnings(action="ignore"):
-        contents = torch.load(file, map_location="cpu", weights_only=True)
+        contents = torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
     return _plain(contents, size, 0, {})
 
 
@@ -123,7 +123,7 @@ def _names_in(file: io.BufferedIOBase, size: int) -> set[str]:
 
 
 def _names_in_pickle(file: io.BufferedIOBase) -> Iterator[str]:
-    for opcode, argument, _ in pickletools.genops(file):
+    for opcode, argument, _ in pickletools.genops(file):  # type: ignore[arg-type]
         if opcode.name == "GLOBAL" and isinstance(argument, str):
             # torch writes the name that Python 2 had for the module of built-in classes, and reads the one of Python 3.
             yield re.sub(r"^__builtin__ ", "builtins ", argument).replace(" ", ".")

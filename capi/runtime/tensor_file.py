@@ -127,7 +127,7 @@ def read_tensor(file: io.BufferedIOBase, entry: Entry) -> Tensor:
     """A tensor in memory of its own, which the file does not share."""
     contents = bytearray(entry.length)
     file.seek(entry.start)
-    if file.readinto(contents) != len(contents):  # type: ignore[attr-defined]
+    if file.readinto(contents) != len(contents):
         raise CutOffError("a tensor is cut off")
     if not contents:
         return torch.empty(entry.shape, dtype=entry.dtype)

@@ -324,7 +324,13 @@ class TensorWriter(BlockingAsyncStager, StorageWriter):
             if of.chunk.sizes != of.size:
                 parts[name] = (tuple(of.size), tuple(of.chunk.offsets))
         file = self.folder / f"process_{plan.storage_data:05d}.safetensors"
-        write_tensors(file, kinds, lambda name: planner.resolve_data(items[name]), parts_metadata(parts))
+
+        def value_of(name: str) -> Tensor:
+            value = planner.resolve_data(items[name])
+            assert isinstance(value, Tensor)
+            return value
+
+        write_tensors(file, kinds, value_of, parts_metadata(parts))
         done: futures.Future[list[WriteResult]] = futures.Future()
         done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
         return done
