@@ -1,6 +1,6 @@
 """From a config to components: the one place where the config's names meet the components' arguments."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from capi.method.queue import QueueShape
 from capi.method.student import Student
 from capi.method.targets import LossLabel, Target
 from capi.method.teacher import Teacher
+from capi.models.architecture import weightless
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, LinearMap
@@ -58,6 +59,14 @@ def build_student(config: Config) -> Student:
     )
     predictor = _PREDICTORS[model.predictor.kind](config)
     return Student(encoder=encoder, predictor=predictor, head=_build_head(config))
+
+
+def weightless_student(config: Config, names: Sequence[str], source: str) -> Student:
+    """The student of a config that `source` gave, without memory for its weights, which `names` lists."""
+    predictor = None if config.model.predictor.kind == "fused" else config.model.predictor_depth
+    depths = {"model.depth": ("encoder", config.model.depth), "model.predictor.depth": ("predictor", predictor)}
+    with weightless(names, depths, source):
+        return build_student(config)
 
 
 def _build_head(config: Config) -> nn.Module:

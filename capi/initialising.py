@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from capi import build
 from capi.config.schema import Config
@@ -23,7 +22,7 @@ from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.features import CapiEncoder
 from capi.train.checkpoint import Checkpoints
-from capi.train.checkpoint_reading import SafeReader, read_tensors
+from capi.train.checkpoint_reading import StoredTensors
 from capi.train.run_folder import RunFolder
 from capi.train.step import Learner
 from capi.types import VisionEncoder
@@ -233,33 +232,23 @@ def _take_prototypes(learner: Learner, source: str) -> tuple[list[Part], list[st
     """The prototypes of a run of ours, where this one has some; what is to be said where there are none to take."""
     if not isinstance(learner.target, OnlineClustering):
         return [], []
-    own = dict(learner.target.named_parameters())
-    checkpoint = _newest_checkpoint(source)
-    given = {} if checkpoint is None else _stored_prototypes(checkpoint, learner.target.name)
-    if checkpoint is None or not given:
+    own, name = dict(learner.target.named_parameters()), learner.target.name
+    stored = _newest_checkpoint(source)
+    there = {} if stored is None else stored.weightless
+    given = {key: there[f"{name}.{key}"] for key in ("prototypes", "bias") if f"{name}.{key}" in there}
+    if stored is None or not given:
         return [], [f"prototypes: fresh, since {source} carries none"]
     part = _compared("prototypes", own, given)
-    read_tensors(checkpoint, {f"{learner.target.name}.{key}": own[key].detach() for key in part.loaded})
+    stored.read({f"{name}.{key}": own[key].detach() for key in part.loaded})
     return [part], []
 
 
-def _newest_checkpoint(source: str) -> Path | None:
+def _newest_checkpoint(source: str) -> StoredTensors | None:
     folder = RunFolder(Path(source))
     if not folder.exists:
         return None
     checkpoints = Checkpoints(folder.checkpoints)
-    return checkpoints.path(checkpoints.steps()[-1])
-
-
-def _stored_prototypes(checkpoint: Path, name: str) -> dict[str, Tensor]:
-    """The shapes that a checkpoint has of prototypes and bias, as tensors without values."""
-    stored = SafeReader(checkpoint).read_metadata().state_dict_metadata
-    found = {key: stored.get(f"{name}.{key}") for key in ("prototypes", "bias")}
-    return {
-        key: torch.empty(one.size, device="meta")
-        for key, one in found.items()
-        if isinstance(one, TensorStorageMetadata)
-    }
+    return StoredTensors(checkpoints.path(checkpoints.steps()[-1]))
 
 
 def _statistics_note(config: Config, given: CapiEncoder) -> list[str]:

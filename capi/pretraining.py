@@ -27,6 +27,7 @@ from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
 from capi.method.alarms import ADVISED, RunFacts, Watchman
 from capi.train.checkpoint import Checkpoints, Position
+from capi.train.checkpoint_reading import StoredTensors
 from capi.train.loop import Ending, Evaluation, Loop
 from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
 from capi.train.progress import RunProgress
@@ -141,6 +142,8 @@ def _examine(
     facts = describe_data(data, source)
     if going_on:
         _refuse_other_run(folder, config, facts)
+        if processes.is_main:
+            _refuse_other_shapes(folder, config)
     elif overwrite and folder.exists:
         # Refuses a run of a newer version.
         folder.record()
@@ -381,6 +384,16 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) 
             f"gives {facts['images']} images or other names: a run goes on with the same images, so restore them, or "
             "start another run"
         )
+
+
+def _refuse_other_shapes(folder: RunFolder, config: Config) -> None:
+    """A checkpoint of another model is refused before memory is taken for the one of the config."""
+    checkpoints = Checkpoints(folder.checkpoints)
+    for step in checkpoints.steps()[-1:]:
+        stored = StoredTensors(checkpoints.path(step))
+        names = [name.removeprefix("student.") for name in stored.weightless if name.startswith("student.")]
+        student = build.weightless_student(config, names, str(folder.path / CONFIG))
+        stored.check({f"student.{name}": value for name, value in student.state_dict().items()})
 
 
 def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:

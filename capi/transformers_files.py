@@ -20,10 +20,9 @@ from torch import Tensor
 from capi.data.crops import KEPT_SHARE
 from capi.data.replacing import replacing_folder
 from capi.errors import CapiError, quoted, some_of
-from capi.models.architecture import Architecture, architecture_of, build_encoder
+from capi.models.architecture import Architecture, architecture_of, weightless_encoder
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
-from capi.models.weightless import without_weights
 from capi.types import Statistics
 
 MODEL_TYPE = "capi"
@@ -155,9 +154,11 @@ def read_transformers(path: Path) -> CapiEncoder:
     architecture, statistics, image_size = _read_config(path / CONFIG)
     if not (path / WEIGHTS).is_file():
         raise CapiError(f"{path} has no {WEIGHTS}: expected all weights in that one file")
-    with without_weights():
-        model = build_encoder(architecture, statistics, image_size)
     state = read_contents(path / WEIGHTS)
+    if not isinstance(state, dict):
+        raise CapiError(f"{path / WEIGHTS} holds something other than weights by name: expected a safetensors file")
+    names = [name.removeprefix(f"{ATTRIBUTE}.") for name in state if isinstance(name, str)]
+    model = weightless_encoder(architecture, names, statistics, str(path / CONFIG), image_size)
     _check_weights(state, {f"{ATTRIBUTE}.{name}": value.shape for name, value in model.state_dict().items()}, path)
     own = {name.removeprefix(f"{ATTRIBUTE}."): value.float() for name, value in state.items()}
     model.load_state_dict(own, strict=True, assign=True)
@@ -185,11 +186,9 @@ def _read_config(path: Path) -> tuple[Architecture, Statistics, tuple[int, int] 
     return architecture, Statistics(tuple(map(float, mean)), tuple(map(float, std))), image_size
 
 
-def _check_weights(state: Any, shapes: dict[str, torch.Size], path: Path) -> None:
+def _check_weights(state: dict[Any, Any], shapes: dict[str, torch.Size], path: Path) -> None:
     """Every weight there, none too many, each of the shape that the config asks for."""
     place = path / WEIGHTS
-    if not isinstance(state, dict):
-        raise CapiError(f"{place} holds something other than weights by name: expected a safetensors file")
     missing, extra = sorted(shapes.keys() - state.keys()), sorted(state.keys() - shapes.keys(), key=str)
     if missing:
         raise CapiError(f"{place} lacks {some_of(quoted(missing), 1)}, which {CONFIG} beside it asks for")

@@ -2,26 +2,27 @@
 
 import json
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from capi.build import build_student, frozen, statistics
+from capi.build import frozen, statistics, weightless_student
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.models.architecture import Architecture, architecture_of, build_encoder
+from capi.models.architecture import Architecture, architecture_of, weightless_encoder
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
 from capi.models.pretrained import to_released
-from capi.models.weightless import without_weights
 from capi.pretraining import run_config
+from capi.runtime.tensor_file import Header, read_header
 from capi.train.checkpoint import Checkpoints
-from capi.train.checkpoint_reading import read_tensors
+from capi.train.checkpoint_reading import StoredTensors
 from capi.train.run_folder import RunFolder
-from capi.transformers_files import checked_image_size
+from capi.transformers_files import check_statistics, checked_image_size
 from capi.types import Statistics
 
 Weights = Literal["teacher", "student"]
@@ -45,9 +46,12 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     checkpoints = Checkpoints(folder.checkpoints)
     if not checkpoints.steps():
         raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
-    model = _empty(config).to_empty(device="cpu")
-    own = {_PREFIX[weights] + name: value for name, value in model.state_dict().items()}
-    read_tensors(checkpoints.path(checkpoints.steps()[-1]), own)
+    stored, prefix = StoredTensors(checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]
+    names = [name.removeprefix(prefix) for name in stored.weightless if name.startswith(prefix)]
+    model = _empty(config, names, str(path))
+    taken = stored.take({prefix + name: value for name, value in model.state_dict().items()})
+    state = {name.removeprefix(prefix): value for name, value in taken.items()}
+    model.load_state_dict(state, strict=True, assign=True)
     return model.eval().requires_grad_(False)
 
 
@@ -83,12 +87,37 @@ def export_encoder(encoder: CapiEncoder, out: Path, format: FileFormat, facts: F
 
 def load_exported(path: Path) -> CapiEncoder | None:
     """The encoder of a file that `capi export --format safetensors` wrote; None for any other file."""
-    known = _metadata(path)
-    if _MARK not in known:
+    try:
+        header = read_header(path)
+    except (ValueError, OSError):
+        # What is wrong with it, or what else it is, is found out by those who read other files.
         return None
-    model = _of_facts(json.loads(known[_MARK]), str(path))
+    if _MARK not in header.metadata:
+        return None
+    model = _of_facts(_parse_facts(header.metadata[_MARK], path), list(header.entries), str(path))
+    _check_shapes(model, header, path)
     _fill(model, read_contents(path), path)
     return model.eval().requires_grad_(False)
+
+
+def _parse_facts(text: str, path: Path) -> Facts:
+    try:
+        facts = json.loads(text)
+        if not isinstance(facts, dict) or not isinstance(facts.get("architecture", facts.get("config")), dict):
+            raise ValueError("neither an architecture nor a config")
+    except (ValueError, RecursionError) as error:
+        raise CapiError(f"{path} does not say which model it holds ({error}): export it again") from error
+    return facts
+
+
+def _check_shapes(model: CapiEncoder, header: Header, path: Path) -> None:
+    """Before the weights are read, by the header alone."""
+    for name, value in model.state_dict().items():
+        if name in header.entries and header.entries[name].shape != tuple(value.shape):
+            raise CapiError(
+                f'{path} does not fit the config inside it: it has "{name}" of shape {header.entries[name].shape}, and '
+                f"the config asks for {tuple(value.shape)}"
+            )
 
 
 def _described(encoder: CapiEncoder) -> Facts:
@@ -100,24 +129,21 @@ def _described(encoder: CapiEncoder) -> Facts:
     }
 
 
-def _of_facts(facts: Facts, source: str) -> CapiEncoder:
+def _of_facts(facts: Facts, names: Sequence[str], source: str) -> CapiEncoder:
     """The model without memory for its weights, by the config of its run or by its own description."""
     if "architecture" not in facts:
-        return _empty(parse_config(facts["config"], source=source))
-    known = facts["statistics"]
-    architecture, size = Architecture.from_plain(facts["architecture"], source), facts.get("image_size")
-    with without_weights():
-        return build_encoder(
-            architecture,
-            Statistics(mean=tuple(known["mean"]), std=tuple(known["std"])),
-            None if size is None else checked_image_size(size, architecture.patch_size, source),
-        )
+        return _empty(parse_config(facts["config"], source=source), names, source)
+    architecture, known = Architecture.from_plain(facts["architecture"], source), facts.get("statistics")
+    given: Facts = known if isinstance(known, dict) else {}
+    mean, std, size = given.get("mean", ()), given.get("std", ()), facts.get("image_size")
+    check_statistics(mean, std, architecture.channels, source)
+    image_size = None if size is None else checked_image_size(size, architecture.patch_size, source)
+    return weightless_encoder(architecture, names, Statistics(tuple(mean), tuple(std)), source, image_size)
 
 
-def _empty(config: Config) -> CapiEncoder:
+def _empty(config: Config, names: Sequence[str], source: str) -> CapiEncoder:
     """The model without memory for its weights, which come from a file as they are."""
-    with without_weights():
-        return frozen(build_student(config), statistics(config), config.data.height_and_width)
+    return frozen(weightless_student(config, names, source), statistics(config), config.data.height_and_width)
 
 
 def _fill(model: CapiEncoder, state: dict[str, Tensor], path: Path) -> None:
@@ -137,17 +163,6 @@ def _save_safetensors(model: CapiEncoder, facts: Facts, path: Path) -> None:
     save_file(state, path, metadata={_MARK: json.dumps(facts)})
     # safetensors writes files that only their owner may read.
     path.chmod(usual)
-
-
-def _metadata(path: Path) -> dict[str, str]:
-    """What a safetensors file says of itself; nothing for other files."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}
-    except (SafetensorError, OSError):
-        return {}
 
 
 def _refuse_unreleasable(architecture: Architecture) -> None:

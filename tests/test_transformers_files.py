@@ -152,7 +152,7 @@ def test__statistics_of_another_number_of_channels_are_refused(model: CapiEncode
         ({"model_type": "vit"}, "has model_type 'vit': expected a folder of a CAPI model"),
         ({"model_type": ...}, "has model_type None"),
         ({"depth": ...}, 'lacks "depth"'),
-        ({"depth": 3}, 'lacks "model.encoder.blocks.2.attention.key.weight" and 7 more'),
+        ({"depth": 3}, "has depth=3, but its weights have 2 blocks in the encoder"),
         ({"depth": 1}, 'has "model.encoder.blocks.1.attention.key.weight" and 7 more'),
         ({"mlp_width": 68}, '"model.encoder.blocks.0.mlp.expand.weight" of shape (64, 32), but config.json asks for'),
         ({"heads": 5}, "need a multiple of 4"),

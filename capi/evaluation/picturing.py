@@ -23,7 +23,7 @@ from capi.evaluation.prediction import FAILED, find_images
 from capi.evaluation.results import make_folder
 from capi.pretraining import run_config
 from capi.train.checkpoint import Checkpoints
-from capi.train.checkpoint_reading import read_tensors
+from capi.train.checkpoint_reading import StoredTensors
 from capi.train.run_folder import RunFolder
 from capi.types import VisionEncoder, image_size_of
 from capi.visualize.feature_maps import FeatureMaps, PictureFrame, photos
@@ -139,11 +139,12 @@ def load_prototypes(run: Path) -> Prototypes:
     steps = Checkpoints(folder.checkpoints).steps()
     if not steps:
         raise CapiError(f"{run} holds no checkpoint yet: wait for the first one, or train with --resume")
-    weight = torch.empty(config.clustering.prototypes, config.model.width)
-    bias = torch.empty(config.clustering.prototypes) if config.clustering.bias else None
-    wanted = {"clustering.prototypes": weight} | ({} if bias is None else {"clustering.bias": bias})
-    read_tensors(Checkpoints(folder.checkpoints).path(steps[-1]), wanted)
-    return Prototypes(weight, bias)
+    with torch.device("meta"):
+        wanted = {"clustering.prototypes": torch.empty(config.clustering.prototypes, config.model.width)}
+        if config.clustering.bias:
+            wanted["clustering.bias"] = torch.empty(config.clustering.prototypes)
+    taken = StoredTensors(Checkpoints(folder.checkpoints).path(steps[-1])).take(wanted)
+    return Prototypes(taken["clustering.prototypes"], taken.get("clustering.bias"))
 
 
 def _check_request(

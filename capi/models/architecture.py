@@ -4,6 +4,8 @@ Files that carry weights elsewhere carry these values along. They say nothing of
 no stochastic depth.
 """
 
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args
 
@@ -24,6 +26,7 @@ from capi.models.predictor import (
     SelfPredictor,
     SplitPredictor,
 )
+from capi.models.weightless import without_weights
 from capi.types import IMAGENET, Statistics
 
 OutputKind = Literal[HeadKind, "map"]
@@ -215,6 +218,37 @@ def build_encoder(
     predictor = _build_predictor(architecture)
     head = _build_head(architecture, predictor.width)
     return CapiEncoder(encoder=encoder, predictor=predictor, head=head, statistics=statistics, image_size=image_size)
+
+
+def weightless_encoder(
+    architecture: Architecture,
+    names: Sequence[str],
+    statistics: Statistics,
+    source: str,
+    image_size: tuple[int, int] | None = None,
+) -> CapiEncoder:
+    """A model without memory for its weights, which will get those that `names` lists."""
+    depths = {"depth": ("encoder", architecture.depth), "predictor_depth": ("predictor", architecture.predictor_depth)}
+    with weightless(names, depths, source):
+        return build_encoder(architecture, statistics, image_size)
+
+
+@contextmanager
+def weightless(names: Sequence[str], depths: Mapping[str, tuple[str, int | None]], source: str) -> Iterator[None]:
+    """Build a model on the device `meta`, from sizes that a file gives.
+
+    A depth, by the key that it has in the file, is compared with the blocks that the weights have, since blocks take
+    time and memory even there.
+    """
+    for key, (stack, depth) in depths.items():
+        blocks = {name.split(".")[2] for name in names if name.startswith(f"{stack}.blocks.")}
+        if depth is not None and depth > len(blocks):
+            raise CapiError(f"{source} has {key}={depth}, but its weights have {len(blocks)} blocks in the {stack}")
+    try:
+        with without_weights():
+            yield
+    except (RuntimeError, OverflowError, MemoryError) as error:
+        raise CapiError(f"{source} describes tensors too large for any computer: reduce its widths") from error
 
 
 def _build_predictor(architecture: Architecture) -> Predictor:

@@ -1,14 +1,17 @@
-"""A checkpoint file, opened: what torch.save or safetensors wrote, as Python values and tensors, and nothing is run.
+"""A checkpoint file, opened: what torch.save or safetensors wrote, as Python values and tensors. Nothing in it is run.
 
 Tensors are read once, into memory of their own: a model that is given them as they are holds its weights once, and
 the file may be written again while the model is in use.
 """
 
-import json
-import logging
-import pickle
+import io
+import pickletools
+import re
+import threading
 import warnings
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +19,11 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.models.unpickling import read_inert
+from capi.runtime.tensor_file import CutOffError, read_header, read_tensor
 
-_LOG = logging.getLogger("capi")
-# The names of safetensors.
-_DTYPES = {
-    "BF16": torch.bfloat16,
-    "BOOL": torch.bool,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U8": torch.uint8,
-}
+_LOADING = threading.Lock()
+# Dicts in dicts that are looked at; weights lie less deep.
+_DEEPEST = 6
 # What people have in the place of a checkpoint, by its first bytes.
 _MISTAKEN = {
     b"version https://git-lfs": "is a pointer of Git LFS, not the file itself: fetch it with `git lfs pull`",
@@ -49,10 +41,13 @@ def read_contents(path: Path) -> Any:
             start = file.read(32)
     except OSError as error:
         raise CapiError(f"{path} cannot be read ({error.strerror})") from error
+    # The length of a header comes first, whose bytes may be those that begin a pickle, an archive or a page.
+    if start[8:9] == b"{" and not any(start[4:8]):
+        return _read_safetensors(path)
     _refuse_mistaken(path, start)
     if start.startswith((b"PK", b"\x80")):
         return _read_pickle(path, zipped=start.startswith(b"PK"))
-    return _read_safetensors(path, start)
+    raise _unreadable(path, ValueError())
 
 
 def _refuse_mistaken(path: Path, start: bytes) -> None:
@@ -64,80 +59,105 @@ def _refuse_mistaken(path: Path, start: bytes) -> None:
 
 
 def _read_pickle(path: Path, *, zipped: bool) -> Any:
-    """First by torch's own unpickler of tensors; where other objects lie beside them, by one that leaves them shut."""
     if zipped and not zipfile.is_zipfile(path):
         raise _cut_off(path)
     try:
-        # What it thinks of a file's protocol is no news to the user; what cannot be read is told below.
-        with warnings.catch_warnings(action="ignore"):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if not zipped:
-            raise _unreadable(path, error) from error
-        _LOG.info("%s holds more than tensors: objects of other classes are left closed", path)
-    except Exception as error:
-        raise _unreadable(path, error) from error
-    try:
-        return read_inert(path)
+        with path.open("rb") as file:
+            return load_weights_only(file)
     except Exception as error:
         raise _unreadable(path, error) from error
 
 
-def _read_safetensors(path: Path, start: bytes) -> Any:
-    try:
-        from safetensors import safe_open
-    except ImportError as error:
-        raise CapiError(
-            f"{path} is no file of torch.save, and safetensors is missing: pip install safetensors"
-        ) from error
-    try:
-        # The library checks the header. Its tensors lie in the mapped file: copies of them would take the memory twice.
-        with safe_open(path, framework="pt"):
-            return _read_tensors(path)
-    except Exception as error:
-        if _is_cut_off(path, start):
-            raise _cut_off(path) from error
-        raise _unreadable(path, error) from error
+class _Closed:
+    """Stands for an object of another library's class. It takes any arguments and state, and keeps nothing of them."""
+
+    def __new__(cls, *_: Any, **__: Any) -> "_Closed":
+        return super().__new__(cls)
+
+    def __setstate__(self, _: Any) -> None:
+        """Objects that have a state are not filled with it."""
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file whose header is known to be right."""
-    tensors = {}
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        for name, entry in header.items():
-            if name == "__metadata__":
-                continue
-            start, end = entry["data_offsets"]
-            contents = bytearray(end - start)
-            file.seek(8 + length + start)
-            if file.readinto(contents) != len(contents):
-                raise ValueError("a tensor that is cut off")
-            dtype, shape = _DTYPES[entry["dtype"]], entry["shape"]
-            tensors[name] = (
-                torch.frombuffer(contents, dtype=dtype).view(shape) if contents else torch.empty(shape, dtype=dtype)
-            )
-    return tensors
+def load_weights_only(file: io.BufferedIOBase) -> Any:
+    """What torch.save wrote, by torch's loader of weights, which knows tensors and plain values.
+
+    For every other class or function that the file names, a new and inert class stands in, which ends with this call.
+    """
+    size = file.seek(0, io.SEEK_END)
+    stand_ins: list[Any] = [(type("Closed", (_Closed,), {}), name) for name in _names_in(file, size)]
+    file.seek(0)
+    # What torch thinks of a file's protocol does not help the user.
+    with _allowed(stand_ins), warnings.catch_warnings(action="ignore"):
+        contents = torch.load(file, map_location="cpu", weights_only=True)  # type: ignore[arg-type]
+    return _plain(contents, size, 0, {})
 
 
-def _is_cut_off(path: Path, start: bytes) -> bool:
-    """Whether the header of a safetensors file speaks of more bytes than there are."""
-    size = path.stat().st_size
-    length = int.from_bytes(start[:8], "little")
-    # A header opens with a brace; anything else is no such file, whatever its first bytes say.
-    if start[8:9] != b"{" or length > 10**8:
-        return False
-    if 8 + length > size:
-        return True
-    with path.open("rb") as file:
-        file.seek(8)
+@contextmanager
+def _allowed(stand_ins: list[Any]) -> Iterator[None]:
+    """Let torch's loader know these classes and none that others allowed it for the whole process."""
+    with _LOADING:
+        before = torch.serialization.get_safe_globals()
+        torch.serialization.clear_safe_globals()
+        torch.serialization.add_safe_globals(stand_ins)
         try:
-            header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, IndexError):
-            return False
-    return 8 + length + max(ends, default=0) > size
+            yield
+        finally:
+            torch.serialization.clear_safe_globals()
+            torch.serialization.add_safe_globals(before)
+
+
+def _names_in(file: io.BufferedIOBase, size: int) -> set[str]:
+    """The classes and functions that a file names, as torch's loader calls them."""
+    if not zipfile.is_zipfile(file):
+        file.seek(0)
+        # A number that marks the format, its version, facts of the machine, then the contents.
+        return {name for _ in range(4) for name in _names_in_pickle(file)}
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        pickles = [each for each in members if each.filename.split("/")[-1] == "data.pkl"]
+        if any(each.compress_type != zipfile.ZIP_STORED for each in members):
+            raise ValueError("a compressed record, which torch does not write")
+        if len(pickles) != 1 or sum(each.file_size for each in members) > size:
+            raise ValueError("several pickles or records that overlap, which torch does not write")
+        return set(_names_in_pickle(io.BytesIO(archive.read(pickles[0]))))
+
+
+def _names_in_pickle(file: io.BufferedIOBase) -> Iterator[str]:
+    for opcode, argument, _ in pickletools.genops(file):  # type: ignore[arg-type]
+        if opcode.name == "GLOBAL" and isinstance(argument, str):
+            # torch writes the name that Python 2 had for the module of built-in classes, and reads the one of Python 3.
+            yield re.sub(r"^__builtin__ ", "builtins ", argument).replace(" ", ".")
+
+
+def _plain(value: Any, size: int, depth: int, known: dict[tuple[int, int], Any]) -> Any:
+    """Dicts and tensors without what a file may have hung on them, such as attributes that hide their methods."""
+    if isinstance(value, Tensor):
+        plain = Tensor.detach(value)
+        return plain if _is_backed(plain, size) else _Closed()
+    if not isinstance(value, dict) or depth > _DEEPEST:
+        return value
+    if (id(value), depth) not in known:
+        items = dict.items(value)
+        known[id(value), depth] = {key: _plain(each, size, depth + 1, known) for key, each in items}
+    return known[id(value), depth]
+
+
+def _is_backed(value: Tensor, size: int) -> bool:
+    """Whether a file of `size` bytes can hold every number of a tensor: strides of 0 repeat a few without end."""
+    if value.layout is not torch.strided or value.is_meta or not value.numel():
+        return True
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes() <= size
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        entries = read_header(path).entries
+        with path.open("rb") as file:
+            return {name: read_tensor(file, entry) for name, entry in entries.items()}
+    except CutOffError as error:
+        raise _cut_off(path) from error
+    except Exception as error:
+        raise _unreadable(path, error) from error
 
 
 def _cut_off(path: Path) -> CapiError:

@@ -1,8 +1,9 @@
-"""Saving and loading the whole state of a run, with torch.distributed.checkpoint.
+"""Saving and loading the whole state of a run.
 
 A checkpoint is a folder `step_N` that appears at once and complete: it is written under another name, flushed to the
-disk and then renamed. Whatever happens before leaves the previous ones as they were. Tensors lie in the format of
-torch.distributed.checkpoint, which any number of processes can read; everything else lies in `state.json`.
+disk and then renamed. Whatever happens before leaves the previous ones as they were. Tensors lie in safetensors files,
+one of each process that wrote, which any number of processes can read; everything else lies in `state.json`. Which
+process writes what is planned by torch.distributed.checkpoint; nothing of a folder is a pickle.
 """
 
 import json
@@ -10,29 +11,35 @@ import logging
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, futures, nn
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.optim import AdamW
 
 from capi.distributed.processes import LostProcessError, Processes, SharedError
 from capi.errors import CapiError
+from capi.runtime.tensor_file import write_tensors
 from capi.train.atomic import write_atomically
-from capi.train.checkpoint_reading import damaged, quiet, read_tensors
+from capi.train.checkpoint_index import parts_metadata
+from capi.train.checkpoint_reading import StoredTensors, damaged
 from capi.train.step import Learner
 
 _LOG = logging.getLogger("capi")
-# Format 2 added how often prototypes were used lately.
-FORMAT_VERSION = 2
+# Format 2 added how often prototypes were used lately, format 3 has no pickles.
+FORMAT_VERSION = 3
 _SINCE_2 = "clustering.recent_use"
 _STATE = "state.json"
 _PARTIAL = ".partial-"
@@ -145,7 +152,7 @@ class Checkpoints:
 
     def _start_writing(self, state: dict[str, Tensor], partial: Path) -> "Future[Any]":
         """The tensors on their way to the disk. In the background it is a copy of them, since training goes on."""
-        writer = FileSystemWriter(partial, sync_files=True)
+        writer = TensorWriter(partial)
         if not self.asynchronous:
             return _finished(lambda: self._write(state, writer))
         # What the library copies from an accelerator it does not copy from a CPU.
@@ -156,9 +163,11 @@ class Checkpoints:
         copied = {name: value.to("cpu") for name, value in copied.items()}
         return self._thread.submit(self._write, copied, writer)
 
-    def _write(self, state: dict[str, Tensor], writer: FileSystemWriter) -> None:
+    def _write(self, state: dict[str, Tensor], writer: "TensorWriter") -> None:
         group, alone = self.processes.background, self.processes.size == 1
-        with quiet():
+        with warnings.catch_warnings():
+            # Without a process group the library takes the run for one of a single process, which it is.
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             state_dict_saver.save(state, storage_writer=writer, process_group=group, no_dist=alone)
 
     def _complete(self) -> None:
@@ -222,29 +231,35 @@ class Checkpoints:
         wanted = tensors(learner)
         if self._version(chosen) < 2:
             wanted.pop(_SINCE_2, None)
-        read_tensors(self.path(chosen), wanted)
+        StoredTensors(self.path(chosen)).read(wanted)
         return position
 
     def position(self, step: int) -> Position:
         """What a checkpoint holds beside its tensors."""
         record = self._record(step)
-        record.pop("files", None)
-        version = record.pop("format")
+        version = record["format"]
         if version > FORMAT_VERSION:
             raise CapiError(
                 f"{self.path(step)} has checkpoint format {version}, but this capi knows formats up to "
                 f"{FORMAT_VERSION}: install a newer capi"
             )
-        return Position(**record)
+        values = asdict(Position()) | {each.name: record[each.name] for each in fields(Position) if each.name in record}
+        broken = values.pop("broken")
+        sound = isinstance(broken, dict) and all(isinstance(reason, str) for reason in broken.values())
+        if not sound or values["step"] != step or any(type(each) is not int or each < 0 for each in values.values()):
+            raise damaged(self.path(step), ValueError(f"{_STATE} does not say where the run stands"))
+        return Position(broken=broken, **values)
 
     def _version(self, step: int) -> int:
-        return int(self._record(step)["format"])
+        version: int = self._record(step)["format"]
+        return version
 
     def _record(self, step: int) -> dict[str, Any]:
         try:
-            record = json.loads((self.path(step) / _STATE).read_text())
-            record["format"] = int(record["format"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            record: dict[str, Any] = json.loads((self.path(step) / _STATE).read_text())
+            if type(record["format"]) is not int:
+                raise ValueError(f"{_STATE} does not say its format")
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise damaged(self.path(step)) from error
         return record
 
@@ -288,6 +303,55 @@ def _moments(prefix: str, module: nn.Module, optimizer: AdamW) -> dict[str, Tens
     return found
 
 
+class TensorWriter(BlockingAsyncStager, StorageWriter):
+    """Writes what torch's planner gives this process into one safetensors file."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Each process learns its number, by which its file is named."""
+        return [replace(plan, storage_data=number) for number, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> "futures.Future[list[WriteResult]]":
+        items, kinds, parts = {}, {}, {}
+        for item in plan.items:
+            name, of = item.index.fqn, item.tensor_data
+            assert of is not None, "a checkpoint holds tensors alone"
+            items[name] = item
+            kinds[name] = (of.properties.dtype, tuple(of.chunk.sizes))
+            if of.chunk.sizes != of.size:
+                parts[name] = (tuple(of.size), tuple(of.chunk.offsets))
+        file = self.folder / f"process_{plan.storage_data:05d}.safetensors"
+
+        def value_of(name: str) -> Tensor:
+            value = planner.resolve_data(items[name])
+            assert isinstance(value, Tensor)
+            return value
+
+        write_tensors(file, kinds, value_of, parts_metadata(parts))
+        done: futures.Future[list[WriteResult]] = futures.Future()
+        done.set_result([WriteResult(item.index, 0, None) for item in plan.items])
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The headers of the files say everything."""
+
+    def reset(self, *_: Any) -> None:
+        """A writer writes one checkpoint."""
+
+    def set_up_storage_writer(self, *_: Any, **__: Any) -> None:
+        """The folder is there."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        return plan
+
+    @classmethod
+    def validate_checkpoint_id(cls, *_: Any) -> bool:
+        return True
+
+
 def _finished(action: Callable[[], None]) -> "Future[Any]":
     """What was done here and now, as if it had been done elsewhere."""
     done: Future[Any] = Future()
@@ -307,10 +371,11 @@ def _is_complete(path: Path) -> bool:
         return False
     try:
         sizes = dict(json.loads(state.read_text()).get("files", {}))
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         # That it is damaged is told when it is read.
         return True
-    lost = [name for name, size in sizes.items() if not (path / name).is_file() or (path / name).stat().st_size != size]
+    there = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
+    lost = [str(name)[:80] for name, size in sizes.items() if there.get(name) != size]
     if lost:
         _tell_lost(path, lost[0])
     return not lost
@@ -338,8 +403,4 @@ def _cause(error: BaseException) -> str:
         error = next(iter(failures.values()))[0]
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    said = " ".join(str(error).split())
-    if "unexpected pos" in said:
-        # How torch's writer says that less was written than it gave.
-        return "a file could not be written to its end, as on a full disk"
-    return said[:200] or type(error).__name__
+    return " ".join(str(error).split())[:200] or type(error).__name__

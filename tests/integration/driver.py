@@ -8,12 +8,12 @@ catch. With a KIND only moments of that kind count.
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemWriter
-
 import capi
+from capi.runtime import tensor_file
 from capi.train import checkpoint, loop, metrics
 
 OVERRIDES = [
@@ -68,6 +68,16 @@ def write_in_two_parts(self: metrics.JsonLines, record: metrics.Record) -> None:
         self._file.flush()
 
 
+def write_header_in_two_parts(file: Any, contents: Any, write: Callable[..., None] = tensor_file._write_all) -> None:
+    """The bytes of a checkpoint's file, with moments in the middle of its header and before the first tensor."""
+    if not isinstance(contents, bytes):
+        write(file, contents)
+        return
+    for part in (contents[:9], contents[9:]):
+        write(file, part)
+        moment("writer")
+
+
 class Registers:
     """An evaluation, so that its lines are resumed too."""
 
@@ -79,8 +89,8 @@ class Registers:
 
 if __name__ == "__main__":
     around(loop, "train_step", "step")
-    around(FileSystemWriter, "write_data", "writer")
-    around(FileSystemWriter, "finish", "writer")
+    around(checkpoint.TensorWriter, "write_data", "writer")
+    tensor_file._write_all = write_header_in_two_parts
     around(checkpoint, "write_atomically", "writer")
     around(Path, "rename", "writer")
     around(checkpoint.Checkpoints, "_remove_old", "writer")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from capi.exit_codes import PREEMPTED
 from capi.train.checkpoint import Checkpoints
-from capi.train.checkpoint_reading import SafeReader, read_tensors
+from capi.train.checkpoint_reading import StoredTensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
 from tests.integration import many_driver
 from tests.integration.launched import ended, start, succeeded
@@ -68,10 +68,9 @@ def keep_until(run: Path, copy: Path, step: int) -> None:
 def state(run: Path, step: int | None = None) -> dict[str, torch.Tensor]:
     checkpoints = Checkpoints(run / "checkpoints")
     path = checkpoints.path(step or checkpoints.steps()[-1])
-    stored = SafeReader(path).read_metadata().state_dict_metadata
-    found = {name: torch.empty(value.size) for name, value in stored.items()}
-    read_tensors(path, found)
-    return found
+    stored = StoredTensors(path)
+    # Numbers of bfloat16 and whole ones are compared as the others.
+    return {name: value.float() for name, value in stored.take(stored.weightless).items()}
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:

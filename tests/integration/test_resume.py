@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from capi.train.checkpoint import Checkpoints
-from capi.train.checkpoint_reading import SafeReader, read_tensors
+from capi.train.checkpoint_reading import StoredTensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
 
 DRIVER = Path(__file__).with_name("driver.py")
@@ -46,16 +46,14 @@ def drive(images: Path, out: Path, *moment: str) -> subprocess.CompletedProcess[
 
 def final_state(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]], dict[str, Any]]:
     path = Checkpoints(run / "checkpoints").path(LAST_STEP)
-    stored = SafeReader(path).read_metadata().state_dict_metadata
-    tensors = {name: torch.empty(value.size) for name, value in stored.items()}
-    read_tensors(path, tensors)
+    stored = StoredTensors(path)
+    tensors = stored.take(stored.weightless)
     lines = [
         {key: value for key, value in record.items() if key not in WALL_CLOCK}
         for record in read_metrics(run / "metrics.jsonl")
     ]
     record = json.loads((path / "state.json").read_text())
-    # The library's index holds a number that is drawn anew each time, so its size may differ.
-    assert record.pop("files").keys() == {"__0_0.distcp", ".metadata"}
+    assert record["files"].keys() == {"process_00000.safetensors"}
     return tensors, lines, record
 
 

@@ -246,15 +246,12 @@ class RunsCode:
         return os.mkdir, (self.witness,)
 
 
-def test__a_pickle_that_runs_code_does_not_and_its_weights_load(tmp_path: Path) -> None:
+def test__a_pickle_that_runs_code_is_refused_and_does_not(tmp_path: Path) -> None:
     witness, path = tmp_path / "witness", tmp_path / "evil.pth"
-    model = random_model()
-    torch.save({"student": to_released(model), "args": RunsCode(str(witness))}, path)
-    images = torch.randn(1, 2, 14, 14)
-    assert torch.equal(load_released(path)(images).pooled, model(images).pooled)
-    torch.save({"backbone.registers": RunsCode(str(witness))}, path)
-    with pytest.raises(CapiError, match="holds no flat dict of tensors"):
-        load_released(path)
+    for contents in ({"student": to_released(random_model()), "args": RunsCode(str(witness))}, RunsCode(str(witness))):
+        torch.save(contents, path)
+        with pytest.raises(CapiError, match="could not be opened"):
+            load_released(path)
     path.write_bytes(pickle.dumps(RunsCode(str(witness))))
     with pytest.raises(CapiError, match="could not be opened"):
         load_released(path)

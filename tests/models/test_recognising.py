@@ -1,6 +1,7 @@
 """Finding the released layout in what a file holds, and telling other methods."""
 
 import logging
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -8,7 +9,6 @@ import torch
 
 from capi.errors import CapiError
 from capi.models.recognising import find_released
-from capi.models.unpickling import Placeholder
 
 STATE = {
     "backbone.patch_embed.weight": torch.zeros(4, 3, 2, 2),
@@ -21,12 +21,6 @@ def in_front(prefix: str, state: dict[str, Any] = STATE) -> dict[str, Any]:
     return {f"{prefix}{name}": value for name, value in state.items()}
 
 
-def closed(**items: Any) -> Placeholder:
-    found = Placeholder()
-    found.update(items)
-    return found
-
-
 @pytest.mark.parametrize(
     ("contents", "place"),
     [
@@ -35,10 +29,10 @@ def closed(**items: Any) -> Placeholder:
         (in_front("_orig_mod.module."), None),
         ({"student": STATE, "optimizer": {"state": {0: {"exp_avg": torch.zeros(2)}}}, "epoch": 3}, "student"),
         ({"model": {"state_dict": in_front("module.")}}, "model.state_dict"),
-        ({"teacher": in_front("module._orig_mod."), "args": closed()}, "teacher"),
+        ({"teacher": in_front("module._orig_mod."), "args": object()}, "teacher"),
         (in_front("student.") | {"step": torch.tensor(3)}, "student"),
         (in_front("module.student."), "student"),
-        (closed(model=closed(**STATE)), "model"),
+        (OrderedDict(model=OrderedDict(STATE)), "model"),
         ({"my own name": STATE}, "my own name"),
     ],
 )
@@ -83,7 +77,7 @@ def test__a_dict_that_holds_itself_ends() -> None:
         ({"epoch": 3}, 'holds "epoch" beside its weights, which is no plain tensor: expected a flat dict of tensors'),
         ({3: torch.zeros(2)}, 'holds "3" beside its weights'),
         ({"sparse": torch.zeros(2, 2).to_sparse()}, 'holds "sparse" beside its weights'),
-        ({"args": closed()}, 'holds "args" beside'),
+        ({"args": object()}, 'holds "args" beside'),
         ({"module.head.last_layer.weight_g": torch.ones(5, 1)}, "twice"),
     ],
 )

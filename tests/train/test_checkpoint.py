@@ -62,7 +62,7 @@ def test__a_disk_that_is_full_leaves_the_previous_checkpoint(learner: Learner, c
 def test__what_an_interrupted_save_left_is_no_checkpoint(learner: Learner, checkpoints: Checkpoints) -> None:
     checkpoints.save(learner, Position(step=1))
     (checkpoints.folder / ".partial-2").mkdir()
-    (checkpoints.folder / ".partial-2" / "__0_0.distcp").write_bytes(b"half")
+    (checkpoints.folder / ".partial-2" / "process_00000.safetensors").write_bytes(b"half")
     assert checkpoints.steps() == [1]
     checkpoints.remove_partial()
     assert sorted(path.name for path in checkpoints.folder.iterdir()) == ["step_00000001"]
@@ -113,7 +113,22 @@ def test__a_checkpoint_of_format_2_must_hold_the_use_of_prototypes(
         checkpoints.load(build_learner(small_config))
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"format": null}', '{"format": "two"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        "{}",
+        '{"format": null}',
+        '{"format": "two"}',
+        '{"format": 3}',
+        '{"format": 3, "step": 2}',
+        '{"format": 3, "step": 1, "skipped": null}',
+        '{"format": 3, "step": 1, "broken": {"a.png": []}}',
+        '{"files": [1], "format": 3, "step": "1"}',
+        "[" * 100_000,
+    ],
+)
 def test__a_damaged_state_is_told(learner: Learner, checkpoints: Checkpoints, text: str) -> None:
     checkpoints.save(learner, Position(step=1))
     (checkpoints.path(1) / "state.json").write_text(text)
@@ -127,7 +142,7 @@ def test__a_checkpoint_that_lost_something_is_passed_over(
 ) -> None:
     for step in (1, 2):
         checkpoints.save(learner, Position(step=step))
-    (data,) = checkpoints.path(2).glob("*.distcp")
+    (data,) = checkpoints.path(2).glob("*.safetensors")
     if damage == "missing":
         data.unlink()
     else:
