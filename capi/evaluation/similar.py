@@ -53,9 +53,11 @@ def find_similar(
     count: int = 10,
     at: tuple[float, float] | None = None,
     kind: str | None = None,
+    root: Path | None = None,
 ) -> list[Match]:
     """The most similar images, best first; equally similar ones in the order of the file.
 
+    `root` is the folder of the file's images, where it is known: the image itself is then marked among them.
     With a point `at` (x, y), in pixels of the image as it is seen, the patch there is compared with all patches.
     Images are framed as they were for the file, whatever the size in `encoding`.
     """
@@ -73,7 +75,7 @@ def find_similar(
         query = features.feature_map[:, place[0], place[1]].to(_dtype(file))
     index, similarity = _most_similar(file, kind, query, count)
     matches = [_match(file, kind, *found) for found in zip(index.tolist(), similarity.tolist(), strict=True)]
-    return _itself_first(matches, file.facts.root, image, place)
+    return _itself_first(matches, root, image, place)
 
 
 def refuse_other(file: FeatureFile, encoder: VisionEncoder) -> None:
@@ -176,12 +178,12 @@ def _match(file: FeatureFile, kind: str, row: int, similarity: float) -> Match:
     return Match(file.names[number], number, similarity, label, patch)
 
 
-def _itself_first(matches: list[Match], root: str | None, image: Path, place: tuple[int, int] | None) -> list[Match]:
+def _itself_first(matches: list[Match], root: Path | None, image: Path, place: tuple[int, int] | None) -> list[Match]:
     """Mark the image itself, which comes before its copies."""
     if root is None:
         return matches
     marked = [
-        replace(match, itself=True) if match.patch == place and _is_same(Path(root, match.name), image) else match
+        replace(match, itself=True) if match.patch == place and _is_same(root / match.name, image) else match
         for match in matches
     ]
     least = marked[0].similarity - _ROUNDING

@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 
+from capi.config.loading import parse_yaml
 from capi.errors import CapiError
 from capi.method.alarms import Finding, Rule, RunFacts, Watchman
 from capi.pretraining import run_config, run_facts
+from capi.runtime.atomic import atomic_write
+from capi.runtime.privacy import hide_path, hide_paths, hide_paths_of_command, hide_paths_within
 from capi.seeing.costs import Cost, cost_of, require_costs, seconds_of_starts
 from capi.seeing.liveness import is_being_trained
 from capi.seeing.metrics_reader import MetricsReader
 from capi.seeing.picture_files import read_emergence, read_prototypes
-from capi.train.atomic import write_atomically
 from capi.train.metrics import FILE
 from capi.train.run_folder import CONFIG, RECORD, RunFolder
 from capi.visualize.report import page, run_pieces
@@ -40,7 +43,7 @@ def write_report(
     written = page(run_pieces(gather(run, watts=watts, carbon=carbon)))
     target = run / REPORT if out is None else out / REPORT if out.is_dir() else out
     try:
-        write_atomically(target, written)
+        atomic_write(target, written)
     except OSError as error:
         raise CapiError(f"{target} cannot be written ({error.strerror}): give --out another place") from error
     return target
@@ -114,7 +117,7 @@ class FollowedRun:
             prototypes_note=prototypes_note,
             cost=cost.facts,
             assumptions=cost.assumptions,
-            config=self.folder.config_text(),
+            config=_shared_config(self.folder.config_text()),
             provenance=provenance(record, self.folder.path),
         )
 
@@ -128,7 +131,8 @@ class FollowedRun:
         try:
             return run_facts(run_config(self.folder)), ""
         except CapiError as error:
-            return None, f"The config cannot be read, so health is not judged: {error}"
+            said = hide_paths_within(str(error), self.folder.path)
+            return None, f"The config cannot be read, so health is not judged: {said}"
 
     def _see(self, record: dict[str, Any]) -> None:
         if self._facts:
@@ -182,13 +186,13 @@ class FollowedRun:
 
 
 def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """Where a run comes from: its data, and each start with command, machine and versions."""
+    """Where a run comes from: its data, and each start with command, machine and versions. Paths are names alone."""
     data = record.get("data")
     known: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
     starts = _starts(record)
     facts = [
-        ("Folder", str(folder.resolve())),
-        ("Data", f"{known.get('images', 'unknown number of')} images of {known.get('path', 'an unknown place')}"),
+        ("Folder", folder.resolve().name),
+        ("Data", f"{known.get('images', 'unknown number of')} images of {_data_names(known)}"),
         ("Fingerprint of the data", str(known.get("fingerprint", "unknown"))),
         ("Seed", str(record.get("seed", "unknown"))),
     ]
@@ -200,9 +204,24 @@ def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]
     return facts
 
 
+def _data_names(known: Mapping[str, Any]) -> str:
+    sources = known.get("sources")
+    if isinstance(sources, list) and all(isinstance(one, Mapping) for one in sources):
+        return ", ".join(hide_path(str(one.get("path"))) for one in sources)
+    return hide_path(str(known.get("path", "an unknown place")))
+
+
+def _shared_config(text: str) -> str:
+    """The config as others may read it; one that cannot be parsed is searched for paths."""
+    try:
+        return yaml.safe_dump(hide_paths(parse_yaml(text, CONFIG)), sort_keys=False)
+    except (CapiError, yaml.YAMLError):
+        return hide_paths_within(text)
+
+
 def _start_facts(start: Mapping[str, Any], title: str) -> list[tuple[str, str]]:
     command = start.get("command")
-    words = " ".join(map(str, command)) if isinstance(command, list) else "unknown"
+    words = hide_paths_of_command(command) if isinstance(command, list) else "unknown"
     machine, versions, git = (start.get(key) for key in ("machine", "versions", "git"))
     lines = [
         (title, f"{start.get('time', 'unknown time')}, at step {start.get('step', 'unknown')}"),

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from capi.errors import CapiError
+from capi.runtime.atomic import atomic_write
 from capi.train import run_folder
-from capi.train.atomic import write_atomically
 from capi.train.run_folder import RunFolder
 
 
@@ -47,7 +47,7 @@ def test__clearing_removes_runs_alone(tmp_path: Path, folder: RunFolder) -> None
 
 
 def test__a_run_of_a_newer_version_is_neither_read_nor_removed(folder: RunFolder) -> None:
-    write_atomically(folder.path / "run.json", json.dumps({"format": 99}))
+    atomic_write(folder.path / "run.json", json.dumps({"format": 99}))
     for action in (folder.record, folder.clear):
         with pytest.raises(CapiError, match="written by a newer capi"):
             action()
