@@ -131,7 +131,7 @@ def _run_config(row: PlannedRow, seed: int, data: StudyData, scale: Scale, optio
 
 def _facts(config: Config, data: StudyData, scale: str, place: str, seeds: int) -> Iterator[tuple[str, str]]:
     optimization, (height, width) = config.optimization, config.data.height_and_width
-    yield "data", f"{hide_path(place)}, trained on {data.images}"
+    yield "data", f"{hide_path(place)}, trained on {hide_path(data.images)}"
     yield "scale", scale
     yield (
         "encoder",

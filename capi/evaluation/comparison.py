@@ -116,7 +116,7 @@ def cell_name(model: str, column: Column, weights: Weights) -> str:
     """A folder's name that people can read, and that no other cell has."""
     whole = json.dumps([model, column.name, weights, column.config.model_dump(mode="json")], sort_keys=True)
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return f"{_slug(hide_path(model))}--{_slug(column.name)}-{digest}"
+    return f"{_slug(hide_path_of_model(model))}--{_slug(column.name)}-{digest}"
 
 
 def _slug(text: str) -> str:
