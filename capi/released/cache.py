@@ -8,7 +8,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch.hub
 from capi.errors import CapiError
 from capi.released.downloads import Patience, Report, UnreachableError, download, partial_of
 from capi.released.registry import ReleasedModel
-from capi.runtime.atomic import atomic_write, partial_name
+from capi.runtime.atomic import atomic_write, scratch_folder
 from capi.runtime.links import open_nofollow
 
 try:
@@ -70,10 +70,11 @@ def _download(model: ReleasedModel, target: Path, patience: Patience, alone: boo
                 f"publisher, delete {_record(target)} and load it again"
             )
 
-    # Without a lock each process has a file of its own, and the last one to finish gives it the name.
-    partial = partial_of(target) if alone else partial_name(target)
     try:
-        with _shown(model.name) as report:
+        with ExitStack() as stack:
+            # Without a lock each process has a file of its own, and the last one to finish gives it the name.
+            partial = partial_of(target) if alone else stack.enter_context(scratch_folder(target)) / target.name
+            report = stack.enter_context(_shown(model.name))
             download(model.address, target, partial=partial, patience=patience, report=report, check=check)
     except UnreachableError as error:
         raise CapiError(

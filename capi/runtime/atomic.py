@@ -125,7 +125,7 @@ def remove_folder(path: Path) -> None:
         path.rename(folder / path.name)
 
 
-def partial_name(path: Path) -> Path:
+def _partial_name(path: Path) -> Path:
     """A new random name beside a path."""
     return path.with_name(f".{path.name[:_LONGEST_NAME]}.{secrets.token_hex(8)}.partial")
 
@@ -177,7 +177,7 @@ def _is_abandoned(path: Path) -> bool:
 def _create(path: Path) -> tuple[Path, int]:
     """A new file that this process holds the lock of."""
     while True:
-        partial = partial_name(path)
+        partial = _partial_name(path)
         descriptor = os.open(partial, _NEW_FILE, 0o666)
         if _hold(descriptor, partial):
             return partial, descriptor
@@ -187,7 +187,7 @@ def _create(path: Path) -> tuple[Path, int]:
 def _create_folder(path: Path) -> tuple[Path, int | None]:
     """The same for a folder; without a descriptor where folders cannot be opened."""
     while True:
-        folder = partial_name(path)
+        folder = _partial_name(path)
         folder.mkdir()
         if fcntl is None:
             return folder, None
@@ -223,7 +223,7 @@ def _swap(folder: Path, path: Path) -> None:
                 raise
         if replaced is not None:
             remove(replaced)
-        replaced = partial_name(path)
+        replaced = _partial_name(path)
         try:
             path.rename(replaced)
         except FileNotFoundError:

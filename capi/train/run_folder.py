@@ -108,8 +108,7 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise CapiError(f"{self.path} is a file: --out takes a folder")
         # A start that was killed while it made the folder leaves these.
-        begun = {RECORD, f".{RECORD}.partial", f".{CONFIG}.partial"}
-        if self.path.is_dir() and any(not (name in begun or is_partial(name)) for name in os.listdir(self.path)):
+        if self.path.is_dir() and any(name != RECORD and not is_partial(name) for name in os.listdir(self.path)):
             raise CapiError(f"{self.path} is not empty and holds no run: give --out another folder")
 
     def clear(self) -> None:

@@ -145,7 +145,7 @@ def test__a_link_under_the_random_name_is_an_error(tmp_path: Path, monkeypatch: 
     outside, guessed = tmp_path / "outside", tmp_path / ".file.guessed.partial"
     outside.write_text("precious")
     guessed.symlink_to(outside)
-    monkeypatch.setattr(atomic, "partial_name", lambda _: guessed)
+    monkeypatch.setattr(atomic, "_partial_name", lambda _: guessed)
     with pytest.raises(FileExistsError):
         atomic_write(tmp_path / "file", "new")
     assert outside.read_text() == "precious"

@@ -14,8 +14,8 @@ from capi.build import build_learner
 from capi.config.loading import dump_config, load_config, parse_config
 from capi.errors import CapiError
 from capi.models.pixels import PixelEncoder
-from capi.sharing.card import MARK
 from capi.runtime.privacy import hide_path, hide_paths
+from capi.sharing.card import MARK
 from capi.sharing.folder import prepare_folder
 from capi.train.checkpoint import Checkpoints, Position
 from capi.transformers_files import read_transformers

@@ -107,7 +107,7 @@ def test__two_processes_cannot_train_one_run(folder: RunFolder) -> None:
 def test__a_folder_whose_making_was_interrupted_is_free(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     (tmp_path / "run.json").write_text("{}")
-    (tmp_path / ".config.yaml.partial").write_text("half")
+    (tmp_path / ".config.yaml.0123456789abcdef.partial").write_text("half")
     folder.refuse_unless_free()
     folder.create("seed: 1\n", {"seed": 1})
     assert folder.config_text() == "seed: 1\n"
