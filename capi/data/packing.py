@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -175,7 +175,7 @@ class _Packer:
 class _Tar:
     """A plain tar without times and owners, hashed as it is written."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest, self.offset = file, hashlib.sha256(), 0
 
     def add(self, name: str, content: bytes) -> int:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -299,7 +299,7 @@ def _header(facts: FeatureFacts, name_bytes: int) -> tuple[bytes, dict[str, tupl
 class FeatureWriter:
     """Fills features into a file that was begun."""
 
-    file: BinaryIO
+    file: IO[bytes]
     facts: FeatureFacts
     starts: dict[str, int]
 

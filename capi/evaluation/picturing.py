@@ -287,8 +287,8 @@ class _Job:
         page = as_page(sections, cards, failed, self._facts())
         atomic_write(self.out / PAGE, page)
         if failed:
-            options = {"newline": "", "encoding": "utf-8", "errors": "surrogateescape"}
-            with atomic_open(self.out / FAILED, "w", **options) as file:
+            place = self.out / FAILED
+            with atomic_open(place, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
                 csv.writer(file).writerows([("file", "reason"), *failed.items()])
         return Pictured(self.out, [self.out / PAGE, *self.files], self.failed)
 
