@@ -4,6 +4,7 @@ An absolute path holds the names of users and projects. Reports, cards, exports,
 be read by others; run.json stays with the run and keeps whole paths.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,10 @@ from typing import Any
 
 # From the root, from a home or from the present folder; not within an address (https://, hf://) or a relative path.
 _PATH = re.compile(r"(?:file://|(?<![\w.\-/~\\]))(?:~[\w.\-]*|\.{1,2})?/(?!/)[^\s'\"`,;:()\[\]<>|=]+")
+
+
+# A line of YAML whose whole value is a path, which may hold spaces.
+_YAML_PATH = re.compile(r"""^([ \t-]*(?:[\w.]+: +)?)(['"]?)((?:~|/|\.{1,2}/).*?)\2$""", re.MULTILINE)
 
 
 def hide_path(text: str) -> str:
@@ -35,11 +40,18 @@ def hide_paths(value: Any) -> Any:
 
 def hide_paths_within(text: str, *known: str | Path) -> str:
     """A sentence in which each path is its last part alone; `known` are paths that may hold spaces."""
-    for place in known:
+    # The name of a home is that of its user.
+    shown = {str(place): Path(place).name for place in known} | {os.path.expanduser("~"): "~"}
+    for place, name in shown.items():
+        # Some accounts have the root for a home.
         if Path(place).is_absolute() and Path(place).name:
-            text = text.replace(str(place), Path(place).name)
-    text = text.replace(str(Path.home()), "~")
+            text = text.replace(place, name)
     return _PATH.sub(lambda found: hide_path(found[0].removeprefix("file://")), text)
+
+
+def hide_paths_of_yaml(text: str) -> str:
+    """A config as others may read it. Its text is searched, not parsed: it may be broken, or made to be slow."""
+    return hide_paths_within(_YAML_PATH.sub(lambda line: f"{line[1]}{line[2]}{hide_path(line[3])}{line[2]}", text))
 
 
 def hide_paths_of_command(words: list[Any]) -> str:

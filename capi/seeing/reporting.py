@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from capi.config.loading import parse_yaml
 from capi.errors import CapiError
 from capi.method.alarms import Finding, Rule, RunFacts, Watchman
 from capi.pretraining import run_config, run_facts
 from capi.runtime.atomic import atomic_write
-from capi.runtime.privacy import hide_path, hide_paths, hide_paths_of_command, hide_paths_within
+from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
 from capi.seeing.costs import Cost, cost_of, require_costs, seconds_of_starts
 from capi.seeing.liveness import is_being_trained
 from capi.seeing.metrics_reader import MetricsReader
@@ -117,7 +115,7 @@ class FollowedRun:
             prototypes_note=prototypes_note,
             cost=cost.facts,
             assumptions=cost.assumptions,
-            config=_shared_config(self.folder.config_text()),
+            config=hide_paths_of_yaml(self.folder.config_text()),
             provenance=provenance(record, self.folder.path),
         )
 
@@ -209,14 +207,6 @@ def _data_names(known: Mapping[str, Any]) -> str:
     if isinstance(sources, list) and all(isinstance(one, Mapping) for one in sources):
         return ", ".join(hide_path(str(one.get("path"))) for one in sources)
     return hide_path(str(known.get("path", "an unknown place")))
-
-
-def _shared_config(text: str) -> str:
-    """The config as others may read it; one that cannot be parsed is searched for paths."""
-    try:
-        return yaml.safe_dump(hide_paths(parse_yaml(text, CONFIG)), sort_keys=False)
-    except (CapiError, yaml.YAMLError):
-        return hide_paths_within(text)
 
 
 def _start_facts(start: Mapping[str, Any], title: str) -> list[tuple[str, str]]:

@@ -115,13 +115,15 @@ class RunFolder:
         """Remove a run; a folder that holds none is left alone."""
         if self.exists:
             self.record()
-            remove_folder(self.path)
+            remove_folder(self.path.resolve())
 
     def create(self, config_text: str, record: dict[str, Any]) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            # Where it is a link to another disk, its place there.
+            place = self.path.resolve()
+            place.mkdir(parents=True, exist_ok=True)
             # A run whose removal was interrupted lies beside it.
-            remove_leftovers(self.path.parent)
+            remove_leftovers(place.parent)
             atomic_write(self.path / RECORD, json.dumps({"format": FORMAT_VERSION, **record}, indent=1))
             # Last, since its presence makes the folder a run.
             atomic_write(self.path / CONFIG, config_text)

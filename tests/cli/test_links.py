@@ -110,7 +110,12 @@ def test__links_inside_a_run_and_to_a_run_are_fine(run_here: RunHere, work: Path
         ran = run_here(*wanted[name])
         assert ran.code == 0, (name, ran.stderr)
     assert (disk / "run" / "report.html").is_file()
+    ran = run_here(*wanted["overwrite"])
+    assert ran.code == 0, ran.stderr
     assert (work / "run").is_symlink()
+    assert (disk / "run" / "config.yaml").is_file()
+    assert not (disk / "run" / "newest").is_symlink()
+    assert [path.name for path in disk.iterdir()] == ["run"]
 
 
 def test__a_report_replaces_a_link_that_a_user_names(run_here: RunHere, work: Path) -> None:
