@@ -237,17 +237,17 @@ def nearest(
         encoder = open_noted_encoder(about["model"], file, weights=weights, device=chosen)
     else:
         raise CapiError(f"{file} does not say which model made it: name the model")
-    named = features.facts.root if images is None else images
-    root = None if named is None else Path(named)
+    given = None if images is None else Path(images)
     found = similar.find_similar(
-        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind, root=root
+        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind, root=given
     )
     if picture is not None:
-        shown: ImageSource | Path | None = root
-        if about.get("data") == "demo" and images is None:
+        named = features.facts.root
+        shown: ImageSource | Path | None = Path(named) if given is None and named is not None else given
+        if about.get("data") == "demo" and given is None:
             shown = list_images("demo", about.get("split")).images
-        elif root is not None and not root.is_dir():
-            _LOG.warning("there is no folder %s with the images of %s: give it with --images", root, file)
+        elif isinstance(shown, Path) and not shown.is_dir():
+            _LOG.warning("there is no folder %s with the images of %s: give it with --images", shown, file)
         sheet = similar.similarity_sheet(Path(image), found, shown, framing=features.facts.framing, at=at)
         make_folder(picture.parent)
         save_picture(sheet, picture)

@@ -12,16 +12,16 @@ from typing import Any
 
 # From the root, from a home or from the present folder; not within an address (https://, hf://) or a relative path.
 _PATH = re.compile(r"(?:file://|(?<![\w.\-/~\\]))(?:~[\w.\-]*|\.{1,2})?/(?!/)[^\s'\"`,;:()\[\]<>|=]+")
-
-
 # A line of YAML whose whole value is a path, which may hold spaces.
 _YAML_PATH = re.compile(r"""^([ \t-]*(?:[\w.]+: +)?)(['"]?)((?:~|/|\.{1,2}/).*?)\2$""", re.MULTILINE)
 
 
 def hide_path(text: str) -> str:
     """The last part of a path; any other text stays as it is."""
-    is_path = text.startswith(("/", "~", "./", "../")) or Path(text).is_absolute()
-    return (Path(text).name or text) if is_path else text
+    if not (text.startswith(("/", "~", "./", "../")) or Path(text).is_absolute()):
+        return text
+    # The name of a home is that of its user.
+    return "~" if Path(text) == Path(os.path.expanduser("~")) else Path(text).name or text
 
 
 def hide_path_of_model(name: str) -> str:
@@ -40,7 +40,6 @@ def hide_paths(value: Any) -> Any:
 
 def hide_paths_within(text: str, *known: str | Path) -> str:
     """A sentence in which each path is its last part alone; `known` are paths that may hold spaces."""
-    # The name of a home is that of its user.
     shown = {str(place): Path(place).name for place in known} | {os.path.expanduser("~"): "~"}
     for place, name in shown.items():
         # Some accounts have the root for a home.

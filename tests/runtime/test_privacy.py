@@ -34,6 +34,7 @@ def test__known_paths_may_hold_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ann smith")
     assert hide_paths_within("/data/of ann/run is lost", Path("/data/of ann/run")) == "run is lost"
     assert hide_paths_within("/home/ann smith/run is lost") == "run is lost"
+    assert hide_path("/home/ann smith/") == "~"
     monkeypatch.setenv("HOME", "/")
     assert hide_paths_within("see https://a.b/c and /x/y") == "see https://a.b/c and y"
 
