@@ -15,6 +15,7 @@ from typing import IO, Any
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
 from capi.runtime.links import open_nofollow, refuse_link
+from capi.runtime.privacy import hide_paths
 
 FILE = "metrics.jsonl"
 Record = Mapping[str, float | int | None]
@@ -102,7 +103,7 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
     if not number.exists():
         atomic_write(number, secrets.token_hex(8))
     known = number.read_text()
-    run = library.init(dir=str(folder), name=folder.name, id=known, resume="allow", config=dict(config))
+    run = library.init(dir=str(folder), name=folder.name, id=known, resume="allow", config=hide_paths(config))
 
     def log(record: Record) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
