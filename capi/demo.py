@@ -27,6 +27,7 @@ from capi.train.metrics import FILE, read_metrics
 from capi.train.run_folder import RunFolder
 from capi.visualize.curves import series
 from capi.visualize.pca import contact_sheet, pca_pictures, photos_of
+from capi.visualize.sheets import save_picture
 
 RECIPE = "demo"
 # Best for the trained encoder, the untrained one and raw pixels alike, when each training photo is left out in turn.
@@ -96,7 +97,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     losses = series(records, "student_loss")[1]
     folder.pictures.mkdir(exist_ok=True)
     sheet = folder.pictures / "pca.png"
-    _draw(config, start, trained, split).save(sheet)
+    save_picture(_draw(config, start, trained, split), sheet)
     return DemoSummary(
         run=path,
         split=split,

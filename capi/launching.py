@@ -20,6 +20,7 @@ from capi.config.schema import Config
 from capi.config.trust import Trust, trusted_code
 from capi.errors import CapiError
 from capi.exit_codes import PREEMPTED
+from capi.runtime.atomic import atomic_write
 
 # Seconds before the end at which Slurm sends the signal: long enough to finish a step and to save.
 WARNING_SECONDS = 180
@@ -211,7 +212,7 @@ def submit(script: str, out: str | Path, *, run: Sequence[str] = ("sbatch",)) ->
     path = folder.parent / f"{folder.name}-{SCRIPT}"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(script, encoding="utf-8")
+        atomic_write(path, script)
     except OSError as error:
         raise CapiError(f"{path} cannot be written ({error.strerror}): give another --out") from error
     done = subprocess.run([found, *run[1:], str(path)], capture_output=True, text=True, check=False)  # noqa: S603

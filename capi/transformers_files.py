@@ -9,7 +9,6 @@ FOLDER/preprocessor_config.json   how an image becomes its input
 
 import json
 import math
-import stat
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ import torch
 from torch import Tensor
 
 from capi.data.crops import KEPT_SHARE
-from capi.data.replacing import replacing_folder
 from capi.errors import CapiError, quoted, some_of
 from capi.models.architecture import Architecture, architecture_of, weightless_encoder
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
+from capi.runtime.atomic import atomic_folder, atomic_path, atomic_write
 from capi.types import Statistics
 
 MODEL_TYPE = "capi"
@@ -43,19 +42,25 @@ def write_transformers(encoder: CapiEncoder, out: Path, *, image_size: ImageSize
 
     A folder that holds something is refused; with `overwrite` one that holds nothing but such an export is replaced.
     """
-    config, processor = config_of(encoder, image_size), processor_of(encoder, image_size)
+    checked_image_size(image_size, encoder.patch_size)
     target = out.resolve()
     _check_place(target, overwrite)
     try:
-        with replacing_folder(target) as partial:
-            partial.mkdir(parents=True)
-            _write_json(partial / CONFIG, config)
-            _write_json(partial / PROCESSOR, processor)
-            _write_weights(partial / WEIGHTS, encoder)
+        with atomic_folder(target) as partial:
+            write_files(encoder, partial, image_size=image_size)
+    except CapiError:
+        raise
     except Exception as error:
         # A full disk is an OSError or a SafetensorError, depending on who writes.
         raise CapiError(f"{out} cannot be written ({getattr(error, 'strerror', None) or error})") from error
     return out
+
+
+def write_files(encoder: CapiEncoder, folder: Path, *, image_size: ImageSize) -> None:
+    """The files themselves, into a folder that is there."""
+    atomic_write(folder / CONFIG, json.dumps(config_of(encoder, image_size), indent=2) + "\n")
+    atomic_write(folder / PROCESSOR, json.dumps(processor_of(encoder, image_size), indent=2) + "\n")
+    _write_weights(folder / WEIGHTS, encoder)
 
 
 def config_of(encoder: CapiEncoder, image_size: ImageSize) -> dict[str, Any]:
@@ -135,18 +140,13 @@ def _check_place(out: Path, overwrite: bool) -> None:
         raise CapiError(f"{out} holds {others[0]}, which no export wrote and none replaces: choose another folder")
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-
-
 def _write_weights(path: Path, encoder: CapiEncoder) -> None:
     from safetensors.torch import save_file
 
     state = {f"{ATTRIBUTE}.{name}": value.contiguous() for name, value in encoder.state_dict().items()}
-    # The library refuses files that do not say which framework they are for.
-    save_file(state, path, metadata={"format": "pt"})
-    # safetensors writes files that only their owner may read; this one is as open as its neighbour.
-    path.chmod(stat.S_IMODE((path.parent / CONFIG).stat().st_mode))
+    with atomic_path(path) as partial:
+        # The library refuses files that do not say which framework they are for.
+        save_file(state, partial, metadata={"format": "pt"})
 
 
 def read_transformers(path: Path) -> CapiEncoder:

@@ -1,7 +1,6 @@
 """Weights out of a run, and back in: safetensors with the config inside, or the released layout."""
 
 import json
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,8 @@ from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
 from capi.models.pretrained import to_released
 from capi.pretraining import run_config
+from capi.runtime.atomic import atomic_open, atomic_path
+from capi.runtime.privacy import hide_paths
 from capi.runtime.tensor_file import Header, read_header
 from capi.train.checkpoint import Checkpoints
 from capi.train.checkpoint_reading import StoredTensors
@@ -58,7 +59,7 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
 def export_run(path: Path, out: Path, format: FileFormat, weights: Weights) -> Path:
     """Write the encoder of a run as one file, with the run's config where the format has a place for it."""
     config = run_config(RunFolder(path))
-    facts = {"config": config.model_dump(mode="json"), "weights": weights}
+    facts = {"config": hide_paths(config.model_dump(mode="json")), "weights": weights}
     return export_encoder(load_run(path, weights), out, format, facts)
 
 
@@ -66,22 +67,19 @@ def export_encoder(encoder: CapiEncoder, out: Path, format: FileFormat, facts: F
     """Write one file, which appears complete or not at all; without `facts` it says what the model itself tells."""
     if out.is_dir():
         raise CapiError(f"{out} is a folder: --out takes the name of a file")
-    partial = out.with_name(f".{out.name}.partial")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if format == "released":
             _refuse_unreleasable(architecture_of(encoder))
-            torch.save(to_released(encoder), partial)
+            with atomic_open(out) as file:
+                torch.save(to_released(encoder), file)
         else:
-            _save_safetensors(encoder, facts or _described(encoder), partial)
-        partial.replace(out)
+            _save_safetensors(encoder, facts or _described(encoder), out)
     except CapiError:
         raise
     except Exception as error:
         # A full disk is an OSError, a RuntimeError or a SafetensorError, depending on who writes.
         raise CapiError(f"{out} cannot be written ({getattr(error, 'strerror', None) or error})") from error
-    finally:
-        partial.unlink(missing_ok=True)
     return out
 
 
@@ -158,11 +156,8 @@ def _save_safetensors(model: CapiEncoder, facts: Facts, path: Path) -> None:
     from safetensors.torch import save_file
 
     state = {name: value.contiguous() for name, value in model.state_dict().items()}
-    path.touch()
-    usual = stat.S_IMODE(path.stat().st_mode)
-    save_file(state, path, metadata={_MARK: json.dumps(facts)})
-    # safetensors writes files that only their owner may read.
-    path.chmod(usual)
+    with atomic_path(path) as partial:
+        save_file(state, partial, metadata={_MARK: json.dumps(facts)})
 
 
 def _refuse_unreleasable(architecture: Architecture) -> None:

@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 from capi.errors import CapiError
+from capi.runtime.atomic import atomic_write
 from capi.seeing.references import make_reference, parse_reference
-from capi.train.atomic import write_atomically
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     found = list(parse_reference(text, str(arguments.out)).left_out())
     outside = Counter(one.metric for one in found if one.outside)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.out, text)
+    atomic_write(arguments.out, text)
     print(f"wrote {arguments.out}: {len(tree['curves'])} metrics of {len(arguments.runs)} runs, {len(text)} bytes")
     print(f"each run against the others, at each share: outside {outside.total()} of {len(found)} times")
     for metric, count in outside.most_common():

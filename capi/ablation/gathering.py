@@ -11,6 +11,7 @@ from capi.ablation.planning import FAILURE, Job, Study
 from capi.errors import CapiError
 from capi.evaluation.comparison_page import NAME as COMPARISON
 from capi.planning import plan
+from capi.runtime.privacy import hide_paths, hide_paths_within
 from capi.seeing.doctor import diagnose
 from capi.seeing.picture_files import read_emergence
 from capi.seeing.reporting import REPORT
@@ -43,7 +44,7 @@ def gather(study: Study) -> TableOutcome:
         columns=[column.name for column in study.columns],
         measures=_measures(study.jobs),
         facts=study.facts,
-        settings={column.name: column.config.model_dump(mode="json") for column in study.columns},
+        settings={column.name: hide_paths(column.config.model_dump(mode="json")) for column in study.columns},
     )
 
 
@@ -66,7 +67,7 @@ def outcome_of(job: Job, *, photos: bool = True) -> RunOutcome:
         seconds=max(clock.values(), default=None),
         health=health,
         alarms=alarms,
-        failure=_failure(job.scores / FAILURE),
+        failure=hide_paths_within(_failure(job.scores / FAILURE), job.out),
         pictures=pictures if photos else [replace(one, photo=None) for one in pictures],
         report=f"{job.run.relative_to(job.out)}/{REPORT}" if (job.run / REPORT).exists() else None,
     )

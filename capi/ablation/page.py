@@ -10,7 +10,7 @@ from capi.ablation.html import as_html
 from capi.ablation.outcomes import RowOutcome, TableOutcome, orderings
 from capi.ablation.wording import columns_side_by_side, paper_score, percent_points, row_seconds, score_text
 from capi.evaluation.results import table as markdown_table
-from capi.train.atomic import write_atomically
+from capi.runtime.atomic import atomic_write
 from capi.train.run_folder import versions
 
 FORMAT_VERSION = 1
@@ -19,9 +19,9 @@ FORMAT_VERSION = 1
 def write_table(table: TableOutcome, out: Path) -> Path:
     """Each file is the old one or the new one, never a part; says where the page is."""
     page = out / f"{table.name}.html"
-    write_atomically(out / f"{table.name}.json", json.dumps(as_plain(table), indent=1) + "\n")
-    write_atomically(out / f"{table.name}.md", as_markdown(table))
-    write_atomically(page, as_html(table))
+    atomic_write(out / f"{table.name}.json", json.dumps(as_plain(table), indent=1) + "\n")
+    atomic_write(out / f"{table.name}.md", as_markdown(table))
+    atomic_write(page, as_html(table))
     return page
 
 

@@ -10,6 +10,7 @@ from capi.config.schema import Config
 from capi.config.trust import trusted_code
 from capi.errors import CapiError
 from capi.evaluation.comparison_cells import Column
+from capi.runtime.privacy import hide_path
 
 CONFIGS, RUNS, SCORES, FAILURE = "configs", "runs", "scores", "failure.json"
 UNTRAINED, PIXELS = "untrained encoder", "raw pixels"
@@ -135,7 +136,7 @@ def _run_config(row: PlannedRow, seed: int, data: StudyData, scale: Scale, optio
 
 def _facts(config: Config, data: StudyData, scale: str, place: str, seeds: int) -> Iterator[tuple[str, str]]:
     optimization, (height, width) = config.optimization, config.data.height_and_width
-    yield "data", f"{place}, trained on {data.images}"
+    yield "data", f"{hide_path(place)}, trained on {hide_path(data.images)}"
     yield "scale", scale
     yield (
         "encoder",

@@ -24,8 +24,8 @@ from capi.ablation.planning import FAILURE, Job, plan_study
 from capi.config.loading import dump_config
 from capi.errors import CapiError
 from capi.evaluation.comparison import compare
+from capi.runtime.atomic import atomic_write
 from capi.seeing.reporting import write_report
-from capi.train.atomic import write_atomically
 
 _LOG = logging.getLogger("capi")
 
@@ -81,7 +81,7 @@ def _write_recipes(jobs: Sequence[Job]) -> None:
     for job in jobs:
         if job.config is not None:
             job.recipe.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(job.recipe, dump_config(job.config))
+            atomic_write(job.recipe, dump_config(job.config))
 
 
 def _finished(jobs: Sequence[Job], at_once: int, console: Console) -> Iterator[Job]:
@@ -153,7 +153,7 @@ def _train(job: Job, console: Console | None) -> bool:
             raise
         _LOG.warning("%s broke off: %s", job.name, error)
         note.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(note, json.dumps({"reason": str(error)}) + "\n")
+        atomic_write(note, json.dumps({"reason": str(error)}) + "\n")
         return False
     if not done.finished:
         raise InterruptionError

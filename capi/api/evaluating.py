@@ -1,5 +1,6 @@
 """Frozen encoders: scored, compared, used and pictured."""
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -28,7 +29,10 @@ from capi.evaluation.similar import Match
 from capi.evaluation.teamwork import on_a_machine, prepared
 from capi.seeing import explored
 from capi.types import VisionEncoder, image_size_of
+from capi.visualize.sheets import save_picture
 from capi.weights import Weights
+
+_LOG = logging.getLogger("capi")
 
 # Features go from process to process over the CPU: an evaluation may do other things for hours in between.
 MEETING = torch.device("cpu")
@@ -213,6 +217,7 @@ def nearest(
     at: tuple[float, float] | None = None,
     kind: str | None = None,
     out: str | Path | None = None,
+    images: str | Path | None = None,
     device: torch.device | str | None = None,
     overwrite: bool = False,
 ) -> list[Match]:
@@ -220,7 +225,8 @@ def nearest(
 
     `model` is by default the one the file was made with; one that is Python, or that is not on this machine and not a
     published model either, must be given, since a file may come from anyone. With `out`, a contact sheet is written
-    there.
+    there. `images` is the folder of the file's images; it must be given where the file has only its name, since they
+    were extracted by an absolute path.
     """
     chosen = device_of(device)
     picture = None if out is None else _picture(Path(out), overwrite)
@@ -233,17 +239,20 @@ def nearest(
         encoder = open_noted_encoder(about["model"], file, weights=weights, device=chosen)
     else:
         raise CapiError(f"{file} does not say which model made it: name the model")
+    given = None if images is None else Path(images)
     found = similar.find_similar(
-        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind
+        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind, root=given
     )
     if picture is not None:
-        root = features.facts.root
-        images: ImageSource | Path | None = None if root is None else Path(root)
-        if about.get("data") == "demo":
-            images = list_images("demo", about.get("split")).images
-        sheet = similar.similarity_sheet(Path(image), found, images, framing=features.facts.framing, at=at)
+        named = features.facts.root
+        shown: ImageSource | Path | None = Path(named) if given is None and named is not None else given
+        if about.get("data") == "demo" and given is None:
+            shown = list_images("demo", about.get("split")).images
+        elif isinstance(shown, Path) and not shown.is_dir():
+            _LOG.warning("there is no folder %s with the images of %s: give it with --images", shown, file)
+        sheet = similar.similarity_sheet(Path(image), found, shown, framing=features.facts.framing, at=at)
         make_folder(picture.parent)
-        sheet.save(picture)
+        save_picture(sheet, picture)
     return found
 
 

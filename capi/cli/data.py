@@ -75,10 +75,9 @@ def check(
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     found = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
     if json_file is not None:
-        from capi.data.replacing import replacing
+        from capi.runtime.atomic import atomic_write
 
-        with replacing(json_file) as partial:
-            partial.write_text(json.dumps(found.as_record(), indent=1) + "\n", encoding="utf-8")
+        atomic_write(json_file, json.dumps(found.as_record(), indent=1) + "\n")
     for name, value in _rows(found).items():
         typer.echo(f"{name:<12}{value}")
 

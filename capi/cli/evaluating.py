@@ -263,6 +263,7 @@ def nearest(
     at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
     kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
     model: Annotated[str | None, typer.Option(help="By default the model that made the file.")] = None,
+    images: Annotated[Path | None, typer.Option(help="The folder of the file's images, if it is not found.")] = None,
     overwrite: Overwrite = False,
     device: Device = None,
 ) -> None:
@@ -277,6 +278,7 @@ def nearest(
         at=_point(at),
         kind=kind,
         out=out,
+        images=images,
         device=api.choose_device(device),
         overwrite=overwrite,
     )

@@ -10,13 +10,13 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,6 @@ import torch
 from rich.console import Console
 
 from capi.data.decoding import FORMATS, BrokenImageError
-from capi.data.replacing import replacing
 from capi.data.retrying import read_bytes
 from capi.data.shard_index import IndexFacts, Member, find_index, index_places, write_index
 from capi.data.shards import Shards
@@ -32,11 +31,9 @@ from capi.data.sources import ENDINGS, Encoded, Files, ImageSource
 from capi.data.telling import Telling
 from capi.errors import CapiError
 from capi.randomness import Stream, permuted
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks.
-    fcntl = None  # type: ignore[assignment]
+from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
+from capi.runtime.lock import locked
+from capi.runtime.privacy import hide_paths_within
 
 PLAN, MANIFEST = "packing.json", "shards.json"
 SHARD_MEGABYTES = 256
@@ -93,9 +90,9 @@ def pack(
     ends = _ends(source, order, settings)
     _begin(out, source, settings, len(ends), labels)
     packer = _Packer(source, out, order, labels)
-    with _locked(out):
-        for left in out.glob(".*.partial"):
-            left.unlink()
+    busy = f"another process is packing into {out}: wait for it, or choose another --out"
+    with locked(out / PLAN, busy=busy):
+        remove_leftovers(out)
         done = {number: facts for number in range(len(ends)) if (facts := _finished(out / f"{_number(number)}.tar"))}
         kept = len(done)
         with Telling("packing", len(source), console, sum(facts.images for facts in done.values())) as telling:
@@ -124,20 +121,6 @@ def _write_missing(
     return made
 
 
-@contextmanager
-def _locked(out: Path) -> Iterator[None]:
-    """One process packs into a folder at a time."""
-    if fcntl is None:
-        yield
-        return
-    with (out / PLAN).open("a") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CapiError(f"another process is packing into {out}: wait for it, or choose another --out") from error
-        yield
-
-
 class _Packer:
     """Writes one shard after the other, in any order and by several threads: the work is reading and writing."""
 
@@ -154,23 +137,23 @@ class _Packer:
         """One shard with the images at these places of the order."""
         path = self.out / f"{_number(number)}.tar"
         members, left_out = [], {}
-        with replacing(path) as partial:
-            with partial.open("wb") as file:
-                tar = _Tar(file)
-                for place in range(start, end):
-                    if self.stopped:
-                        raise CapiError("stopped")
-                    try:
-                        ending, content = self._read(int(self.order[place]))
-                    except (OSError, BrokenImageError) as error:
-                        left_out[self.source.name(int(self.order[place]))] = str(error)
-                    else:
-                        members.append(self._add(tar, place, ending, content))
-                    telling.advance()
-                tar.close()
+        with atomic_open(path) as file:
+            tar = _Tar(file)
+            for place in range(start, end):
+                if self.stopped:
+                    raise CapiError("stopped")
+                try:
+                    ending, content = self._read(int(self.order[place]))
+                except (OSError, BrokenImageError) as error:
+                    left_out[self.source.name(int(self.order[place]))] = hide_paths_within(str(error))
+                else:
+                    members.append(self._add(tar, place, ending, content))
+                telling.advance()
+            tar.close()
+            file.flush()
             notes = {"sha256": tar.digest.hexdigest(), "left_out": json.dumps(left_out)}
             # The index comes first, so that a shard under its own name always has one.
-            return write_index(index_places(path)[0], members, partial.stat(), notes)
+            return write_index(index_places(path)[0], members, os.fstat(file.fileno()), notes)
 
     def _read(self, index: int) -> tuple[str, bytes]:
         """How an image's name ends, and its bytes."""
@@ -192,7 +175,7 @@ class _Packer:
 class _Tar:
     """A plain tar without times and owners, hashed as it is written."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self.file, self.digest, self.offset = file, hashlib.sha256(), 0
 
     def add(self, name: str, content: bytes) -> int:
@@ -310,8 +293,7 @@ def _begin(
             return
         if any(out.iterdir()):
             raise CapiError(f"{out} is not empty and holds no shards of ours: give --out a new or empty folder")
-        with replacing(path) as partial:
-            partial.write_text(json.dumps(plan, indent=1) + "\n", encoding="utf-8")
+        atomic_write(path, json.dumps(plan, indent=1) + "\n")
     except (NotADirectoryError, FileExistsError, PermissionError) as error:
         raise CapiError(f"{out} cannot be a folder for shards ({error.strerror}): choose another --out") from error
 
@@ -351,8 +333,7 @@ def _conclude(packer: _Packer, settings: PackingSettings, shards: list[IndexFact
             for number, facts in enumerate(shards)
         ],
     }
-    with replacing(packer.out / MANIFEST) as partial:
-        partial.write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    atomic_write(packer.out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
     return Packed(packer.out, len(shards), images, size, kept, left_out)
 
 

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from capi.data.replacing import replacing
 from capi.data.sources import ENDINGS
 from capi.errors import CapiError
+from capi.runtime.atomic import atomic_write
 
 FORMAT = "capi shard index 1"
 _BLOCK = 512
@@ -162,9 +162,7 @@ def write_index(
     facts = IndexFacts(status.st_size, status.st_mtime_ns, len(members), digest, notes or {})
     head = {"bytes": facts.shard_bytes, "modified": facts.modified, "images": facts.images, "digest": digest}
     metadata = {"format": FORMAT, **{key: str(value) for key, value in head.items()}, **facts.notes}
-    with replacing(path) as partial:
-        # Not by the library's own writer, which lets nobody else read the file.
-        partial.write_bytes(save(arrays, metadata))
+    atomic_write(path, save(arrays, metadata))
     return facts
 
 

@@ -21,11 +21,7 @@ from capi.data.keeping import Kept
 from capi.data.shard_index import IndexFacts, ShardIndex, find_index, index_places, make_index
 from capi.data.telling import Telling
 from capi.errors import CapiError
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks.
-    fcntl = None  # type: ignore[assignment]
+from capi.runtime.lock import locked
 
 # Images that are shuffled together: some shards, whose bytes a machine's memory keeps.
 WINDOW = 65_536
@@ -134,10 +130,9 @@ def _one_at_a_time(shard: Path) -> Iterator[None]:
     """Let one process of this machine scan while others wait, where the system has locks."""
     lock = index_places(shard)[1].with_suffix(".lock")
     with ExitStack() as stack:
-        if fcntl is not None:
-            with suppress(OSError):
-                lock.parent.mkdir(parents=True, exist_ok=True)
-                fcntl.lockf(stack.enter_context(lock.open("a")), fcntl.LOCK_EX)
+        with suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(lock))
         yield
 
 

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from capi.data.crops import KEPT_SHARE
 from capi.data.decoding import Box
 from capi.errors import CapiError
 from capi.evals.images import Frame
+from capi.runtime.atomic import atomic_open
+from capi.runtime.links import open_nofollow
 
 KINDS = ("patch", "mean_patch", "pooled", "register")
 TYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -265,7 +267,7 @@ def begin_features(path: Path, facts: FeatureFacts, names: Sequence[str], labels
         numbers = {name: number for number, name in enumerate(facts.classes)}
         contents["labels"] = np.array([numbers[label] for label in labels], dtype="<i8").tobytes()
     header, spans = _header(facts, int(offsets[-1]))
-    with path.open("wb") as file:
+    with open_nofollow(path, "wb") as file:
         file.write(header)
         for name, content in contents.items():
             file.seek(len(header) + spans[name][0])
@@ -297,7 +299,7 @@ def _header(facts: FeatureFacts, name_bytes: int) -> tuple[bytes, dict[str, tupl
 class FeatureWriter:
     """Fills features into a file that was begun."""
 
-    file: BinaryIO
+    file: IO[bytes]
     facts: FeatureFacts
     starts: dict[str, int]
 
@@ -326,7 +328,7 @@ class FeatureWriter:
 def filling(path: Path) -> Iterator[FeatureWriter]:
     """Open a file that was begun, to fill in features."""
     facts = _read_safetensors(path).facts
-    with path.open("r+b") as file:
+    with open_nofollow(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
         starts = {kind: 8 + length + int(entries[kind]["data_offsets"][0]) for kind in facts.shapes}
@@ -345,19 +347,17 @@ def write_parquet(features: FeatureFile, path: Path) -> None:
     schema = pyarrow.schema(columns, metadata={_MARK: facts.to_text()})
     arrays = {kind: features.array(kind) for kind in facts.shapes}
     step = _images_at_a_time(facts)
-    with path.open("wb") as file:
-        # Features hardly ever come twice, so a dictionary of them would be of no use.
-        with parquet.ParquetWriter(file, schema, use_dictionary=["label"] if labels is not None else False) as writer:
-            for first in range(0, len(features), step):
-                rows = slice(first, min(first + step, len(features)))
-                values: dict[str, Any] = {"name": features.names[rows]}
-                values |= {} if labels is None else {"label": labels[rows]}
-                for kind, array in arrays.items():
-                    flat = pyarrow.array(array[rows].flatten().numpy())
-                    values[kind] = pyarrow.FixedSizeListArray.from_arrays(flat, math.prod(facts.shapes[kind]))
-                writer.write_table(pyarrow.table(values, schema=schema), row_group_size=step)
-        file.flush()
-        os.fsync(file.fileno())
+    # Features hardly ever come twice, so a dictionary of them would be of no use.
+    dictionary = ["label"] if labels is not None else False
+    with atomic_open(path) as file, parquet.ParquetWriter(file, schema, use_dictionary=dictionary) as writer:
+        for first in range(0, len(features), step):
+            rows = slice(first, min(first + step, len(features)))
+            values: dict[str, Any] = {"name": features.names[rows]}
+            values |= {} if labels is None else {"label": labels[rows]}
+            for kind, array in arrays.items():
+                flat = pyarrow.array(array[rows].flatten().numpy())
+                values[kind] = pyarrow.FixedSizeListArray.from_arrays(flat, math.prod(facts.shapes[kind]))
+            writer.write_table(pyarrow.table(values, schema=schema), row_group_size=step)
 
 
 def must_have_parquet() -> None:

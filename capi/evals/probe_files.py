@@ -25,6 +25,7 @@ from capi.evals.fitted import (
     LogisticSegmenter,
     Segmenter,
 )
+from capi.runtime.atomic import atomic_path
 from capi.types import VisionEncoder, statistics_of
 
 _LOG = logging.getLogger("capi")
@@ -101,12 +102,8 @@ def save_probe(probe: Probe, path: Path) -> None:
     tensors = {name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
     facts = {each.name: getattr(probe, each.name) for each in fields(probe) if each.name != "model"}
-    partial = path.with_name(f".{path.name}.partial")
-    try:
+    with atomic_path(path) as partial:
         save_file(tensors, partial, metadata={_MARK: json.dumps(facts | {"version": _VERSION, "settings": plain})})
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_probe(path: Path) -> Probe:

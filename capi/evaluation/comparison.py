@@ -39,7 +39,8 @@ from capi.evaluation.evaluating import evaluate
 from capi.evaluation.results import Record, read_record
 from capi.evaluation.table_view import TableView
 from capi.evaluation.teamwork import prepared
-from capi.train.atomic import write_atomically
+from capi.runtime.atomic import atomic_write
+from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
 from capi.train.run_folder import versions
 from capi.types import image_size_of
 from capi.weights import Weights
@@ -116,7 +117,7 @@ def cell_name(model: str, column: Column, weights: Weights) -> str:
     """A folder's name that people can read, and that no other cell has."""
     whole = json.dumps([model, column.name, weights, column.config.model_dump(mode="json")], sort_keys=True)
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return f"{_slug(model)}--{_slug(column.name)}-{digest}"
+    return f"{_slug(hide_path_of_model(model))}--{_slug(column.name)}-{digest}"
 
 
 def _slug(text: str) -> str:
@@ -196,7 +197,7 @@ class _Run:
         record = self.scored(model, column, folder)
         # A run that is still trained may have newer weights by now: what was evaluated is what counts.
         identity = identity | {"encoder": record["encoder"], "data": record["data_fingerprint"]}
-        write_atomically(folder / IDENTITY, json.dumps(identity, indent=2) + "\n")
+        atomic_write(folder / IDENTITY, json.dumps(identity, indent=2) + "\n")
         return record
 
     def change(self, cell: Cell) -> None:
@@ -224,9 +225,10 @@ class _Run:
         if column.name not in self.data:
             self.data[column.name] = identify_data(load_data(column.config))
         return {
-            "model": model,
+            # Whole paths are in the digest of the folder's name.
+            "model": hide_path_of_model(model),
             "weights": self.comparison.weights,
-            "config": column.config.model_dump(mode="json"),
+            "config": hide_paths(column.config.model_dump(mode="json")),
             "capi": versions()["capi"],
             **self.encoders[model],
             **self.data[column.name],
@@ -331,7 +333,7 @@ def _told_apart(full: Sequence[str]) -> list[str]:
     counts = Counter(short)
     names: list[str] = []
     for stem, whole in zip(short, full, strict=True):
-        base = stem if counts[stem] == 1 else whole
+        base = stem if counts[stem] == 1 else hide_path(whole)
         tries = (base if number == 1 else f"{base} ({number})" for number in itertools.count(1))
         names.append(next(name for name in tries if name not in names))
     return names

@@ -1,5 +1,6 @@
 """What a comparison consists of: models by benchmarks, with a cell for each pair, and what can be read off them."""
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Literal
 from capi.config.benchmarks import BenchmarkConfig
 from capi.evaluation.results import Record, percent, shown_size
 from capi.evaluation.table_view import TableView
+from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within
 from capi.weights import Weights
 
 Status = Literal["pending", "running", "done", "failed", "skipped"]
@@ -163,6 +165,39 @@ class Comparison:
             key: replace(cell, status="pending") if cell.status == "running" else cell
             for key, cell in self.cells.items()
         }
+
+
+def shareable(comparison: Comparison) -> Comparison:
+    """The same for the eyes of others: models and reasons without the places of this machine."""
+    names = shared_names(comparison.models)
+    table = comparison.table
+    if table is not None:
+        rows = [
+            replace(row, model=names[row.model], cells=tuple(map(hide_path_of_model, row.cells))) for row in table.rows
+        ]
+        table = replace(table, rows=tuple(rows))
+    return replace(
+        comparison,
+        models=tuple(names.values()),
+        cells={
+            (names[model], benchmark): replace(
+                cell, model=names[model], reason=hide_paths_within(cell.reason, model), record=hide_paths(cell.record)
+            )
+            for (model, benchmark), cell in comparison.cells.items()
+        },
+        unrecognised=[names[model] for model in comparison.unrecognised],
+        table=table,
+    )
+
+
+def shared_names(models: Sequence[str]) -> dict[str, str]:
+    """Names without paths; those that would be equal are numbered."""
+    names: dict[str, str] = {}
+    for model in models:
+        base = hide_path_of_model(model)
+        tries = (base if number == 1 else f"{base} ({number})" for number in itertools.count(1))
+        names[model] = next(name for name in tries if name not in names.values())
+    return names
 
 
 def short_names(models: Sequence[str]) -> dict[str, str]:

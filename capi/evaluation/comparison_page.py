@@ -11,13 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from capi.evaluation.comparison_cells import Cell, Column, Comparison, Remark, short_names
+from capi.evaluation.comparison_cells import Cell, Column, Comparison, Remark, shareable, short_names
 from capi.evaluation.comparison_html import as_html
 from capi.evaluation.results import percent, table
 from capi.evaluation.table_view import NOT_IN_TABLE
 from capi.evaluation.table_view import as_markdown as table_markdown
 from capi.evaluation.table_view import as_plain as plain_table
-from capi.train.atomic import write_atomically
+from capi.runtime.atomic import atomic_write
+from capi.runtime.privacy import hide_paths
 from capi.train.run_folder import versions
 
 NAME = "comparison"
@@ -27,9 +28,10 @@ CSV_HEAD = ("model", "benchmark", "score", "value", "seconds", "chosen", "status
 
 def write_pages(comparison: Comparison) -> None:
     """Each file is the old one or the new one, never a part."""
+    comparison = shareable(comparison)
     pages = {"json": as_json(comparison), "csv": as_csv(comparison), "md": as_markdown(comparison)}
     for ending, text in (pages | {"html": as_html(comparison, facts(comparison))}).items():
-        write_atomically(comparison.out / f"{NAME}.{ending}", text)
+        atomic_write(comparison.out / f"{NAME}.{ending}", text)
 
 
 def as_json(comparison: Comparison) -> str:
@@ -37,7 +39,7 @@ def as_json(comparison: Comparison) -> str:
     tree = {
         "version": FORMAT_VERSION,
         "models": list(comparison.models),
-        "benchmarks": {column.name: column.config.model_dump(mode="json") for column in comparison.columns},
+        "benchmarks": {column.name: hide_paths(column.config.model_dump(mode="json")) for column in comparison.columns},
         "weights": comparison.weights,
         "never_kept": comparison.unrecognised,
         "licences": {model: comparison.licence(model) for model in comparison.models},

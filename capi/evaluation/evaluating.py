@@ -1,6 +1,5 @@
 """One model through one benchmark: load the data, run the protocol, leave results, probe and pictures."""
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -37,9 +36,12 @@ from capi.evaluation.results import (
 )
 from capi.evaluation.teamwork import encoding_together, on_a_machine, prepared, sources_of
 from capi.released.registry import RELEASED
+from capi.runtime.atomic import scratch_folder
+from capi.runtime.privacy import hide_paths_within
 from capi.types import VisionEncoder, image_size_of
 from capi.visualize.labels import legend, overlay, side_by_side, stacked
 from capi.visualize.pca import photos_of
+from capi.visualize.sheets import save_picture
 from capi.weights import Weights
 
 # Predictions of small images are drawn larger, by a whole factor.
@@ -117,11 +119,12 @@ def evaluate(
 @contextmanager
 def _room(folder: Path | None) -> Iterator[Path]:
     """Where features lie that do not fit into memory, for as long as they are needed."""
-    work = Path(tempfile.mkdtemp(prefix="capi_features_")) if folder is None else folder / ".features"
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+    if folder is not None:
+        with scratch_folder(folder / "features") as work:
+            yield work
+        return
+    with tempfile.TemporaryDirectory(prefix="capi_features_", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 def _without_tensors(done: Evaluated) -> Evaluated:
@@ -154,7 +157,8 @@ def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Enc
             save_probe(replace(outcome.probe, about=about), folder / PROBE)
         except Exception as error:
             # A full disk is an OSError or a SafetensorError; the scores took long and must not be lost with the probe.
-            record["warnings"].append(f"the probe could not be written ({getattr(error, 'strerror', None) or error})")
+            said = hide_paths_within(str(getattr(error, "strerror", None) or error))
+            record["warnings"].append(f"the probe could not be written ({said})")
     if outcome.pictures and isinstance(data, SegmentationData):
         draw_predictions(outcome, data, encoding, folder / PICTURES)
     write_record(record, folder)
@@ -182,6 +186,5 @@ def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encodin
         )
         present = {int(label) for label in np.union1d(truth, prediction)}
         names = {label: data.classes[label] for label in sorted(present & set(data.classes))}
-        stacked([sheet, legend(names, sheet.width)]).save(
-            folder / f"{picture.number:05d}_{Path(picture.name).stem}.png"
-        )
+        path = folder / f"{picture.number:05d}_{Path(picture.name).stem}.png"
+        save_picture(stacked([sheet, legend(names, sheet.width)]), path)

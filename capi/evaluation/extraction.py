@@ -9,7 +9,6 @@ import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
 import time
 from collections.abc import Iterator, Sequence
@@ -41,13 +40,11 @@ from capi.evals.feature_files import (
 from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors_of
 from capi.evals.probe_files import encoder_facts
 from capi.evaluation.teamwork import encoding_together
-from capi.train.atomic import write_atomically
+from capi.runtime.atomic import atomic_write, move_into_place
+from capi.runtime.links import refuse_link
+from capi.runtime.lock import locked
+from capi.runtime.privacy import hide_path, hide_path_of_model
 from capi.types import Features, VisionEncoder, statistics_of
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks.
-    fcntl = None  # type: ignore[assignment]
 
 _LOG = logging.getLogger("capi")
 # At most so much work is lost where the process is killed.
@@ -140,9 +137,9 @@ class Job:
         return [self.source.name(number) for number in range(len(self.source))]
 
     @cached_property
-    def root(self) -> str | None:
+    def root(self) -> Path | None:
         root = getattr(self.source, "root", None)
-        return str(root.resolve()) if isinstance(root, Path) else None
+        return root if isinstance(root, Path) else None
 
     @cached_property
     def encoder_facts(self) -> dict[str, Any]:
@@ -156,7 +153,11 @@ class Job:
         return {
             # Without a fingerprint, what the caller says of the model has to do.
             "encoder": self.encoder_facts | ({} if known else {"about": self.about}),
-            "data": [self.root, self.source.fingerprint, hashlib.sha256(images.encode()).hexdigest()],
+            "data": [
+                None if self.root is None else str(self.root.resolve()),
+                self.source.fingerprint,
+                hashlib.sha256(images.encode()).hexdigest(),
+            ],
             "kinds": list(self.kinds),
             "size": list(self.encoding.size),
             "framing": "whole" if self.whole else "middle",
@@ -183,18 +184,21 @@ class Job:
         )
 
     def facts(self, features: Features) -> FeatureFacts:
-        """The description of the file, with shapes as these features have them."""
+        """The description of the file, with shapes as these features have them; absolute paths are names alone."""
         rows, columns = (side // self.encoder.patch_size for side in self.encoding.size)
         channels = len(statistics_of(self.encoder).mean)
+        about = {
+            key: hide_path_of_model(value) if isinstance(value, str) else value for key, value in self.about.items()
+        }
         return FeatureFacts(
             images=len(self.source),
             shapes={kind: tuple(features_of(features, kind).shape[1:]) for kind in self.kinds},
             dtype=self.dtype,
             framing=Framing(self.encoding.size, (rows, columns), self.whole, channels),
             encoder=self.encoder_facts,
-            root=self.root,
+            root=None if self.root is None else hide_path(str(self.root)),
             classes=None if self.labels is None else sorted(set(self.labels)),
-            about=self.about | {"precision": self.identity["precision"]},
+            about=about | {"precision": self.identity["precision"]},
         )
 
 
@@ -220,14 +224,10 @@ class Partial:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes from extracting to the same file."""
+        # Its name is stable, so that an extraction can resume.
+        refuse_link(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
-        with (self.path / ".lock").open("a") as file:
-            if fcntl is not None:
-                try:
-                    # A record lock: it ends with this process, and workers do not inherit it.
-                    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    raise CapiError(f"{self.path} is being filled by another process: wait for it") from error
+        with locked(self.path / ".lock", busy=f"{self.path} is being filled by another process: wait for it"):
             try:
                 yield
             finally:
@@ -253,7 +253,7 @@ class Partial:
 
     def save(self, done: int) -> None:
         """Note that so many images are on the disk."""
-        write_atomically(self.progress, json.dumps({"version": _VERSION, "done": done, "identity": self.identity}))
+        atomic_write(self.progress, json.dumps({"version": _VERSION, "done": done, "identity": self.identity}))
 
     def _recorded(self) -> dict[str, Any] | None:
         """What is known of the work that was done; None where that is of no use."""
@@ -320,7 +320,7 @@ def _finish(partial: Partial, out: Path) -> FeatureFacts:
     if _is_parquet(out):
         complete = partial.path / "features.parquet"
         write_parquet(features, complete)
-    os.replace(complete, out)
+    move_into_place(complete, out)
     shutil.rmtree(partial.path)
     return features.facts
 

@@ -18,10 +18,13 @@ from capi.data.demo import demo_photos
 from capi.data.sources import Encoded, ImageSource
 from capi.errors import CapiError, nearest
 from capi.evals.features import Encoding
-from capi.evaluation.comparison_cells import short_names
+from capi.evaluation.comparison_cells import shared_names, short_names
 from capi.evaluation.prediction import FAILED, find_images
 from capi.evaluation.results import make_folder
 from capi.pretraining import run_config
+from capi.runtime.atomic import atomic_open, atomic_write
+from capi.runtime.links import make_folder as make_folder_inside
+from capi.runtime.privacy import hide_paths_within
 from capi.train.checkpoint import Checkpoints
 from capi.train.checkpoint_reading import StoredTensors
 from capi.train.run_folder import RunFolder
@@ -31,7 +34,7 @@ from capi.visualize.figures import DrawnModel, Photo, figure_of
 from capi.visualize.page import Figure, ImageCard, Section, as_page
 from capi.visualize.painters import PAINTERS, Drawn, Painter, PrototypeMaps
 from capi.visualize.pca import photos_of
-from capi.visualize.sheets import tiled
+from capi.visualize.sheets import save_picture, tiled
 from capi.visualize.summary import PatchSummary
 
 KINDS = (*PAINTERS, "prototypes")
@@ -189,7 +192,9 @@ def _columns(
     whole: bool,
 ) -> list[_Column]:
     """Models from left to right, each at all its sizes; sizes that patches round to the same one count once."""
-    names, columns = short_names(list(models)), []
+    shared, columns = shared_names(list(models)), list[_Column]()
+    shortened = short_names(list(shared.values()))
+    names = {model: shortened[name] for model, name in shared.items()}
     for number, (model, encoder) in enumerate(models.items()):
         asked = sizes or [min(image_size_of(encoder))]
         for side in dict.fromkeys(PictureFrame(size, encoder.patch_size).side for size in asked):
@@ -266,14 +271,9 @@ class _Job:
 
     def _write(self, image: Image.Image, name: str) -> None:
         path = self.out / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.partial")
-        if path.suffix == ".jpg":
-            image.save(partial, format="JPEG", quality=90)
-        else:
-            # Squares of one colour become small at the quickest level already.
-            image.save(partial, format="PNG", compress_level=1)
-        partial.replace(path)
+        make_folder_inside(path.parent, inside=self.out)
+        # Squares of one colour become small at the quickest level already.
+        save_picture(image, path, compress_level=1)
         self.files.append(path)
 
     def finish(self) -> Pictured:
@@ -286,10 +286,13 @@ class _Job:
             self._write(figure_of(painter, self.shown, drawn, images=len(self.figures)), f"{kind}.png")
             sections.append(Section(kind, painter.title, painter.explanation, f"{kind}.png"))
         cards = [ImageCard(self.source.name(number), figures) for number, figures in sorted(self.figures.items())]
-        page = as_page(sections, cards, self.failed, self._facts())
-        (self.out / PAGE).write_text(page, encoding="utf-8")
-        if self.failed:
-            self._write_failed()
+        failed = {name: hide_paths_within(reason) for name, reason in self.failed.items()}
+        page = as_page(sections, cards, failed, self._facts())
+        atomic_write(self.out / PAGE, page)
+        if failed:
+            place = self.out / FAILED
+            with atomic_open(place, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+                csv.writer(file).writerows([("file", "reason"), *failed.items()])
         return Pictured(self.out, [self.out / PAGE, *self.files], self.failed)
 
     def _facts(self) -> list[str]:
@@ -297,7 +300,3 @@ class _Job:
         sides = ", ".join(str(side) for side in sorted({column.frame.side for column in self.columns}))
         aspect = "in their own aspect" if self.columns[0].frame.whole else "the square in their middle"
         return [f"{models} · {len(self.figures)} images, {aspect} · short side of {sides} px"]
-
-    def _write_failed(self) -> None:
-        with (self.out / FAILED).open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-            csv.writer(file).writerows([("file", "reason"), *self.failed.items()])

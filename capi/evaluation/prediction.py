@@ -4,7 +4,6 @@ An image that cannot be read is listed in failed.csv with the reason; the others
 """
 
 import csv
-import shutil
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -24,9 +23,13 @@ from capi.evals.fitted import Classifier, Judge, Segmenter
 from capi.evals.images import ReadBatch, StillBatches
 from capi.evals.probe_files import Probe
 from capi.evaluation.results import make_folder
+from capi.runtime.atomic import atomic_open, remove
+from capi.runtime.links import make_folder as make_folder_inside
+from capi.runtime.privacy import hide_paths_within
 from capi.types import VisionEncoder
 from capi.visualize.labels import label_image, legend, overlay
 from capi.visualize.pca import photos_of
+from capi.visualize.sheets import save_picture
 
 LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"
 MASKS, OVERLAYS = "labels", "overlays"
@@ -111,16 +114,15 @@ def predict(
     else:
         done = _classify(encoder, probe, model, source, out, encoding, batches)
     if failed:
-        _write_rows(out / FAILED, ("file", "reason"), failed.items())
+        told = ((name, hide_paths_within(reason)) for name, reason in failed.items())
+        _write_rows(out / FAILED, ("file", "reason"), told)
     return Predicted(out, done, failed)
 
 
 def _clear(out: Path, but: Collection[str]) -> None:
     """Remove what an earlier prediction left, so that none of it is taken for a part of this one."""
-    for name in {LABELS, FAILED, CLASSES, LEGEND} - set(but):
-        (out / name).unlink(missing_ok=True)
-    for name in (MASKS, OVERLAYS):
-        shutil.rmtree(out / name, ignore_errors=True)
+    for name in {LABELS, FAILED, CLASSES, LEGEND, MASKS, OVERLAYS} - set(but):
+        remove(out / name)
 
 
 def _readable(
@@ -193,12 +195,15 @@ def _segment(
             photo = photos_of(torch.tensor(pixels).permute(2, 0, 1)[None])[0]
             full = Image.fromarray(labels.numpy().astype(np.int32)).resize(photo.size, Image.Resampling.NEAREST)
             values = np.asarray(full)
-            _save(label_image(values), out / MASKS / names[number])
-            _save(overlay(photo, values, probe.ignored), out / OVERLAYS / names[number])
+            drawn = {MASKS: label_image(values), OVERLAYS: overlay(photo, values, probe.ignored)}
+            for folder, picture in drawn.items():
+                path = out / folder / names[number]
+                make_folder_inside(path.parent, inside=out)
+                save_picture(picture, path)
             # Where ignored labels had a vote in the evaluation, they have one here.
             known |= {label: "ignored" for label in probe.ignored if (values == label).any()}
             done += 1
-    _save(legend(known, 640, probe.ignored), out / LEGEND)
+    save_picture(legend(known, 640, probe.ignored), out / LEGEND)
     _write_rows(out / CLASSES, ("label", "class"), sorted(known.items()))
     return done
 
@@ -210,22 +215,14 @@ def picture_names(source: NamedFiles) -> list[str]:
     return short if len(set(short)) == len(names) else [f"{name}.png" for name in names]
 
 
-def _save(image: Image.Image, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    image.save(partial, format="PNG")
-    partial.replace(path)
-
-
 def _write_rows(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
     """A CSV that is complete or not there; the number of rows."""
-    partial, count = path.with_name(f".{path.name}.partial"), 0
+    count = 0
     # A file's name may hold bytes that are no UTF-8; they stay what they are.
-    with partial.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+    with atomic_open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
         writer = csv.writer(file)
         writer.writerow(head)
         for row in rows:
             writer.writerow(row)
             count += 1
-    partial.replace(path)
     return count

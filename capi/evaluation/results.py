@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +10,8 @@ from typing import Any
 
 from capi.errors import CapiError
 from capi.evals.outcome import Outcome
-from capi.train.atomic import write_atomically
+from capi.runtime.atomic import atomic_write, remove
+from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within
 from capi.train.run_folder import versions
 
 JSON, MARKDOWN, PROBE, PICTURES = "results.json", "results.md", "probe.safetensors", "predictions"
@@ -39,23 +39,23 @@ class Context:
 
 
 def as_record(outcome: Outcome, context: Context) -> Record:
-    """Everything there is to know about an evaluation, as plain values."""
+    """Everything there is to know about an evaluation, as plain values; of paths only the names."""
     return _plain(
         {
             "version": FORMAT_VERSION,
-            "model": context.model,
+            "model": hide_path_of_model(context.model),
             "weights": context.weights,
             "licence": context.licence,
             "benchmark": context.benchmark,
             "image_size": context.image_size,
             "scores": outcome.scores,
-            "deviations": outcome.deviations,
-            "warnings": outcome.warnings,
+            "deviations": [hide_paths_within(line) for line in outcome.deviations],
+            "warnings": [hide_paths_within(line) for line in outcome.warnings],
             "chosen": outcome.chosen,
             "grid": outcome.grid,
             "details": outcome.details,
             "encoder": context.encoder,
-            "config": context.config,
+            "config": hide_paths(context.config),
             "data_fingerprint": context.data,
             "seconds": round(context.seconds, 2),
             "device": context.device,
@@ -67,8 +67,8 @@ def as_record(outcome: Outcome, context: Context) -> Record:
 
 def write_record(record: Record, folder: Path) -> None:
     """The results of one evaluation; the JSON comes last, so that where it is, all is."""
-    write_atomically(folder / MARKDOWN, as_markdown(record))
-    write_atomically(folder / JSON, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    atomic_write(folder / MARKDOWN, as_markdown(record))
+    atomic_write(folder / JSON, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_record(folder: Path) -> Record | None:
@@ -100,9 +100,8 @@ def make_folder(folder: Path) -> None:
 
 def clear_results(folder: Path) -> None:
     """Remove what an earlier evaluation left, the JSON first: what is half removed must not look complete."""
-    for name in (JSON, MARKDOWN, PROBE):
-        (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / PICTURES, ignore_errors=True)
+    for name in (JSON, MARKDOWN, PROBE, PICTURES):
+        remove(folder / name)
 
 
 def as_markdown(record: Mapping[str, Any]) -> str:

@@ -54,9 +54,11 @@ def find_similar(
     count: int = 10,
     at: tuple[float, float] | None = None,
     kind: str | None = None,
+    root: Path | None = None,
 ) -> list[Match]:
     """The most similar images, best first; equally similar ones in the order of the file.
 
+    `root` is the folder of the file's images, if it is not the one that the file names.
     With a point `at` (x, y), in pixels of the image as it is seen, the patch there is compared with all patches.
     Images are framed as they were for the file, whatever the size in `encoding`.
     """
@@ -74,7 +76,8 @@ def find_similar(
         query = features.feature_map[:, place[0], place[1]].to(_dtype(file))
     index, similarity = _most_similar(file, kind, query, count)
     matches = [_match(file, kind, *found) for found in zip(index.tolist(), similarity.tolist(), strict=True)]
-    return _itself_first(matches, file.facts.root, image, place)
+    named = file.facts.root if root is None else root
+    return _itself_first(matches, None if named is None else Path(named), image, place)
 
 
 def refuse_other(file: FeatureFile, encoder: VisionEncoder) -> None:
@@ -177,21 +180,24 @@ def _match(file: FeatureFile, kind: str, row: int, similarity: float) -> Match:
     return Match(file.names[number], number, similarity, label, patch)
 
 
-def _itself_first(matches: list[Match], root: str | None, image: Path, place: tuple[int, int] | None) -> list[Match]:
+def _itself_first(matches: list[Match], root: Path | None, image: Path, place: tuple[int, int] | None) -> list[Match]:
     """Mark the image itself, which comes before its copies."""
     if root is None:
         return matches
     marked = [
-        replace(match, itself=True) if match.patch == place and _is_same(Path(root, match.name), image) else match
+        replace(match, itself=True) if match.patch == place and _is_same(root, match.name, image) else match
         for match in matches
     ]
     least = marked[0].similarity - _ROUNDING
     return sorted(marked, key=lambda match: not (match.itself and match.similarity >= least))
 
 
-def _is_same(first: Path, second: Path) -> bool:
+def _is_same(root: Path, name: str, image: Path) -> bool:
+    if not root.is_dir():
+        # Of a folder that was given by an absolute path, the file has only the name.
+        return image.resolve().as_posix().endswith(f"/{(root / name).as_posix()}")
     try:
-        return os.path.samefile(first, second)
+        return os.path.samefile(root / name, image)
     except OSError:
         return False
 

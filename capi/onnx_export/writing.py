@@ -10,7 +10,6 @@ width are open, sides being multiples of the patch size. What else a user must k
 
 import importlib.util
 import math
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from capi.errors import CapiError
 from capi.models.features import CapiEncoder
 from capi.onnx_export.checking import Difference, check_onnx, compare_speed
 from capi.onnx_export.tracing import OLDEST_OPSET, Precision, facts, plain_copy, quietly, refuse_opset, trace
+from capi.runtime.atomic import move_into_place, scratch_folder
 
 # Of the largest value in an output; float32 in another order of summation is some 1e-6 away.
 TOLERANCE = 1e-4
@@ -60,9 +60,8 @@ def write_onnx(
     _refuse_place(out, overwrite=overwrite)
     encoder = plain_copy(encoder)
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
-            made = _make(encoder, Path(folder), out.name, opset=opset, precision=precision, pooled=pooled)
+        with scratch_folder(out) as folder:
+            made = _make(encoder, folder, out.name, opset=opset, precision=precision, pooled=pooled)
             return _put(made, out)
     except OSError as error:
         raise CapiError(f"{out} cannot be written ({error.strerror or error})") from error
@@ -124,8 +123,8 @@ def _quantise(encoder: CapiEncoder, plain: Path, small: Path) -> None:
 def _put(made: OnnxExported, out: Path) -> OnnxExported:
     """To its place; weights first, so that the file never stands there without them."""
     if _beside(made.path).exists():
-        _beside(made.path).replace(_beside(out))
-    made.path.replace(out)
+        move_into_place(_beside(made.path), _beside(out))
+    move_into_place(made.path, out)
     return OnnxExported(out, made.precision, made.opset, made.size, made.differences, made.seconds)
 
 

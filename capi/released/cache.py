@@ -6,10 +6,9 @@ format of `sha256sum`; from then on it must agree. One process downloads while o
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,8 @@ import torch.hub
 from capi.errors import CapiError
 from capi.released.downloads import Patience, Report, UnreachableError, download, partial_of
 from capi.released.registry import ReleasedModel
+from capi.runtime.atomic import atomic_write, scratch_folder
+from capi.runtime.links import open_nofollow
 
 try:
     import fcntl
@@ -50,7 +51,7 @@ def _make_ready(model: ReleasedModel, target: Path, patience: Patience) -> None:
             if not target.is_file():
                 _download(model, target, patience, alone)
             if not _record(target).is_file():
-                _write_record(target, target)
+                atomic_write(_record(target), f"{_checksum(target)}  {target.name}\n")
     except OSError as error:
         # A cache that others keep may be used without being changed.
         if not target.is_file():
@@ -69,10 +70,11 @@ def _download(model: ReleasedModel, target: Path, patience: Patience, alone: boo
                 f"publisher, delete {_record(target)} and load it again"
             )
 
-    # Without a lock each process has a file of its own, and the last one to finish gives it the name.
-    partial = partial_of(target) if alone else partial_of(target).with_suffix(f".{os.getpid()}")
     try:
-        with _shown(model.name) as report:
+        with ExitStack() as stack:
+            # Without a lock each process has a file of its own, and the last one to finish gives it the name.
+            partial = partial_of(target) if alone else stack.enter_context(scratch_folder(target)) / target.name
+            report = stack.enter_context(_shown(model.name))
             download(model.address, target, partial=partial, patience=patience, report=report, check=check)
     except UnreachableError as error:
         raise CapiError(
@@ -98,14 +100,6 @@ def _record(target: Path) -> Path:
     return target.with_name(f"{target.name}.sha256")
 
 
-def _write_record(file: Path, target: Path) -> None:
-    """At once and complete, as two processes may look."""
-    record = _record(target)
-    partial = record.with_name(f".{record.name}.{os.getpid()}")
-    partial.write_text(f"{_checksum(file)}  {target.name}\n", encoding="utf-8")
-    partial.replace(record)
-
-
 def _checksum(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
@@ -114,7 +108,7 @@ def _checksum(file: Path) -> str:
 @contextmanager
 def _locked(target: Path) -> Iterator[bool]:
     """Wait until no other process or thread makes this file ready; False where there are no locks."""
-    with target.with_name(f".{target.name}.lock").open("a") as file:
+    with open_nofollow(target.with_name(f".{target.name}.lock"), "a") as file:
         alone = fcntl is not None and _lock(file)
         # It ends when the file is closed, also by a process that is killed.
         yield alone

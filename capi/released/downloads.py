@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from capi.errors import CapiError
+from capi.runtime.atomic import atomic_write
+from capi.runtime.links import open_nofollow, refuse_link
 
 # Called with the bytes that are here and the bytes that there are, where that is known.
 Report = Callable[[int, int | None], None]
@@ -67,6 +69,8 @@ def download(
     """
     check_address(address)
     partial = partial or partial_of(target)
+    # Its name is stable, so that a download can resume.
+    refuse_link(partial)
     failures = 0
     while True:
         before = _size(partial)
@@ -80,7 +84,7 @@ def download(
             time.sleep(patience.first_wait * 2 ** (failures - 1))
     try:
         check(partial)
-        partial.replace(target)
+        os.replace(partial, target)
     except CapiError:
         partial.unlink()
         raise
@@ -169,9 +173,9 @@ def _check_answer(address: str, response: Any, partial: Path, start: int, total:
 
 def _write(response: Any, partial: Path, start: int, total: int | None, report: Report) -> None:
     done = start
-    with _told(partial), partial.open("ab" if start else "wb") as file:
+    with _told(partial), open_nofollow(partial, "ab" if start else "wb") as file:
         # After the file was emptied: a tag must not outlive the bytes that it is about.
-        _tag_file(partial).write_text(_tag_of(response), encoding="utf-8")
+        atomic_write(_tag_file(partial), _tag_of(response))
         report(done, total)
         while chunk := _chunk(response):
             file.write(chunk)

@@ -6,10 +6,7 @@ RUN/pictures/prototypes/00012.png      the patches that belong to prototype 12 m
 
 import itertools
 import json
-import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +20,7 @@ from capi.evals.features import Encoding
 from capi.evals.limits import PartOfImages
 from capi.evaluation.picturing import Prototypes, load_prototypes
 from capi.pretraining import run_config
+from capi.runtime.atomic import atomic_folder
 from capi.seeing.snapshots import photo_of, run_frame
 from capi.train.run_folder import RunFolder
 from capi.types import VisionEncoder, statistics_of
@@ -53,12 +51,16 @@ def write_gallery(
     seen = SizedImages(some, frame, len(statistics_of(encoder).mean))
     photos = _photos(seen, encoding, total=len({place.image for one in shown for place in index.members(one)}))
     crops = member_crops(index, shown, photos, frame.grid, patches=PATCHES, side=SIDE)
-    with _replaced(folder.pictures / FOLDER) as made:
-        for number in shown:
-            strip(crops[number], side=SIDE).save(made / _file(number), format="PNG")
-        facts = _facts(index, shown, frame.grid, readable=len(some) - len(failed), failed=len(failed))
-        (made / INDEX).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-    return folder.pictures / FOLDER
+    facts = _facts(index, shown, frame.grid, readable=len(some) - len(failed), failed=len(failed))
+    place = folder.pictures / FOLDER
+    try:
+        with atomic_folder(place) as made:
+            for number in shown:
+                strip(crops[number], side=SIDE).save(made / _file(number), format="PNG")
+            (made / INDEX).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise CapiError(f"{place} cannot be written ({error.strerror or error})") from error
+    return place
 
 
 def index_images(
@@ -121,22 +123,3 @@ def _facts(
 
 def _file(number: int) -> str:
     return f"{number:05d}.png"
-
-
-@contextmanager
-def _replaced(folder: Path) -> Iterator[Path]:
-    """A new folder, which takes the place of the old one when it is complete."""
-    made, old = (folder.with_name(f".{folder.name}.{what}-{os.getpid()}") for what in ("partial", "old"))
-    try:
-        for leftover in (made, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        made.mkdir(parents=True)
-        yield made
-        if folder.exists():
-            folder.rename(old)
-        made.rename(folder)
-    except OSError as error:
-        raise CapiError(f"{folder} cannot be written ({error.strerror or error})") from error
-    finally:
-        for leftover in (made, old):
-            shutil.rmtree(leftover, ignore_errors=True)

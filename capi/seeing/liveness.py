@@ -5,6 +5,8 @@ import struct
 import sys
 from pathlib import Path
 
+from capi.runtime.links import NOFOLLOW
+
 try:
     import fcntl
 except ImportError:  # Windows has no such locks.
@@ -34,10 +36,10 @@ def is_being_trained(run: Path) -> bool | None:
 
 
 def _descriptor(path: Path) -> int:
-    found = path.stat()
+    found = path.lstat()
     key = (found.st_dev, found.st_ino)
     if key not in _OPENED:
-        _OPENED[key] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        _OPENED[key] = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | NOFOLLOW)
     return _OPENED[key]
 
 

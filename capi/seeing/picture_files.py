@@ -32,7 +32,7 @@ def read_emergence(folder: Path) -> tuple[list[Emergence], str]:
     shown = [_emergence(folder, number, found[number], chosen) for number in sorted(found)[:IMAGES_SHOWN]]
     readable = [one for one in shown if one.pictures]
     if not readable:
-        return [], f"None of the pictures in {folder} can be read."
+        return [], f"None of the pictures in {folder.name} can be read."
     notes = []
     if len(chosen) < len(steps):
         notes.append(f"Shown are {len(chosen)} of {len(steps)} steps.")
@@ -54,7 +54,9 @@ def read_prototypes(folder: Path) -> tuple[list[PrototypeStrip], str]:
     missing = min(len(listed), PROTOTYPES_SHOWN) - len(strips)
     notes = [str(index.get("note") or "")]
     if len(listed) > PROTOTYPES_SHOWN:
-        notes.append(f"Shown are {PROTOTYPES_SHOWN} of {len(listed)} prototypes; the others lie in {folder}.")
+        notes.append(
+            f"Shown are {PROTOTYPES_SHOWN} of {len(listed)} prototypes; the others lie in its folder {folder.name}."
+        )
     if missing:
         notes.append(f"{missing} picture{'s' * (missing != 1)} could not be read.")
     return strips, " ".join(note for note in notes if note)

@@ -14,11 +14,12 @@ from capi.errors import CapiError
 from capi.method.alarms import Finding, Rule, RunFacts, Watchman
 from capi.method.targets import LossLabel
 from capi.pretraining import run_config, run_facts
+from capi.runtime.atomic import atomic_write
+from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
 from capi.seeing.costs import Cost, cost_of, require_costs, seconds_of_starts
 from capi.seeing.liveness import is_being_trained
 from capi.seeing.metrics_reader import MetricsReader
 from capi.seeing.picture_files import read_emergence, read_prototypes
-from capi.train.atomic import write_atomically
 from capi.train.metrics import FILE
 from capi.train.run_folder import CONFIG, RECORD, RunFolder
 from capi.visualize.report import page, run_pieces
@@ -51,7 +52,7 @@ def write_report(
     written = page(run_pieces(run_report))
     target = run / REPORT if out is None else out / REPORT if out.is_dir() else out
     try:
-        write_atomically(target, written)
+        atomic_write(target, written)
     except OSError as error:
         raise CapiError(f"{target} cannot be written ({error.strerror}): give --out another place") from error
     return target
@@ -126,7 +127,7 @@ class FollowedRun:
             loss=loss_of(record, self._facts),
             cost=cost.facts,
             assumptions=cost.assumptions,
-            config=self.folder.config_text(),
+            config=hide_paths_of_yaml(self.folder.config_text()),
             provenance=provenance(record, self.folder.path),
         )
 
@@ -140,7 +141,8 @@ class FollowedRun:
         try:
             return run_facts(run_config(self.folder)), ""
         except CapiError as error:
-            return None, f"The config cannot be read, so health is not judged: {error}"
+            said = hide_paths_within(str(error), self.folder.path)
+            return None, f"The config cannot be read, so health is not judged: {said}"
 
     def _see(self, record: dict[str, Any]) -> None:
         if self._facts:
@@ -212,13 +214,13 @@ def _loss_rules(loss: LossLabel | None) -> tuple[Rule, Rule]:
 
 
 def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
-    """Where a run comes from: its data, and each start with command, machine and versions."""
+    """Where a run comes from: its data, and each start with command, machine and versions. Paths are names alone."""
     data = record.get("data")
     known: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
     starts = _starts(record)
     facts = [
-        ("Folder", str(folder.resolve())),
-        ("Data", f"{known.get('images', 'unknown number of')} images of {known.get('path', 'an unknown place')}"),
+        ("Folder", folder.resolve().name),
+        ("Data", f"{known.get('images', 'unknown number of')} images of {_data_names(known)}"),
         ("Fingerprint of the data", str(known.get("fingerprint", "unknown"))),
         ("Seed", str(record.get("seed", "unknown"))),
     ]
@@ -230,9 +232,16 @@ def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]
     return facts
 
 
+def _data_names(known: Mapping[str, Any]) -> str:
+    sources = known.get("sources")
+    if isinstance(sources, list) and all(isinstance(one, Mapping) for one in sources):
+        return ", ".join(hide_path(str(one.get("path"))) for one in sources)
+    return hide_path(str(known.get("path", "an unknown place")))
+
+
 def _start_facts(start: Mapping[str, Any], title: str) -> list[tuple[str, str]]:
     command = start.get("command")
-    words = " ".join(map(str, command)) if isinstance(command, list) else "unknown"
+    words = hide_paths_of_command(command) if isinstance(command, list) else "unknown"
     machine, versions, git = (start.get(key) for key in ("machine", "versions", "git"))
     lines = [
         (title, f"{start.get('time', 'unknown time')}, at step {start.get('step', 'unknown')}"),

@@ -30,7 +30,7 @@ from capi.types import Float, Statistics
 from capi.visualize.feature_maps import PictureFrame, SizedImages
 from capi.visualize.painters import Drawn
 from capi.visualize.pca import as_colors, fit_components, photos_of
-from capi.visualize.sheets import Row, sheet_of
+from capi.visualize.sheets import Row, save_picture, sheet_of
 
 _LOG = logging.getLogger("capi")
 # Patches on the longer side of a picture, at most, where images are enlarged.
@@ -106,7 +106,7 @@ class Snapshots:
         before = self._colors_before(step, tuple(maps.shape[:3]))
         colors = as_colors(values if before is None else matched(values, before)).view(*maps.shape[:3], 3)
         for number, picture in enumerate(colors.numpy()):
-            _save(Image.fromarray(picture), picture_path(self.folder, step, number))
+            save_picture(Image.fromarray(picture), picture_path(self.folder, step, number))
 
     def _prepare(self, frame: RunFrame) -> list[Tensor]:
         """Read the images, and leave them beside the pictures as people see them."""
@@ -114,7 +114,7 @@ class Snapshots:
         seen = SizedImages(self.source, frame, len(self.statistics.mean))
         images: list[Tensor] = []
         for number in _readable_numbers(seen, self.count):
-            _save(photo_of(seen, number, _PHOTO_SIDE), photo_path(self.folder, len(images)))
+            save_picture(photo_of(seen, number, _PHOTO_SIDE), photo_path(self.folder, len(images)))
             images.append(seen[number].pixels.float())
         if not images:
             _LOG.warning("no snapshots are drawn: none of the images that were tried can be read")
@@ -211,16 +211,6 @@ def photo_of(images: SizedImages, number: int, side: int) -> Image.Image:
     if found.failure:
         raise CapiError(f"{images.source.name(number)} cannot be read ({found.failure}): repair it or take it out")
     return photos_of(found.pixels[None])[0]
-
-
-def _save(image: Image.Image, path: Path) -> None:
-    """The file is as before, or complete."""
-    partial = path.with_name(f".{path.name}.partial")
-    if path.suffix == ".jpg":
-        image.save(partial, format="JPEG", quality=90)
-    else:
-        image.save(partial, format="PNG")
-    partial.replace(path)
 
 
 def _drawn(path: Path) -> Drawn | None:

@@ -19,6 +19,7 @@ from socketserver import TCPServer
 from typing import Any
 
 from capi.errors import CapiError
+from capi.runtime.privacy import hide_paths_within
 from capi.seeing.hosts import is_loopback
 from capi.seeing.reporting import FollowedRun
 from capi.visualize.report import CHARTS, Live, Pieces, comparison_pieces, page, policy, run_pieces
@@ -182,7 +183,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             found = self.watch.answer(self.path.partition("?")[0])
         except CapiError as error:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{error}\n")
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{hide_paths_within(str(error))}\n")
             return
         if found is None:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page.\n")

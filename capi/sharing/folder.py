@@ -16,20 +16,20 @@ from PIL import Image
 
 from capi.config.schema import Config
 from capi.data.recorded import spaced
-from capi.data.replacing import replacing_folder
 from capi.errors import CapiError
 from capi.evaluation.results import JSON, read_record
 from capi.models.architecture import architecture_of
 from capi.models.features import CapiEncoder
 from capi.pretraining import run_config
+from capi.runtime.atomic import atomic_folder, atomic_write
+from capi.runtime.privacy import hide_path, hide_paths
 from capi.seeing.reporting import gather
 from capi.sharing.card import MARK, ModelCard, TrainingScore, as_markdown, plain, require_licence
-from capi.train.atomic import write_atomically
 from capi.train.run_folder import CONFIG, RunFolder
-from capi.transformers_files import write_transformers
+from capi.transformers_files import write_files
 from capi.visualize.painters import Drawn
 from capi.visualize.report_data import Column, RunReport
-from capi.visualize.sheets import Row, sheet_of
+from capi.visualize.sheets import Row, save_picture, sheet_of
 from capi.weights import Weights, load_run
 
 CARD = "README.md"
@@ -64,10 +64,10 @@ def prepare_folder(
     report, config = gather(run, watts=watts, carbon=carbon), run_config(RunFolder(run))
     encoder = load_run(run, weights)
     try:
-        with replacing_folder(out) as partial:
-            write_transformers(encoder, partial, image_size=config.data.height_and_width)
-            shared = without_places(config.model_dump(mode="json"))
-            write_atomically(partial / CONFIG, yaml.safe_dump(shared, sort_keys=False))
+        with atomic_folder(out.resolve()) as partial:
+            write_files(encoder, partial, image_size=config.data.height_and_width)
+            shared = hide_paths(config.model_dump(mode="json"))
+            atomic_write(partial / CONFIG, yaml.safe_dump(shared, sort_keys=False))
             pictures = _write_pictures(RunFolder(run).pictures, partial, photos=photos)
             card = ModelCard(
                 repo_id=name,
@@ -78,24 +78,10 @@ def prepare_folder(
                 **_facts_of_model(encoder, config),
                 **_facts_of_run(run, report, config, weights),
             )
-            write_atomically(partial / CARD, as_markdown(card))
+            atomic_write(partial / CARD, as_markdown(card))
     except OSError as error:
         raise CapiError(f"{out} cannot be written ({error.strerror or error}): give --out another place") from error
     return out
-
-
-def without_places(value: Any) -> Any:
-    """Plain values in which every path of this machine is its last part alone."""
-    if isinstance(value, Mapping):
-        return {name: without_places(one) for name, one in value.items()}
-    if isinstance(value, list):
-        return [without_places(one) for one in value]
-    return short_place(value) if isinstance(value, str) else value
-
-
-def short_place(text: str) -> str:
-    """The last part of a path; what is no path from the root, from home or from the present folder stays as it is."""
-    return Path(text).name or text if text.startswith(("/", "~", "./", "../")) or Path(text).is_absolute() else text
 
 
 def _facts_of_model(encoder: CapiEncoder, config: Config) -> dict[str, Any]:
@@ -141,7 +127,7 @@ def _place(place: str) -> str:
     if place == "demo":
         return "the photos that come with `capi demo`"
     if place.startswith("hf://"):
-        return f"the data set {plain(short_place(place.removeprefix('hf://')))}"
+        return f"the data set {plain(hide_path(place.removeprefix('hf://')))}"
     name = place.partition("?column=")[0]
     kind = "files called" if name.endswith((".tar", ".parquet", ".arrow", ".csv")) else "a folder called"
     return f"{kind} {plain(Path(place).name)}"
@@ -154,11 +140,11 @@ def _origin(record: Record, config: Config) -> str:
     if isinstance(started, Mapping):
         digest = str(started.get("sha256", "unknown"))[:16]
         told.append(
-            f"It started from the weights of {plain(short_place(str(started.get('encoder'))))} (sha256 of the tensors "
+            f"It started from the weights of {plain(hide_path(str(started.get('encoder'))))} (sha256 of the tensors "
             f"{plain(digest)}), not from fresh ones."
         )
     if config.target.kind == "frozen":
-        told.append(f"Its targets are features of {plain(short_place(str(config.target.frozen.encoder)))}.")
+        told.append(f"Its targets are features of {plain(hide_path(str(config.target.frozen.encoder)))}.")
     return " ".join(told)
 
 
@@ -233,7 +219,7 @@ def _write_pictures(pictures: Path, out: Path, *, photos: bool) -> list[tuple[st
     rows, steps = _snapshot_rows(pictures / "snapshots", photos=photos)
     if rows:
         heads = [*(["photo"] if photos else []), *(f"step {step:,}" for step in steps)]
-        sheet_of("What the encoder sees", [], heads, rows).save(out / SNAPSHOTS)
+        save_picture(sheet_of("What the encoder sees", [], heads, rows), out / SNAPSHOTS)
         written.append((SNAPSHOTS, "Principal components of the patch features as colours, of the same images each."))
     return written
 

@@ -31,8 +31,8 @@ from torch.optim import AdamW
 
 from capi.distributed.processes import LostProcessError, Processes, SharedError
 from capi.errors import CapiError
+from capi.runtime.atomic import atomic_write
 from capi.runtime.tensor_file import write_tensors
-from capi.train.atomic import write_atomically
 from capi.train.checkpoint_index import parts_metadata
 from capi.train.checkpoint_reading import StoredTensors, damaged
 from capi.train.step import Learner
@@ -190,7 +190,7 @@ class Checkpoints:
 
     def _give_name(self, pending: "_Pending") -> None:
         sizes = {path.name: path.stat().st_size for path in pending.partial.iterdir()}
-        write_atomically(pending.partial / _STATE, json.dumps(pending.record | {"files": sizes}, indent=1))
+        atomic_write(pending.partial / _STATE, json.dumps(pending.record | {"files": sizes}, indent=1))
         _sync_folder(pending.partial)
         place = self.path(pending.record["step"])
         if place.exists():

@@ -22,6 +22,7 @@ from capi.errors import CapiError
 from capi.method.alarms import Watchman
 from capi.method.health import HealthMonitor
 from capi.randomness import step_seed
+from capi.runtime.atomic import atomic_path
 from capi.train.checkpoint import CheckpointError, Checkpoints, Position
 from capi.train.metrics import Logger
 from capi.train.step import Learner, StepMetrics, train_step
@@ -294,7 +295,8 @@ class Loop:
         known = self.checkpoints.steps()
         facts = {"step": str(self.position.step), "nearest_checkpoint": str(known[-1]) if known else "none"}
         try:
-            save_file(tensors, path, metadata=facts)
+            with atomic_path(path) as partial:
+                save_file(tensors, partial, metadata=facts)
         except Exception as error:
             # The loss is what the user must hear of, whatever the disk says.
             _LOG.warning("%s could not be written: %s", path, error)

@@ -10,10 +10,12 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any
 
 from capi.errors import CapiError
-from capi.train.atomic import write_atomically
+from capi.runtime.atomic import atomic_write
+from capi.runtime.links import open_nofollow, refuse_link
+from capi.runtime.privacy import hide_paths
 
 FILE = "metrics.jsonl"
 Record = Mapping[str, float | int | None]
@@ -27,7 +29,7 @@ class JsonLines:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._file: IO[str] = open_nofollow(path, "a", encoding="utf-8")
 
     def __call__(self, record: Record) -> None:
         # JSON has no NaN; null says as much.
@@ -39,7 +41,7 @@ class JsonLines:
         """Forget what a roll-back takes back."""
         self._file.close()
         cut_after(self.path, step)
-        self._file = self.path.open("a", encoding="utf-8")
+        self._file = open_nofollow(self.path, "a", encoding="utf-8")
 
     def close(self) -> None:
         self._file.close()
@@ -61,7 +63,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 def cut_after(path: Path, step: int) -> None:
     """Drop the records after a step: the run goes on from there and will write them again."""
     kept = [record for record in read_metrics(path) if record["step"] <= step]
-    write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
+    atomic_write(path, "".join(json.dumps(record) + "\n" for record in kept))
 
 
 def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001 - the contract
@@ -81,6 +83,7 @@ def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger: 
                     self.writer.add_scalar(key, value, record["step"])
 
         def cut_after(self, step: int) -> None:
+            refuse_link(folder / "tensorboard")
             self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
         def close(self) -> None:
@@ -98,9 +101,9 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
     # The run's own number, since folders of other runs may have the same name.
     number = folder / ".wandb-id"
     if not number.exists():
-        number.write_text(secrets.token_hex(8))
+        atomic_write(number, secrets.token_hex(8))
     known = number.read_text()
-    run = library.init(dir=str(folder), name=folder.name, id=known, resume="allow", config=dict(config))
+    run = library.init(dir=str(folder), name=folder.name, id=known, resume="allow", config=hide_paths(config))
 
     def log(record: Record) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])

@@ -18,8 +18,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,9 @@ from typing import Any
 import torch
 
 from capi.errors import CapiError
-from capi.train.atomic import write_atomically
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks.
-    fcntl = None  # type: ignore[assignment]
+from capi.runtime.atomic import atomic_write, is_partial, remove_folder, remove_leftovers
+from capi.runtime.links import refuse_outside_links
+from capi.runtime.lock import locked
 
 _LOG = logging.getLogger("capi")
 FORMAT_VERSION = 1
@@ -45,6 +41,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._links_checked = False
 
     @property
     def exists(self) -> bool:
@@ -74,13 +71,21 @@ class RunFolder:
             return f"there is no folder {self.path}: give the folder of a run, the --out of capi pretrain"
         return f"{self.path} is no run: it has no {file}; expected the --out of capi pretrain"
 
+    def refuse_outside_links(self) -> None:
+        """A run may come from anyone: nothing is read or written through a link that leads out of it."""
+        if not self._links_checked and any(os.path.lexists(self.path / name) for name in (CONFIG, RECORD)):
+            refuse_outside_links(self.path)
+            self._links_checked = True
+
     def config_text(self) -> str:
+        self.refuse_outside_links()
         if not self.exists:
             raise CapiError(self._no_run(CONFIG))
         return (self.path / CONFIG).read_text(encoding="utf-8")
 
     def record(self, *, also_newer: bool = False) -> dict[str, Any]:
         """What run.json holds; a run of a newer version is refused, except where one only wants to look."""
+        self.refuse_outside_links()
         try:
             record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -103,25 +108,25 @@ class RunFolder:
         if self.path.exists() and not self.path.is_dir():
             raise CapiError(f"{self.path} is a file: --out takes a folder")
         # A start that was killed while it made the folder leaves these.
-        begun = {RECORD, f".{RECORD}.partial", f".{CONFIG}.partial"}
-        if self.path.is_dir() and any(one.name not in begun for one in self.path.iterdir()):
+        if self.path.is_dir() and any(name != RECORD and not is_partial(name) for name in os.listdir(self.path)):
             raise CapiError(f"{self.path} is not empty and holds no run: give --out another folder")
 
     def clear(self) -> None:
         """Remove a run; a folder that holds none is left alone."""
         if self.exists:
             self.record()
-            # Under another name first, so that an interrupted removal leaves no half run.
-            doomed = self.path.with_name(f".{self.path.name}.old-{os.getpid()}")
-            self.path.rename(doomed)
-            shutil.rmtree(doomed)
+            remove_folder(self.path.resolve())
 
     def create(self, config_text: str, record: dict[str, Any]) -> None:
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.path / RECORD, json.dumps({"format": FORMAT_VERSION, **record}, indent=1))
+            # Where it is a link to another disk, its place there.
+            place = self.path.resolve()
+            place.mkdir(parents=True, exist_ok=True)
+            # A run whose removal was interrupted lies beside it.
+            remove_leftovers(place.parent)
+            atomic_write(self.path / RECORD, json.dumps({"format": FORMAT_VERSION, **record}, indent=1))
             # Last, since its presence makes the folder a run.
-            write_atomically(self.path / CONFIG, config_text)
+            atomic_write(self.path / CONFIG, config_text)
         except OSError as error:
             raise CapiError(f"{self.path} cannot be written ({error.strerror}): give --out another folder") from error
 
@@ -134,21 +139,14 @@ class RunFolder:
                 if before[key] != start[key]:
                     _LOG.warning("%s was %s, is %s: last digits may differ", key, before[key], start[key])
         record["starts"].append(start)
-        write_atomically(self.path / RECORD, json.dumps(record, indent=1))
+        atomic_write(self.path / RECORD, json.dumps(record, indent=1))
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Keep other processes from training the same run."""
-        if fcntl is None:
-            yield
-            return
-        with (self.path / ".lock").open("a") as file:
-            try:
-                # A record lock: it ends with this process, and workers do not inherit it.
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise CapiError(f"{self.path} is being trained by another process: wait for it, or end it") from error
-            yield
+        self.refuse_outside_links()
+        return locked(
+            self.path / ".lock", busy=f"{self.path} is being trained by another process: wait for it, or end it"
+        )
 
 
 def versions() -> dict[str, str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from capi.errors import CapiError
 from capi.method.targets import LossLabel
+from capi.runtime.atomic import atomic_open
 
 _PANELS = (
     ("{loss.name} of the student ({loss.unit})", ("student_loss",)),
@@ -50,9 +51,5 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLabe
             axis.legend(fontsize=8)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        figure.savefig(partial, dpi=110, format="png")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with atomic_open(path) as file:
+        figure.savefig(file, dpi=110, format="png")

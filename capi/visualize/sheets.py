@@ -4,10 +4,12 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from PIL import Image, ImageDraw
 
+from capi.runtime.atomic import atomic_open
 from capi.visualize.painters import Drawn, Legend
 from capi.visualize.text import font
 
@@ -26,6 +28,16 @@ class Row:
 
     label: str
     cells: Sequence[Drawn | None]
+
+
+def save_picture(picture: Image.Image, path: Path, *, compress_level: int = 6) -> None:
+    """Write a PNG, or a JPEG where the name asks for one; the file is as before or complete."""
+    # There may be many thousands, each of which can be drawn again: no flush to the disk for each.
+    with atomic_open(path, sync=False) as file:
+        if path.suffix.lower() in {".jpg", ".jpeg"}:
+            picture.save(file, format="JPEG", quality=90)
+        else:
+            picture.save(file, format="PNG", compress_level=compress_level)
 
 
 def enlarged(picture: Image.Image, side: int) -> Image.Image:

@@ -123,7 +123,7 @@ def test__the_same_command_keeps_what_is_complete_and_mends_the_rest(photos: Pat
     with (tmp_path / "000002.tar").open("r+b") as file:
         file.truncate(5000)
     (tmp_path / "000003.tar.index").unlink()
-    (tmp_path / ".000000.tar.77.partial").write_bytes(b"half")
+    (tmp_path / ".000000.tar.0123456789abcdef.partial").write_bytes(b"half")
     again = capi.pack_shards(photos, tmp_path, per_shard=8)
     assert (again.kept, again.images) == (1, COUNT)
     assert digests(tmp_path) == expected

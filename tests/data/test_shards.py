@@ -1,3 +1,4 @@
+import fcntl
 import os
 import pickle
 from pathlib import Path
@@ -90,7 +91,7 @@ def test__indices_are_made_by_several_processes_and_then_found(tmp_path: Path, m
 
 def test__one_process_scans_while_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While this one waited, another has made them."""
-    paths, lockf = write_shards(tmp_path, COUNTS), shards_module.fcntl.lockf
+    paths, lockf = write_shards(tmp_path, COUNTS), fcntl.lockf
 
     def made_meanwhile(*arguments: object) -> None:
         lockf(*arguments)
@@ -98,7 +99,7 @@ def test__one_process_scans_while_others_wait(tmp_path: Path, monkeypatch: pytes
             make_index(path)
         monkeypatch.setattr(shards_module, "make_index", None)
 
-    monkeypatch.setattr(shards_module.fcntl, "lockf", made_meanwhile)
+    monkeypatch.setattr(fcntl, "lockf", made_meanwhile)
     assert len(open_shards(paths)) == 23
 
 

@@ -296,7 +296,7 @@ def test__columns_have_names_that_tell_them_apart(tmp_path: Path) -> None:
         file.write_text("benchmark: folder/knn\n")
     own = Column("folder/knn", load_benchmark("folder/knn"))
     names = [column.name for column in resolve_columns([own, *files, "folder/knn", "folder/knn"])]
-    assert names == ["folder/knn", str(files[0]), str(files[1]), "alone", "folder/knn (2)"]
+    assert names == ["folder/knn", "pets.yaml", "pets.yaml (2)", "alone", "folder/knn (2)"]
 
 
 def test__a_model_given_twice_is_one_row(colored: Path, tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ def test__features_are_those_of_the_encoder_with_names_and_labels(
     file = read_features(out)
     assert file.names == [source.name(number) for number in range(COUNT)]
     assert file.labels == labels
-    assert file.facts.root == str(source.root)
+    assert file.facts.root == source.root.name
     assert file.facts.about["model"] == "runs/a"
     assert (file.facts.framing.size, file.facts.framing.grid) == ((16, 24), (4, 6))
     number = file.names.index("über, all/05 é.png")

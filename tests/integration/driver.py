@@ -91,7 +91,7 @@ if __name__ == "__main__":
     around(loop, "train_step", "step")
     around(checkpoint.TensorWriter, "write_data", "writer")
     tensor_file._write_all = write_header_in_two_parts
-    around(checkpoint, "write_atomically", "writer")
+    around(checkpoint, "atomic_write", "writer")
     around(Path, "rename", "writer")
     around(checkpoint.Checkpoints, "_remove_old", "writer")
     metrics.JsonLines.__call__ = write_in_two_parts  # type: ignore[method-assign]

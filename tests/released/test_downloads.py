@@ -199,3 +199,20 @@ def test__a_redirection_on_this_machine_is_followed(tmp_path: Path) -> None:
     with serving(CONTENTS) as second, serving(b"", redirection=second.address) as first:
         download(first.address, tmp_path / "model.pth")
     assert (tmp_path / "model.pth").read_bytes() == CONTENTS
+
+
+@pytest.mark.parametrize("ending", ["", ".tag"])
+def test__a_download_is_written_through_no_link(tmp_path: Path, ending: str) -> None:
+    target, outside = tmp_path / "cache" / "model.pth", tmp_path / "outside"
+    target.parent.mkdir()
+    outside.write_text("precious")
+    link = partial_of(target)
+    link.with_name(link.name + ending).symlink_to(outside)
+    with serving(CONTENTS) as server:
+        if ending:
+            download(server.address, target, patience=QUICK)
+        else:
+            with pytest.raises(CapiError, match="is a symbolic link"):
+                download(server.address, target, patience=QUICK)
+    assert outside.read_text() == "precious"
+    assert target.exists() == bool(ending)

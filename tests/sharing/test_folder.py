@@ -15,7 +15,7 @@ from capi.config.loading import dump_config, load_config, parse_config
 from capi.errors import CapiError
 from capi.models.pixels import PixelEncoder
 from capi.sharing.card import MARK
-from capi.sharing.folder import prepare_folder, short_place, without_places
+from capi.sharing.folder import prepare_folder
 from capi.train.checkpoint import Checkpoints, Position
 from capi.transformers_files import read_transformers
 from capi.weights import load_run
@@ -109,15 +109,6 @@ def test__several_sources_are_told_without_their_places(run: Path, tmp_path: Pat
         "images of a folder called fruit and files called {00..12}.tar and the data set owner/name?split=train" in text
     )
     assert "secret" not in text
-
-
-def test__paths_are_shortened_and_names_are_not() -> None:
-    assert without_places({"a": ["/x/y/z", 3, "folder/knn"], "b": {"c": "~/z"}}) == {
-        "a": ["z", 3, "folder/knn"],
-        "b": {"c": "z"},
-    }
-    assert short_place("/") == "/"
-    assert short_place("owner/name") == "owner/name"
 
 
 def test__a_distilled_model_names_its_teacher(run: Path, tmp_path: Path) -> None:

@@ -96,10 +96,10 @@ def test__wandb_gets_the_same_records(tmp_path: Path, monkeypatch: pytest.Monkey
 
     stand_in = types.SimpleNamespace(init=init)
     monkeypatch.setitem(sys.modules, "wandb", stand_in)  # type: ignore[arg-type]
-    log = LOGGERS["wandb"](tmp_path, 0, {"seed": 3})
+    log = LOGGERS["wandb"](tmp_path, 0, {"seed": 3, "init": {"encoder": "/home/ann/run"}})
     log({"step": 1, "loss": 2.0})
     close(log)
-    assert seen == [{"seed": 3}, (1, {"loss": 2.0}), "finished"]
+    assert seen == [{"seed": 3, "init": {"encoder": "run"}}, (1, {"loss": 2.0}), "finished"]
     LOGGERS["wandb"](tmp_path, 1, {})
     assert known[0] == known[1]
 

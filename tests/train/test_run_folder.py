@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from capi.errors import CapiError
+from capi.runtime.atomic import atomic_write
 from capi.train import run_folder
-from capi.train.atomic import write_atomically
 from capi.train.run_folder import RunFolder
 
 
@@ -47,7 +47,7 @@ def test__clearing_removes_runs_alone(tmp_path: Path, folder: RunFolder) -> None
 
 
 def test__a_run_of_a_newer_version_is_neither_read_nor_removed(folder: RunFolder) -> None:
-    write_atomically(folder.path / "run.json", json.dumps({"format": 99}))
+    atomic_write(folder.path / "run.json", json.dumps({"format": 99}))
     for action in (folder.record, folder.clear):
         with pytest.raises(CapiError, match="written by a newer capi"):
             action()
@@ -107,7 +107,7 @@ def test__two_processes_cannot_train_one_run(folder: RunFolder) -> None:
 def test__a_folder_whose_making_was_interrupted_is_free(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     (tmp_path / "run.json").write_text("{}")
-    (tmp_path / ".config.yaml.partial").write_text("half")
+    (tmp_path / ".config.yaml.0123456789abcdef.partial").write_text("half")
     folder.refuse_unless_free()
     folder.create("seed: 1\n", {"seed": 1})
     assert folder.config_text() == "seed: 1\n"

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -52,7 +53,7 @@ def test__every_metric_is_drawn_as_it_was_logged(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Axes, "plot", watched)
     monkeypatch.setattr(Axes, "set_title", titled)
-    monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.touch())
+    monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.write(b""))
     draw_curves(RECORDS, tmp_path / "curves.png", LOSS)
     assert drawn == LOGGED
     assert titles[-1] == "Evaluations"
@@ -76,8 +77,8 @@ def test__a_failure_keeps_the_picture_before_and_leaves_nothing_else(
     path = tmp_path / "curves.png"
     path.write_bytes(b"before")
 
-    def fail(self: Figure, file: Path, **options: object) -> None:
-        file.write_bytes(b"half")
+    def fail(self: Figure, file: IO[bytes], **options: object) -> None:
+        file.write(b"half")
         raise OSError("disk full")
 
     monkeypatch.setattr(Figure, "savefig", fail)

@@ -1,0 +1,242 @@
+"""Atomic writes: a file or folder is as before or complete, also after an error, a kill or a power cut.
+
+Content is written under a new random name in the same folder (`.NAME.HEX.partial`), flushed to the disk and renamed.
+No symbolic link is followed: one under the random name is an error, one under the final name is replaced. The writer
+holds a lock on what it writes. What a killed process left has no lock any more, and the next process that writes into
+the folder removes it; where locks do not work, it does so after a day.
+"""
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from capi.runtime.links import NOFOLLOW
+
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks.
+    fcntl = None  # type: ignore[assignment]
+
+# The second form is that of earlier versions.
+_PARTIAL = re.compile(r"\..*\.[0-9a-f]{16}\.partial|\.prototypes\.(partial|old)-\d+", re.DOTALL)
+_LONGEST_NAME = 40
+_DAY = 24 * 60 * 60
+_SECONDS_BETWEEN_LOOKS = 60
+_NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_RDWR | NOFOLLOW | getattr(os, "O_BINARY", 0)
+# What a rename fails with where a folder, a file or a link has the name.
+_TAKEN = (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR)
+# When this process last looked for leftovers in a folder.
+_LOOKED: dict[str, float] = {}
+
+
+def atomic_write(path: Path, content: str | bytes) -> None:
+    """Write a whole file; text as UTF-8."""
+    with atomic_open(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+@contextmanager
+def atomic_open(path: Path, mode: str = "wb", *, sync: bool = True, **options: Any) -> Iterator[IO[Any]]:
+    """An open file, which becomes `path` at the end, or is removed after an error.
+
+    `sync=False` leaves the flush to the system, where there are many files that can be made again.
+    """
+    _remove_leftovers_sometimes(path.parent)
+    partial, descriptor = _create(path)
+    try:
+        with open(descriptor, mode, **options) as file:
+            yield file
+            file.flush()
+            if sync:
+                os.fsync(descriptor)
+            if fcntl is not None:
+                os.replace(partial, path)
+        if fcntl is None:  # Windows renames no file that is open.
+            os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """The path of an empty file, for writers that take no open file; what they leave there becomes `path`."""
+    with scratch_folder(path) as folder:
+        partial = folder / path.name
+        descriptor = os.open(partial, _NEW_FILE, 0o666)
+        mode = os.fstat(descriptor).st_mode & 0o777
+        os.close(descriptor)
+        yield partial
+        # safetensors puts a file in its place that only its owner may read.
+        partial.chmod(mode)
+        move_into_place(partial, path)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """An empty folder to fill. It replaces whatever is at `path`, or is removed after an error."""
+    with scratch_folder(path) as folder:
+        yield folder
+        # On the disk before it has its name, so that a power cut leaves no empty files.
+        for each in (*folder.rglob("*"), folder):
+            _sync(each)
+        _swap(folder, path)
+
+
+@contextmanager
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path`, under a random name, for as long as it is needed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers_sometimes(path.parent)
+    folder, descriptor = _create_folder(path)
+    try:
+        yield folder
+    finally:
+        with suppress(OSError):
+            remove(folder)
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def move_into_place(partial: Path, path: Path) -> None:
+    """Flush a complete file of the same file system to the disk and give it its name."""
+    _sync(partial)
+    os.replace(partial, path)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, a folder or a link, if it is there; what a link leads to stays."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder under another name, so that a removal that is interrupted leaves no half of it."""
+    with scratch_folder(path) as folder:
+        path.rename(folder / path.name)
+
+
+def _partial_name(path: Path) -> Path:
+    """A new random name beside a path."""
+    return path.with_name(f".{path.name[:_LONGEST_NAME]}.{secrets.token_hex(8)}.partial")
+
+
+def is_partial(name: str) -> bool:
+    """Whether a file or folder of this name is one that was not completed."""
+    return _PARTIAL.fullmatch(name) is not None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes left in a folder."""
+    _LOOKED[os.path.abspath(folder)] = time.monotonic()
+    # What cannot be listed or removed is no reason to write nothing.
+    with suppress(OSError):
+        leftovers = [folder / name for name in os.listdir(folder) if is_partial(name)]
+        for path in leftovers:
+            with suppress(OSError):
+                if _is_abandoned(path):
+                    remove(path)
+
+
+def _remove_leftovers_sometimes(folder: Path) -> None:
+    """At most once a minute, since a folder may hold very many files."""
+    looked = _LOOKED.get(os.path.abspath(folder))
+    if looked is None or time.monotonic() - looked > _SECONDS_BETWEEN_LOOKS:
+        remove_leftovers(folder)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether no process holds the lock. Where that cannot be known, age decides."""
+    old = time.time() - os.lstat(path).st_mtime > _DAY
+    if fcntl is None:
+        return old
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | NOFOLLOW)
+    except OSError:
+        return old
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return old
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _create(path: Path) -> tuple[Path, int]:
+    """A new file that this process holds the lock of."""
+    while True:
+        partial = _partial_name(path)
+        descriptor = os.open(partial, _NEW_FILE, 0o666)
+        if _hold(descriptor, partial):
+            return partial, descriptor
+        os.close(descriptor)
+
+
+def _create_folder(path: Path) -> tuple[Path, int | None]:
+    """The same for a folder; without a descriptor where folders cannot be opened."""
+    while True:
+        folder = _partial_name(path)
+        folder.mkdir()
+        if fcntl is None:
+            return folder, None
+        descriptor = os.open(folder, os.O_RDONLY | NOFOLLOW)
+        if _hold(descriptor, folder):
+            return folder, descriptor
+        os.close(descriptor)
+
+
+def _hold(descriptor: int, path: Path) -> bool:
+    """Lock what was just made; False if another process took it for a leftover before that."""
+    if fcntl is None:
+        return True
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _swap(folder: Path, path: Path) -> None:
+    """Give a folder its name in place of what has it; other processes may be doing the same."""
+    replaced: Path | None = None
+    for attempts_left in reversed(range(100)):
+        try:
+            folder.rename(path)
+            break
+        except OSError as error:
+            if error.errno not in _TAKEN or not attempts_left:
+                if replaced is not None:
+                    replaced.rename(path)
+                raise
+        if replaced is not None:
+            remove(replaced)
+        replaced = _partial_name(path)
+        try:
+            path.rename(replaced)
+        except FileNotFoundError:
+            replaced = None
+    if replaced is not None:
+        remove(replaced)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":  # Windows opens no folders.
+        return
+    descriptor = os.open(path, os.O_RDONLY | NOFOLLOW)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

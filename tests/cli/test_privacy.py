@@ -1,0 +1,190 @@
+"""What is shared names neither the host nor the user nor an absolute path of the machine that made it."""
+
+import os
+import platform
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.ablation.studies import QUICK, SMALL, labelled_photos
+from tests.cli.conftest import RunHere
+from tests.cli.tiny_runs import TREE, draw_images
+from tests.evals.datasets.layouts import build_folder
+
+USER, HOST, PROJECT, DISK = "ann-secretuser", "secrethost", "secretproject", "secretdisk"
+
+
+class Places:
+    """A home with a project in it, and a disk with data; only last parts of paths may be seen by others."""
+
+    def __init__(self, root: Path) -> None:
+        self.home = root / USER
+        self.project, self.disk = self.home / PROJECT, root / DISK
+        self.run, self.shared, self.photos = self.project / "run", self.project / "shared", self.disk / "photos"
+        self.classes, self.config = self.disk / "classes", self.project / "tiny.yaml"
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    found = Places(tmp_path)
+    found.project.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(found.home))
+    for name in ("USER", "LOGNAME", "USERNAME"):
+        monkeypatch.setenv(name, USER)
+    monkeypatch.setenv("HOSTNAME", HOST)
+    monkeypatch.setattr(platform, "node", lambda: HOST)
+    monkeypatch.setattr(socket, "gethostname", lambda: HOST)
+    return found
+
+
+@pytest.fixture
+def run(run_here: RunHere, places: Places) -> Path:
+    """A run that every place of it is told by its absolute path: data, weights to start from, evaluations."""
+    draw_images(places.photos)
+    build_folder(places.classes)
+    benchmark = {"benchmark": "folder/knn", "every_steps": 1, "options": {"data": str(places.classes), "image_size": 8}}
+    places.config.write_text(yaml.safe_dump(TREE | {"evaluations": [benchmark]}))
+    words = ["pretrain", places.config, "--data", places.photos, "--device", "cpu"]
+    assert run_here(*words, "--out", places.project / "first").code == 0
+    ran = run_here(*words, "--out", places.run, f"init.encoder={places.project / 'first'}")
+    assert ran.code == 0, ran.stderr
+    return places.run
+
+
+def pieces(path: Path) -> Iterator[bytes]:
+    """All that a file says: its bytes, the members of an archive, and what a picture notes about itself."""
+    yield path.name.encode()
+    yield path.read_bytes()
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                yield name.encode()
+                yield archive.read(name)
+    if path.suffix in {".png", ".jpg"}:
+        with Image.open(path) as image:
+            image.load()
+            yield repr(image.info).encode()
+
+
+def assert_nameless(root: Path, *files: Path) -> None:
+    secrets = [word.encode() for word in (USER, HOST, PROJECT, DISK, str(root))]
+    assert files
+    for path in files:
+        for piece in pieces(path):
+            for secret in secrets:
+                place = piece.find(secret)
+                assert place < 0, (path.name, secret, piece[max(place - 80, 0) : place + 80])
+
+
+def all_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test__reports_exports_cards_and_pages_name_no_place(
+    run_here: RunHere, run: Path, places: Places, tmp_path: Path
+) -> None:
+    shared = places.shared
+    commands: list[list[object]] = [
+        ["report", run, "--out", shared / "report.html", "--device", "cpu"],
+        ["export", run, "--out", shared / "encoder.safetensors"],
+        ["export", run, "--format", "released", "--out", shared / "encoder.pth"],
+        ["export", run, "--format", "transformers", "--out", shared / "transformers"],
+        ["push", run, "ann/model", "--dry-run", "--licence", "mit", "--out", shared / "hub"],
+        ["extract", run, places.photos, "--image-size", 32, "--out", shared / "features.safetensors"],
+        ["extract", run, places.photos, "--image-size", 32, "--out", shared / "features.parquet"],
+    ]
+    shared.mkdir()
+    for command in commands:
+        ran = run_here(*command)
+        assert ran.code == 0, (command, ran.stderr)
+    assert_nameless(tmp_path, *all_files(shared))
+    report = (shared / "report.html").read_text()
+    # What tells people where it comes from is still there.
+    assert "6 images of photos" in report
+    assert "--data photos" in report
+    assert "data: classes" in report
+
+
+def test__results_predictions_comparisons_and_pictures_name_no_place(
+    run_here: RunHere, run: Path, places: Places, tmp_path: Path
+) -> None:
+    shared = places.shared
+    shutil.copytree(places.photos, places.disk / "broken")
+    (places.disk / "broken" / "empty.png").touch()
+    (places.disk / "broken" / "gone.png").symlink_to(places.disk / "nothing.png")
+    benchmark = ["folder/knn", f"data={places.classes}", "image_size=8"]
+    probe = shared / "evaluated" / "probe.safetensors"
+    other = ["--on", benchmark[0], *benchmark[1:], "--out", shared / "compared"]
+    commands: list[list[object]] = [
+        ["evaluate", run, *benchmark, "--out", shared / "evaluated"],
+        ["predict", run, probe, places.disk / "broken", "--out", shared / "labels"],
+        ["compare", run, places.project / "first", f"untrained:{run}", places.disk / "missing", *other],
+        ["visualize", run, places.disk / "broken", "--size", 32, "--out", shared / "pictures"],
+    ]
+    for command in commands:
+        ran = run_here(*command)
+        # A model of a comparison that is missing is told with exit code 1.
+        assert ran.code == (command[0] == "compare"), (command, ran.stderr)
+    assert_nameless(tmp_path, *all_files(shared))
+    assert "untrained:run" in (shared / "compared" / "comparison.md").read_text()
+
+
+def test__neighbours_are_found_by_a_file_that_names_no_place(
+    run_here: RunHere, run: Path, places: Places, tmp_path: Path
+) -> None:
+    features, sheet = places.project / "features.safetensors", places.project / "sheet.png"
+    assert run_here("extract", run, places.photos, "--image-size", 32, "--out", features).code == 0
+    query = [features, places.photos / "0.png", "--model", run, "--out", sheet]
+    ran = run_here("nearest", *query)
+    assert ran.code == 0
+    assert "there is no folder photos" in ran.stderr
+    without = Image.open(sheet).convert("RGB").tobytes()
+    ran = run_here("nearest", *query, "--images", places.photos, "--overwrite")
+    assert (ran.code, ran.stderr) == (0, "")
+    assert Image.open(sheet).convert("RGB").tobytes() != without
+    assert_nameless(tmp_path, features, sheet)
+
+
+def test__an_onnx_file_names_no_place(run_here: RunHere, run: Path, places: Places, tmp_path: Path) -> None:
+    out = places.project / "encoder.onnx"
+    ran = run_here("export", run, "--format", "onnx", "--out", out)
+    assert ran.code == 0, ran.stderr
+    assert_nameless(tmp_path, out)
+    assert os.fsencode(Path(__file__).parents[2]) not in out.read_bytes()
+
+
+def test__a_watched_run_is_shown_without_places(run: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-u", "-m", "capi", "watch", str(run)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        address = next(word for word in process.stdout.readline().split() if word.startswith("http://127.0.0.1:"))
+        with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310 - our own server
+            (tmp_path / "page.html").write_bytes(answer.read())
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert b"images of photos" in (tmp_path / "page.html").read_bytes()
+    assert_nameless(tmp_path, tmp_path / "page.html")
+
+
+def test__pages_of_a_study_name_no_place(run_here: RunHere, places: Places, tmp_path: Path) -> None:
+    data, out = labelled_photos(places.disk / "photos"), places.project / "study"
+    options = [word for option in QUICK for word in ("--option", option)]
+    words = ["ablate", "sinkhorn", *SMALL, "--data", data, "--out", out, "--scale", "smoke", "--device", "cpu"]
+    ran = run_here(*words, *options)
+    assert ran.code == 0, ran.stderr
+    pages = [path for path in out.iterdir() if path.is_file()]
+    assert len(pages) == 3
+    assert_nameless(tmp_path, *pages, *out.glob("runs/*/report.html"), *all_files(out / "scores"))

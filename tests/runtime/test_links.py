@@ -1,0 +1,82 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from capi.errors import CapiError
+from capi.runtime.links import make_folder, open_nofollow, refuse_outside_links
+from capi.runtime.lock import locked
+
+
+@pytest.mark.parametrize("mode", ["a", "w", "r+"])
+def test__a_file_is_not_opened_through_a_link(tmp_path: Path, mode: str) -> None:
+    outside, link = tmp_path / "outside", tmp_path / "link"
+    outside.write_text("precious")
+    link.symlink_to(outside)
+    with pytest.raises(CapiError, match="is a symbolic link"):
+        open_nofollow(link, mode)
+    assert outside.read_text() == "precious"
+
+
+def test__a_dangling_link_makes_no_file(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "outside")
+    with pytest.raises(CapiError, match="is a symbolic link"):
+        open_nofollow(link, "a")
+    assert not (tmp_path / "outside").exists()
+
+
+def test__a_pipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for mode in ("a", "r"):
+        with pytest.raises((CapiError, OSError)):
+            open_nofollow(tmp_path / "pipe", mode)
+
+
+def test__a_file_is_appended_to(tmp_path: Path) -> None:
+    for word in ("a", "b"):
+        with open_nofollow(tmp_path / "file", "a", encoding="utf-8") as file:
+            file.write(word)
+    assert (tmp_path / "file").read_text() == "ab"
+
+
+def test__links_may_stay_inside_and_the_folder_may_be_one(tmp_path: Path) -> None:
+    run = tmp_path / "disk" / "run"
+    (run / "sub").mkdir(parents=True)
+    (run / "file").touch()
+    (run / "sub" / "near").symlink_to("../file")
+    (run / "whole").symlink_to(run / "sub")
+    (run / "dangling").symlink_to("nothing")
+    (tmp_path / "link").symlink_to(run)
+    refuse_outside_links(run)
+    refuse_outside_links(tmp_path / "link")
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../runner/x", "..", "/nowhere/at/all"])
+def test__a_link_that_leads_out_is_refused(tmp_path: Path, target: str) -> None:
+    run = tmp_path / "run"
+    (run / "sub").mkdir(parents=True)
+    (run / "sub" / "hop").symlink_to(f"../{target}" if target.startswith("..") else target)
+    (run / "link").symlink_to("sub/hop")
+    with pytest.raises(CapiError, match="leads out of it") as refused:
+        refuse_outside_links(run)
+    assert "move the run folder as a whole" in str(refused.value)
+
+
+def test__folders_of_results_are_not_made_through_links(tmp_path: Path) -> None:
+    out, outside = tmp_path / "out", tmp_path / "outside"
+    for folder in (out, outside):
+        folder.mkdir()
+    (out / "link").symlink_to(outside)
+    make_folder(out / "a" / "b", inside=out)
+    with pytest.raises(CapiError, match="leads out of"):
+        make_folder(out / "link" / "b", inside=out)
+    assert (out / "a" / "b").is_dir()
+    assert list(outside.iterdir()) == []
+
+
+def test__a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / ".lock").symlink_to(tmp_path / "outside")
+    with pytest.raises(CapiError, match="is a symbolic link"), locked(tmp_path / ".lock", busy="busy"):
+        pass
+    assert not (tmp_path / "outside").exists()

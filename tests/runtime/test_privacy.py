@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from capi.runtime.privacy import hide_path, hide_paths, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
+
+
+def test__paths_are_shortened_and_names_are_not() -> None:
+    assert hide_paths({"a": ["/x/y/z", 3, "folder/knn"], "b": {"c": "~/z"}}) == {
+        "a": ["z", 3, "folder/knn"],
+        "b": {"c": "z"},
+    }
+    assert hide_path("/") == "/"
+    assert hide_path("owner/name") == "owner/name"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/ann/x.yaml cannot be read", "x.yaml cannot be read"),
+        ("no file '/home/ann/x.png': look", "no file 'x.png': look"),
+        ("there is no ../ann/photos, or ~ann/photos", "there is no photos, or photos"),
+        ("key:/home/ann/x", "key:x"),
+        ("file:///home/ann/x", "x"),
+        ("see https://a.b/c/d and hf://owner/name", "see https://a.b/c/d and hf://owner/name"),
+        ("photos/a/b and/or 1 / 2", "photos/a/b and/or 1 / 2"),
+    ],
+)
+def test__paths_in_a_sentence_are_shortened_and_addresses_are_not(text: str, shown: str) -> None:
+    assert hide_paths_within(text) == shown
+
+
+def test__known_paths_may_hold_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ann smith")
+    assert hide_paths_within("/data/of ann/run is lost", Path("/data/of ann/run")) == "run is lost"
+    assert hide_paths_within("/home/ann smith/run is lost") == "run is lost"
+    assert hide_path("/home/ann smith/") == "~"
+    monkeypatch.setenv("HOME", "/")
+    assert hide_paths_within("see https://a.b/c and /x/y") == "see https://a.b/c and y"
+
+
+def test__a_command_keeps_its_options() -> None:
+    words = ["/venv/bin/capi", "pretrain", "tiny4", "--data", "/of ann/photos", "--out=/x/run", "init.encoder=/x y/z"]
+    assert hide_paths_of_command(words) == "capi pretrain tiny4 --data photos --out=run init.encoder=z"
+
+
+def test__a_config_keeps_its_form() -> None:
+    text = "data:\n  mean: 0.5\n- /of ann/photos\n- options:\n    data: '/of ann/it''s'\n  flow: {a: /x/y, b: [~/z]}\n"
+    shown = "data:\n  mean: 0.5\n- photos\n- options:\n    data: 'it''s'\n  flow: {a: y, b: [z]}\n"
+    assert hide_paths_of_yaml(text) == shown
