@@ -196,7 +196,7 @@ def _check_weights(state: dict[Any, Any], shapes: dict[str, torch.Size], path: P
         raise CapiError(f"{place} has {some_of(quoted(extra), 1)}, which {CONFIG} beside it does not know")
     for name, shape in shapes.items():
         value = state[name]
-        if not isinstance(value, Tensor) or not value.is_floating_point():
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.is_meta:
             raise CapiError(f'{place} has "{name}", which holds no real numbers')
         if value.shape != shape:
             raise CapiError(f'{place} has "{name}" of shape {tuple(value.shape)}, but {CONFIG} asks for {tuple(shape)}')

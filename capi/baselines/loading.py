@@ -78,6 +78,9 @@ def _build(
         weights = to_ours(state, layout, shapes_of(architecture), source)
     except CapiError as error:
         raise CapiError(f"{error}, so it is not {baseline.name}{_likeness(contents, baseline)}") from error
+    without = sorted(name for name, value in weights.items() if value.is_meta)
+    if without:
+        raise CapiError(f'{source} says the shape of "{without[0]}" but does not hold its numbers: download it again')
     _tell_ignored(state, layout, source)
     _tell_doubtful(weights, architecture, baseline, source)
     with without_weights():

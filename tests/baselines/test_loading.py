@@ -30,6 +30,12 @@ def test__a_checkpoint_of_another_size_says_which_one(tmp_path: Path) -> None:
         load_baseline(BASELINES["mae_vitl16"], path)
 
 
+def test__a_checkpoint_that_repeats_one_number_without_end_is_refused(tmp_path: Path) -> None:
+    path = save({"model": _of_shapes(BASELINES["mae_vitb16"])}, tmp_path / "mae_pretrain_vit_base.pth")
+    with pytest.raises(CapiError, match="but does not hold its numbers: download it again"):
+        load_baseline(BASELINES["mae_vitb16"], path)
+
+
 def test__a_checkpoint_of_another_method_says_which_one(tmp_path: Path) -> None:
     path = save(_of_shapes(BASELINES["beit_vitb16"]), tmp_path / "beit.pth")
     with pytest.raises(CapiError, match="so it is not dino_vitb16: its names and shapes are those of beit_vitb16"):
