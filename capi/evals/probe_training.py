@@ -45,7 +45,8 @@ class ProbeSchedule:
     """How long probes train, and at how many images a step, counted over the whole job. The defaults are the paper's.
 
     A linear warm-up, then a cosine that reaches 0 where step `total_steps` would be. The paper does not say where the
-    warm-up begins: ours is at peak * (step + 1) / warmup_steps, so that no step is lost to a rate of 0.
+    warm-up begins: ours is at peak * (step + 1) / warmup_steps, so that no step is lost to a rate of 0. A step beyond
+    the last one has the last one's rate.
     """
 
     total_steps: int = 12500
@@ -64,6 +65,7 @@ class ProbeSchedule:
     def learning_rate(self, step: int, *, peak: float) -> float:
         """The rate at a step; `peak` is that of a total batch of 256."""
         scaled = peak * self.batch_size / REFERENCE_BATCH_SIZE
+        step = min(step, self.total_steps - 1)
         if step < self.warmup_steps:
             return scaled * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)

@@ -39,6 +39,7 @@ from capi.evaluation.evaluating import evaluate
 from capi.evaluation.results import Record, read_record
 from capi.evaluation.table_view import TableView
 from capi.evaluation.teamwork import prepared
+from capi.runtime.numerics import NUMERICS
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
 from capi.weights import Weights
@@ -227,6 +228,7 @@ class _Run:
             "weights": self.comparison.weights,
             "config": column.config.model_dump(mode="json"),
             "capi": versions()["capi"],
+            "numerics": NUMERICS,
             **self.encoders[model],
             **self.data[column.name],
         }

@@ -11,6 +11,7 @@ from typing import Any
 
 from capi.errors import CapiError
 from capi.evals.outcome import Outcome
+from capi.runtime.numerics import NUMERICS
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
 
@@ -57,6 +58,7 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "seconds": round(context.seconds, 2),
             "device": context.device,
             "versions": versions(),
+            "numerics": NUMERICS,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )
@@ -120,7 +122,10 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     facts |= {"weights": record["weights"]} if record["weights"] else {}
     facts |= {"licence of the weights": record["licence"]} if record.get("licence") else {}
     facts |= {"seconds": record["seconds"], "device": record["device"], "date": record["date"]}
-    facts |= record["versions"] | {"data fingerprint": record["data_fingerprint"]}
+    facts |= record["versions"] | {
+        "numerics": record.get("numerics", 1),
+        "data fingerprint": record["data_fingerprint"],
+    }
     parts += ["## Facts", table(("what", "value"), list(facts.items()))]
     return "\n\n".join(parts) + "\n"
 

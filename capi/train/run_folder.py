@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from capi.errors import CapiError
+from capi.runtime.numerics import NUMERICS, changes_since
 from capi.train.atomic import write_atomically
 
 try:
@@ -133,6 +134,9 @@ class RunFolder:
             for key in ("device", "machine", "versions"):
                 if before[key] != start[key]:
                     _LOG.warning("%s was %s, is %s: last digits may differ", key, before[key], start[key])
+        _warn_of_other_numerics(record, step)
+        if step == 0:
+            record["numerics"] = NUMERICS
         record["starts"].append(start)
         write_atomically(self.path / RECORD, json.dumps(record, indent=1))
 
@@ -171,8 +175,17 @@ def _this_start(step: int, device: str) -> dict[str, Any]:
         "machine": _machine(device),
         "device": device,
         "versions": versions(),
+        "numerics": NUMERICS,
         "git": _git_state(),
     }
+
+
+def _warn_of_other_numerics(record: dict[str, Any], step: int) -> None:
+    """Once: the next start compares itself with this one. A run that starts over has nothing to compare with."""
+    last = record["starts"][-1] if record["starts"] else record
+    before = last.get("numerics", 1)
+    if step and before != NUMERICS:
+        _LOG.warning("this run has numerics %s, this capi %s: %s", before, NUMERICS, changes_since(before))
 
 
 def _machine(device: str) -> dict[str, Any]:
