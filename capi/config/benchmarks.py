@@ -157,7 +157,7 @@ class LogisticSegmentationConfig(SegmentationConfig):
     strengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_STRENGTHS
     """Inverse penalties (C) to try."""
     tolerance: Positive = PAPER_TOLERANCE
-    """Relative precision of the objective at which a fit ends."""
+    """A fit ends when less than this share of its penalty is left to gain."""
     max_iterations: Count = PAPER_ITERATIONS
     """Steps after which a fit ends in any case, with a warning."""
 
