@@ -100,6 +100,8 @@ class ProbeConfig(BenchmarkConfig):
     """Peak learning rates to try, for a batch of 256."""
     weight_decays: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = PAPER_DECAYS
     """Weight decays to try."""
+    loss_mean: Literal["head", "released"] = "head"
+    """`released`: one mean over 120 heads, as in the released code, which AdamW feels as 120 times its eps."""
 
 
 class AttentiveConfig(ProbeConfig):
