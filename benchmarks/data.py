@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measure import interleaved_best
+from measure import Work, interleaved_best
 from PIL import Image
 
 from capi.data.crops import crop_draws, random_box
@@ -75,7 +75,8 @@ def compare(source: Files, side: int, rounds: int) -> None:
 
     difference = np.mean([np.abs(a.astype(float) - b) for a, b in zip(crops(reader), plain(), strict=True)])
     readers = {"ours": reader, "cached": cached, "boxed": boxed, "boxed, cached": boxed_cached}
-    works = {"plain": plain} | {name: partial(crops, each) for name, each in readers.items()}
+    works: dict[str, Work] = {"plain": plain}
+    works |= {name: partial(crops, each) for name, each in readers.items()}
     seconds = interleaved_best(works, rounds)
     speed = {name: len(source) / value for name, value in seconds.items()}
     print(f"{side:5} px {speed['plain']:10.1f} {speed['ours']:10.1f} {speed['cached']:10.1f}")

@@ -47,7 +47,7 @@ class ProbeSchedule:
     """How long probes train, and at how many images a step, counted over the whole job. The defaults are the paper's.
 
     A linear warm-up, then a cosine that reaches 0 where step `total_steps` would be, and stays there. The paper does
-    not say where the warm-up begins: ours is at peak * (step + 1) / warmup_steps, so that no step is lost to a rate of 0.
+    not say where the warm-up begins: ours is at peak * (step + 1) / warmup_steps, so no step is lost to a rate of 0.
     """
 
     total_steps: int = 12500
