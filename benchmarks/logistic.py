@@ -24,7 +24,7 @@ from capi.evals.logistic import LogisticRegression
 
 STRENGTHS = np.logspace(-6, 5, 8).tolist()
 EQUAL = 1e-4
-# Of the gain that is still expected; what is reached is measured and printed.
+# Share of the penalty that is left to gain; what is reached is measured and printed.
 OUR_TOLERANCE = 3e-6
 THEIR_TOLERANCES = [10.0**-half for half in np.arange(2, 12.5, 0.5)]
 # How far apart the classes are and how many labels are wrong.

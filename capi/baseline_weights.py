@@ -1,5 +1,8 @@
 """Where the weights of a baseline lie: `baseline:NAME`, `baseline:NAME=PLACE`, `baseline:NAME@PART`.
 
+`baseline:NAME+RESAMPLING`, as in `mae_vitl16+antialias`, brings its positions to other grids in another way than its
+authors do.
+
 Without a place they are looked for in the folder that CAPI_BASELINES names, then in the cache of torch.hub: under the
 baseline's own name (`mae_vitl16.pth`, or a folder `mae_vitl16`) or under the one that its authors gave the file. A
 place is a path, an id of the Hub (owner/name), or `hub` for the id that is known. Nothing is downloaded unless it is
@@ -7,6 +10,7 @@ asked for.
 """
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from capi.baselines.baseline import Baseline
@@ -19,6 +23,7 @@ from capi.released.cache import cache_folder
 
 FOLDER_VARIABLE = "CAPI_BASELINES"
 USUAL = "hub"
+_BICUBIC = ("bicubic", "antialias")
 _ENDINGS = ("", ".pth", ".pt", ".th", ".pth.tar", ".safetensors", ".bin")
 
 
@@ -34,14 +39,27 @@ def is_on_this_machine(name: str) -> bool:
 
 
 def open_baseline(name: str) -> PlainViT:
-    """The frozen encoder that `baseline:NAME[@PART][=PLACE]` stands for."""
+    """The frozen encoder that `baseline:NAME[+RESAMPLING][@PART][=PLACE]` stands for."""
     whole, _, place = name.removeprefix(PREFIX).partition("=")
     model, at, part = whole.partition("@")
+    model, plus, resampling = model.partition("+")
     baseline = baseline_named(model)
+    if plus:
+        baseline = _with_resampling(baseline, resampling)
     # A part that does not exist is told before a large file is read.
     if at:
         baseline.layout.part(part)
     return load_baseline(baseline, _named_place(baseline, place) if place else find_weights(baseline), part or None)
+
+
+def _with_resampling(baseline: Baseline, resampling: str) -> Baseline:
+    """The same model, whose table of positions comes to other grids by plain or by antialiased bicubic resampling."""
+    own = baseline.architecture.resampling
+    if own not in _BICUBIC or baseline.architecture.positions != "table":
+        raise CapiError(f'{baseline.name} has one way to other sizes than its own: leave out "+{resampling}"')
+    if resampling not in _BICUBIC:
+        raise CapiError(f'{baseline.name} knows "+bicubic" and "+antialias", not "+{resampling}"; its own is {own}')
+    return replace(baseline, architecture=baseline.architecture.changed(resampling=resampling))
 
 
 def find_weights(baseline: Baseline) -> Path:

@@ -150,6 +150,7 @@ def _probe_options(config: ProbeConfig) -> dict[str, Any]:
         "settings": tuple(
             ProbeSetting(rate, decay) for decay in config.weight_decays for rate in config.learning_rates
         ),
+        "loss_mean": config.loss_mean,
         "validation_share": config.validation_share,
         "seed": config.seed,
     }

@@ -303,6 +303,7 @@ def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -
         max_pixels=int(config.data.max_megapixels * 1e6),
         smallest_side=config.model.patch_size,
         reduced=config.data.reduced_decoding,
+        crop_first=True,
     )
     return Reader(source, decoder, cache_bytes)
 

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 import capi
 from capi.baseline_weights import find_weights, is_baseline, is_on_this_machine, open_baseline
 from capi.baselines.registry import BASELINES
+from capi.baselines.vit import PlainViT
 from capi.encoders import load_weights, open_encoder
 from capi.errors import CapiError
 from capi.released import hub
@@ -30,6 +32,46 @@ def test__a_place_and_a_part_can_be_named(tmp_path: Path) -> None:
     assert_same(capi.load(f"baseline:{NAME}={path}")(x), target(x))
     assert_same(open_baseline(f"baseline:{NAME}@encoder={path}")(x), context(x))
     assert_same(open_encoder(f"baseline:{NAME}={path}")(x), target(x))
+
+
+@pytest.mark.parametrize("grid", [(5, 5), (8, 3), (3, 4)])
+def test__positions_come_to_other_grids_by_plain_or_antialiased_bicubic(
+    grid: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BASELINES, "mae_vitl16", small("mae_vitl16"))
+    baseline, x = BASELINES["mae_vitl16"], images(*grid)
+    model = random_model(baseline)
+    path = save({"model": original(baseline, model)}, tmp_path / "mae.pth")
+    assert model.positions is not None
+    table = model.positions[:, 1:].reshape(1, 5, 5, -1).permute(0, 3, 1, 2)
+    features = {}
+    for way, antialias in (("", False), ("+bicubic", False), ("+antialias", True)):
+        features[way] = capi.load(f"baseline:mae_vitl16{way}={path}")(x).feature_map
+        placed = torch.nn.functional.interpolate(table, grid, mode="bicubic", antialias=antialias)
+        torch.testing.assert_close(features[way], with_positions(model, placed, x), rtol=1e-5, atol=1e-5)
+    assert torch.equal(features["+bicubic"], features["+antialias"]) == (grid == (5, 5))
+
+
+def with_positions(model: PlainViT, placed: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """The feature map of a model whose patches have the positions `placed` (1, d, rows, columns)."""
+    assert model.positions is not None
+    assert model.class_token is not None
+    assert model.final_norm is not None
+    patches = (model.patch_embedding(x) + placed).flatten(2).transpose(1, 2)
+    tokens = torch.cat([(model.class_token + model.positions[:, :1]).expand(len(x), -1, -1), patches], 1)
+    for block in model.blocks:
+        tokens = block(tokens, None, None)
+    normed: torch.Tensor = model.final_norm(tokens)
+    return normed[:, 1:].unflatten(1, placed.shape[2:])
+
+
+def test__a_resampling_that_a_model_does_not_have_is_told() -> None:
+    with pytest.raises(CapiError, match=r'knows "\+bicubic" and "\+antialias", not "\+nearest"; its own is bicubic'):
+        capi.load(f"baseline:{NAME}+nearest")
+    with pytest.raises(
+        CapiError, match=r'dino_vitb16 has one way to other sizes than its own: leave out "\+antialias"'
+    ):
+        capi.load("baseline:dino_vitb16+antialias")
 
 
 def test__the_folder_of_the_environment_comes_before_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,11 +11,14 @@ from capi import build
 from capi.build import build_learner, mask_sampler
 from capi.config.loading import parse_config
 from capi.config.schema import Config
+from capi.data.crops import crop_draws, flips, random_box
 from capi.data.loader import LoadedBatch
 from capi.data.sources import image_folder
 from capi.models.heads import MlpHead
 from capi.models.predictor import FusedPredictor, SelfPredictor
+from capi.randomness import sample_keys
 from capi.types import IMAGENET, Statistics, statistics_of
+from tests.data.pictures import noise
 
 UNUSUAL = {
     "data": {
@@ -197,3 +200,17 @@ def test__a_frozen_encoder_shares_the_weights_and_knows_its_statistics(small_con
     assert encoder.encoder is student.encoder
     assert statistics_of(encoder) == ((0.1,) * 3, (0.2,) * 3)
     assert build.statistics(small_config) == IMAGENET
+
+
+def test__training_crops_are_cut_before_they_are_resized(small_config: Config, tmp_path: Path) -> None:
+    image = noise(50, 70, 3)
+    Image.fromarray(image).save(tmp_path / "image.png")
+    config = parse_config(small_config.model_dump(mode="json") | {"seed": 5})
+    loaded = build.training_batches(config, image_folder(tmp_path), workers=0)[0].images
+    keys = sample_keys(5, 0, torch.arange(len(loaded)))
+    height, width = config.data.height_and_width
+    for found, draws, mirrored in zip(loaded, crop_draws(keys), flips(keys), strict=True):
+        box = random_box((50, 70), draws, config.data.crop_scale, config.data.crop_aspect)
+        cut = Image.fromarray(image).crop(tuple(map(int, box))).resize((width, height), Image.Resampling.BICUBIC)
+        expected = torch.tensor(np.asarray(cut)).permute(2, 0, 1)
+        assert torch.equal(found, expected.flip(2) if mirrored else expected)

@@ -100,6 +100,8 @@ class ProbeConfig(BenchmarkConfig):
     """Peak learning rates to try, for a batch of 256."""
     weight_decays: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = PAPER_DECAYS
     """Weight decays to try."""
+    loss_mean: Literal["head", "released"] = "head"
+    """`released`: one mean over 120 heads, as in the released code, which AdamW feels as 120 times its eps."""
 
 
 class AttentiveConfig(ProbeConfig):
@@ -157,7 +159,7 @@ class LogisticSegmentationConfig(SegmentationConfig):
     strengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_STRENGTHS
     """Inverse penalties (C) to try."""
     tolerance: Positive = PAPER_TOLERANCE
-    """Relative precision of the objective at which a fit ends."""
+    """A fit ends when less than this share of its penalty is left to gain."""
     max_iterations: Count = PAPER_ITERATIONS
     """Steps after which a fit ends in any case, with a warning."""
 

@@ -74,6 +74,8 @@ class Decoder:
     reduced: bool = False
     turned: bool = True
     """Whether images are turned as their EXIF tag says."""
+    crop_first: bool = False
+    """Whether a crop is cut out before it is resized, as RandomResizedCrop does: the filter sees no pixel outside."""
 
     def open(self, source: Source) -> "Picture":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
@@ -223,7 +225,7 @@ class PillowPicture:
     def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
         """A crop resized to (height, width), as (channels, height, width)."""
         factor = self.shape.factor(box, size)
-        return crop_decoded(self.load(factor), factor, box, size, self.decoder.channels, quick=self.decoder.reduced)
+        return crop_decoded(self.load(factor), factor, box, size, self.decoder)
 
 
 class TiffPicture:
@@ -245,7 +247,8 @@ class TiffPicture:
         right, bottom = min(math.ceil(box.right), self.shape.width), min(math.ceil(box.bottom), self.shape.height)
         pixels = self._part(top, bottom, left, right)
         inside = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
-        return resize(pixels, inside, size, self.decoder.channels, quick=self.decoder.reduced)
+        decoder = self.decoder
+        return resize(pixels, inside, size, decoder.channels, quick=decoder.reduced, crop_first=decoder.crop_first)
 
     def _part(self, top: int, bottom: int, left: int, right: int) -> Pixels:
         with self.decoder.guarded():
@@ -253,20 +256,28 @@ class TiffPicture:
         return full_scale(values)
 
 
-def crop_decoded(
-    decoded: Decoded, factor: int, box: Box, size: tuple[int, int], channels: int, *, quick: bool = False
-) -> Pixels:
+def crop_decoded(decoded: Decoded, factor: int, box: Box, size: tuple[int, int], decoder: Decoder) -> Pixels:
     """A crop of what was decoded at 1 / factor; the box is in pixels of the full size."""
     # Not the ratio of the sizes: the last reduced pixel may lie partly outside of the image.
-    return resize(decoded, box.scaled(1 / factor, 1 / factor), size, channels, quick=quick)
+    scaled = box.scaled(1 / factor, 1 / factor)
+    return resize(decoded, scaled, size, decoder.channels, quick=decoder.reduced, crop_first=decoder.crop_first)
 
 
-def resize(decoded: Decoded, box: Box, size: tuple[int, int], channels: int, *, quick: bool = False) -> Pixels:
+def resize(
+    decoded: Decoded,
+    box: Box,
+    size: tuple[int, int],
+    channels: int,
+    *,
+    quick: bool = False,
+    crop_first: bool = False,
+) -> Pixels:
     """Bicubic, antialiased; (channels, height, width), bytes where all fits Pillow's RGB or L, else floats.
 
-    `quick` averages whole blocks of pixels before a strong reduction.
+    `quick` averages whole blocks of pixels before a strong reduction. With `crop_first` the filter sees no pixel
+    outside of the box; without it the result is a part of the whole image resized.
     """
-    parts = [np.asarray(_resize(layer, box, size, quick)) for layer in _layers(decoded, channels)]
+    parts = [np.asarray(_resize(layer, box, size, quick, crop_first)) for layer in _layers(decoded, channels)]
     planes = parts[0].transpose(2, 0, 1) if parts[0].ndim == 3 else np.stack(parts)
     if channels == 1 and len(planes) > 1:
         planes = planes.mean(0, keepdims=True)
@@ -304,9 +315,14 @@ def _has_equal_pages(image: Image.Image) -> bool:
     return several
 
 
-def _resize(image: Image.Image, box: Box, size: tuple[int, int], quick: bool) -> Image.Image:
+def _resize(image: Image.Image, box: Box, size: tuple[int, int], quick: bool, crop_first: bool) -> Image.Image:
     # Rounding may push a scaled box out of the image by a hair, which Pillow refuses.
-    inside = (max(box.left, 0), max(box.top, 0), min(box.right, image.width), min(box.bottom, image.height))
+    inside = Box(max(box.left, 0), max(box.top, 0), min(box.right, image.width), min(box.bottom, image.height))
+    if crop_first:
+        # A box of a reduced JPEG may begin within a pixel: that pixel is the most the filter sees of what is outside.
+        left, top = math.floor(inside.left), math.floor(inside.top)
+        image = image.crop((left, top, math.ceil(inside.right), math.ceil(inside.bottom)))
+        inside = Box(inside.left - left, inside.top - top, inside.right - left, inside.bottom - top)
     gap = _REDUCING_GAP if quick else None
     return image.resize((size[1], size[0]), Image.Resampling.BICUBIC, box=inside, reducing_gap=gap)
 

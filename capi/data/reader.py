@@ -36,7 +36,7 @@ class Reader:
             return self._open(index).crop(box, size)
         factor = shape.factor(box, size)
         decoded = self._decoded(index, factor, shape)
-        return crop_decoded(decoded, factor, box, size, self.decoder.channels, quick=self.decoder.reduced)
+        return crop_decoded(decoded, factor, box, size, self.decoder)
 
     def _shape(self, index: int) -> Shape:
         return self._shapes.get(index) or self._open(index).shape

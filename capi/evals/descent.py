@@ -131,8 +131,14 @@ class Descent:
         self.weights, self.curvature, self.history = weights, curvature, History(weights)
         self.iterations = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
 
-    def run(self, problem: Problem, tolerance: float, max_iterations: int, slack: float) -> None:
-        """Go on from where the weights are until every problem has converged, is stuck or has used its iterations."""
+    def run(self, problem: Problem, tolerance: float, max_iterations: int, slack: float, least: float = 0.0) -> None:
+        """Go on from where the weights are until every problem has converged, is stuck or has used its iterations.
+
+        Converged: what is still to be gained is at most `tolerance` times the penalty 0.5 * p * |weights|^2. The
+        objective is at least as curved as its penalty, so the weights are then wrong by at most sqrt(tolerance) of
+        their norm, however small the penalty is beside the loss. `least` is a share of the objective below which
+        rounding hides all gains.
+        """
         everyone = torch.arange(len(self.weights), device=self.weights.device)
         self.value, self.gradient, spread = problem(self.weights, everyone, True)
         assert spread is not None
@@ -141,14 +147,15 @@ class Descent:
         self.length, self.trials = torch.ones_like(self.value), torch.zeros_like(self.iterations)
         self._turn(everyone)
         rounds = 0
-        while len(active := self._active(tolerance, max_iterations).nonzero()[:, 0]):
+        while len(active := self._active(tolerance, max_iterations, least).nonzero()[:, 0]):
             rounds += 1
             # The classes' covariance changes fast at first and slowly later.
             self._round(problem, active, slack, spread=rounds & (rounds - 1) == 0)
 
-    def _active(self, tolerance: float, max_iterations: int) -> Bool[Tensor, " g"]:
+    def _active(self, tolerance: float, max_iterations: int, least: float) -> Bool[Tensor, " g"]:
         """Which problems go on. Half the slope is what a step of Newton would gain."""
-        self.converged = -self.slope / 2 <= tolerance * self.value
+        penalty = 0.5 * self.curvature.penalty * self.weights[..., :-1].square().sum((1, 2))
+        self.converged = -self.slope / 2 <= torch.maximum(tolerance * penalty, least * self.value)
         return ~self.converged & (self.iterations < max_iterations) & (self.trials < _MAX_TRIALS)
 
     def _round(self, problem: Problem, active: Int[Tensor, " a"], slack: float, spread: bool) -> None:

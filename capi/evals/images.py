@@ -118,7 +118,7 @@ class AugmentedBatches(Dataset[ReadBatch]):
         samples = torch.arange(self.batch_size).split(self.piece_size or self.batch_size)[piece]
         numbers = self.numbers[shuffled(step, self.batch_size, len(self.numbers), self.seed)[samples]]
         keys = sample_keys(self.seed, step, samples)
-        reader = Reader(self.source, Decoder(channels=self.frame.channels))
+        reader = Reader(self.source, Decoder(channels=self.frame.channels, crop_first=True))
         rows = zip(numbers.tolist(), crop_draws(keys), flips(keys), strict=True)
         return _batch(numbers, ((self._read(reader, *row), None) for row in rows))
 

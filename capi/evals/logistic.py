@@ -20,8 +20,9 @@ from capi.types import Float, Int
 
 _logger = logging.getLogger("capi")
 
-# Below this relative gain float32 sees little but its own rounding, and float64 takes over.
-_FLOAT32_TOLERANCE = 1e-6
+# Gains below this share of the objective are not looked for: float32 sees little but its own rounding there, and hands
+# over to float64.
+_LEAST_GAIN = {torch.float32: 1e-6, torch.float64: 1e-14}
 # Rounding of the objective, relative, that the line search must not take for an increase.
 _SLACK = {torch.float32: 1e-7, torch.float64: 1e-13}
 
@@ -31,8 +32,9 @@ class LogisticRegression:
 
     Minimises C * (sum of log losses) + 0.5 * |weights|^2 over the standardised features, intercept free; with two
     classes there is one weight vector w, as there, held as -w/2 and w/2. A fit ends when the gain still to be
-    expected is less than `tolerance` times the objective. With `dtype` float32 it runs in float32 until that has told
-    what it can, and ends in float64; with float64 it runs in float64 throughout.
+    expected is less than `tolerance` times 0.5 * |weights|^2, its penalty: beside a weak penalty the loss is so large
+    that a share of the whole objective would leave the weights of rare classes unfinished. With `dtype` float32 it runs
+    in float32 until that has told what it can, and ends in float64; with float64 it runs in float64 throughout.
 
     `chunk_bytes` bounds what is on the device at a time (default: 32 MiB on the CPU, 1 GiB elsewhere). A prepared
     copy of the features is kept where it takes no more than `cache_bytes`.
@@ -115,10 +117,9 @@ class LogisticRegression:
         return _StandardisedRows(features, targets, self.center_, self.scale_, self.dtype, device, size)
 
     def _descend(self, descent: Descent, rows: "_StandardisedRows", dtype: torch.dtype) -> None:
-        tolerance = self.tolerance if dtype == torch.float64 else max(self.tolerance, _FLOAT32_TOLERANCE)
         chunks = rows.chunks(dtype, self.cache_bytes)
         problem = _Problem(chunks, len(rows.targets), dtype, descent.curvature.penalty)
-        descent.run(problem, tolerance, self.max_iterations, _SLACK[dtype])
+        descent.run(problem, self.tolerance, self.max_iterations, _SLACK[dtype], _LEAST_GAIN[dtype])
 
     def _keep(self, descent: Descent, samples: int) -> None:
         weights = descent.weights.cpu()

@@ -1,8 +1,10 @@
 """Training patches of segmentation: features, pixel labels, and the statistics that features are standardised with.
 
 A patch's label is the most frequent of its pixels. Patches whose label is ignored are not learnt from, but they count
-in the mean and deviation of the channels, which are those of all training patches. Features lie in one array that may
-be mapped to a file, those of images to fit on first, those held out behind them: both parts are slices of it.
+in the mean and deviation of the channels. Both are those of the images that settings are fitted on, without those held
+out, and stay so in the last fit on all training images: that is how the published numbers came about, and a setting's
+score is the same whether it was chosen or given. Features lie in one array that may be mapped to a file, those of
+images to fit on first, those held out behind them: both parts are slices of it.
 """
 
 from collections.abc import Collection
@@ -76,14 +78,13 @@ class PatchCollector:
 
     def __init__(self, encoding: Encoding, ignored: Collection[int], standardize: bool) -> None:
         self.encoding, self.ignored, self.standardize = encoding, ignored, standardize
-        self.fit_moments, self.moments = Moments(), Moments()
+        self.fit_moments = Moments()
         self.rows: dict[str, Rows] = {}
         self.fit_count = self.left_out = 0
 
     def add(self, features: Float[Tensor, "s d"], blocks: Tensor, to_fit: Bool[Tensor, " s"], capacity: int) -> None:
         """The patches of a batch; there are no more than `capacity` in all."""
         features = features.cpu()
-        self.moments.add(features)
         self.fit_moments.add(features[to_fit])
         if not self.rows:
             self.rows = {name: Rows(capacity, self.encoding, name) for name in ("features", "blocks", "labels")}
@@ -99,8 +100,5 @@ class PatchCollector:
             raise CapiError(f"no training patch has a label that counts: all are ignored ({sorted(self.ignored)})")
         filled = {name: rows.filled for name, rows in self.rows.items()}
         fit = {name: values[: self.fit_count] for name, values in filled.items()}
-        return TrainingPatches(
-            Patches(**fit, standard=self.fit_moments.standard(self.standardize)),
-            Patches(**filled, standard=self.moments.standard(self.standardize)),
-            self.left_out,
-        )
+        standard = self.fit_moments.standard(self.standardize)
+        return TrainingPatches(Patches(**fit, standard=standard), Patches(**filled, standard=standard), self.left_out)

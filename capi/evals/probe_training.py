@@ -22,6 +22,8 @@ from capi.types import Float, Int, Reduction
 
 BETAS = (0.9, 0.95)
 EPS = 1e-8
+# The released evaluation takes one mean over the losses of all heads that it trains at once, which are so many.
+RELEASED_HEADS = 120
 # Learning rates are stated for this total batch and grow in proportion to it.
 REFERENCE_BATCH_SIZE = 256
 
@@ -44,8 +46,8 @@ PAPER_GRID = tuple(ProbeSetting(rate, decay) for decay in PAPER_DECAYS for rate 
 class ProbeSchedule:
     """How long probes train, and at how many images a step, counted over the whole job. The defaults are the paper's.
 
-    A linear warm-up, then a cosine that reaches 0 where step `total_steps` would be. The paper does not say where the
-    warm-up begins: ours is at peak * (step + 1) / warmup_steps, so that no step is lost to a rate of 0.
+    A linear warm-up, then a cosine that reaches 0 where step `total_steps` would be, and stays there. The paper does
+    not say where the warm-up begins: ours is at peak * (step + 1) / warmup_steps, so no step is lost to a rate of 0.
     """
 
     total_steps: int = 12500
@@ -64,6 +66,7 @@ class ProbeSchedule:
     def learning_rate(self, step: int, *, peak: float) -> float:
         """The rate at a step; `peak` is that of a total batch of 256."""
         scaled = peak * self.batch_size / REFERENCE_BATCH_SIZE
+        step = min(step, self.total_steps)
         if step < self.warmup_steps:
             return scaled * (step + 1) / self.warmup_steps
         progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)
@@ -94,6 +97,9 @@ class ProbeTrainer:
     loss is no finite number is marked in `failed_`, its parameters become nan, and the others go on; when all have
     failed, that is an error. Move the probes to their device first. With a `reduction`, every process accumulates its
     share of the batch, and all of them take the same step.
+
+    A loss that is the mean over n heads divides the gradient g of each by n. AdamW's step is then m / (sqrt(v) + n eps)
+    in the moments of g: only its eps is felt. So `heads_in_mean` heads are n times the eps, whatever is trained here.
     """
 
     def __init__(
@@ -103,6 +109,7 @@ class ProbeTrainer:
         schedule: ProbeSchedule,
         *,
         reduction: Reduction | None = None,
+        heads_in_mean: int = 1,
     ) -> None:
         if len(settings) != probes.settings:
             raise CapiError(f"these probes have {probes.settings} settings, but {len(settings)} were given to train")
@@ -110,7 +117,8 @@ class ProbeTrainer:
         self.reduction = reduction
         self.device = next(probes.parameters()).device
         self.views = {name: _views(parameter) for name, parameter in probes.named_parameters()}
-        self.optimizer = AdamW(_groups(self.views, self.settings), lr=0.0, betas=BETAS, eps=EPS, fused=True)
+        eps = EPS * heads_in_mean
+        self.optimizer = AdamW(_groups(self.views, self.settings), lr=0.0, betas=BETAS, eps=eps, fused=True)
         self.failed_ = torch.zeros(probes.settings, dtype=torch.bool, device=self.device)
         self._forget()
 

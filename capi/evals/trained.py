@@ -39,6 +39,7 @@ from capi.evals.images import AugmentedBatches, shuffled
 from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_training import (
     PAPER_GRID,
+    RELEASED_HEADS,
     Judged,
     Part,
     ProbeSchedule,
@@ -56,6 +57,7 @@ from capi.types import Features, VisionEncoder
 
 ScheduleName = Literal["auto", "paper", "small"]
 InputKind = Literal["patches", "mean_patch", "pooled", "both"]
+LossMean = Literal["head", "released"]
 PAPER = ProbeSchedule()
 WARMUP_SHARE = PAPER.warmup_steps / PAPER.total_steps
 # From this many training images on, the paper's schedule is the default.
@@ -74,6 +76,7 @@ class TrainedClassification:
     iterations: int | None = None
     batch_size: int | None = None
     settings: tuple[ProbeSetting, ...] = PAPER_GRID
+    loss_mean: LossMean = "head"
     validation_share: float = PAPER_SHARE
     seed: int = 0
     inputs: tuple[InputKind, ...] = ()
@@ -88,7 +91,8 @@ class TrainedClassification:
         plan = self._plan(len(split.fit))
         probes: dict[str, Probes] = {kind: self._probes(kind, encoder).to(encoding.device) for kind in kinds}
         samples = (Cached if self.small else Streamed)(self, encoder, encoding, split, plan, kinds)
-        trainers = {kind: ProbeTrainer(each, self.settings, plan) for kind, each in probes.items()}
+        heads = RELEASED_HEADS if self.loss_mean == "released" else 1
+        trainers = {kind: ProbeTrainer(each, self.settings, plan, heads_in_mean=heads) for kind, each in probes.items()}
         train_probes(trainers, samples.training(), on_step=partial(_report, encoding, plan.total_steps))
         validation = judged(probes, samples.held_out())
         best = {kind: best_setting(found) for kind, found in validation.items()}

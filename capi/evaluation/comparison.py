@@ -40,6 +40,7 @@ from capi.evaluation.results import Record, read_record
 from capi.evaluation.table_view import TableView
 from capi.evaluation.teamwork import prepared
 from capi.runtime.atomic import atomic_write
+from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
 from capi.train.run_folder import versions
 from capi.types import image_size_of
@@ -230,6 +231,7 @@ class _Run:
             "weights": self.comparison.weights,
             "config": hide_paths(column.config.model_dump(mode="json")),
             "capi": versions()["capi"],
+            "numerics": NUMERICS,
             **self.encoders[model],
             **self.data[column.name],
         }

@@ -11,6 +11,7 @@ from typing import Any
 from capi.errors import CapiError
 from capi.evals.outcome import Outcome
 from capi.runtime.atomic import atomic_write, remove
+from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within
 from capi.train.run_folder import versions
 
@@ -60,6 +61,7 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "seconds": round(context.seconds, 2),
             "device": context.device,
             "versions": versions(),
+            "numerics": NUMERICS,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )
@@ -122,7 +124,10 @@ def as_markdown(record: Mapping[str, Any]) -> str:
     facts |= {"image size": shown_size(record)} | ({"weights": record["weights"]} if record["weights"] else {})
     facts |= {"licence of the weights": record["licence"]} if record.get("licence") else {}
     facts |= {"seconds": record["seconds"], "device": record["device"], "date": record["date"]}
-    facts |= record["versions"] | {"data fingerprint": record["data_fingerprint"]}
+    facts |= record["versions"] | {
+        "numerics": record.get("numerics", 1),
+        "data fingerprint": record["data_fingerprint"],
+    }
     parts += ["## Facts", table(("what", "value"), list(facts.items()))]
     return "\n\n".join(parts) + "\n"
 

@@ -105,7 +105,8 @@ def _full_name(model: str) -> str:
 
 
 def _plain_name(model: str) -> str:
-    return model.removeprefix(PREFIX).partition("=")[0].partition("@")[0]
+    """Without the place, the part and the resampling of baseline:NAME+RESAMPLING@PART=PLACE."""
+    return model.removeprefix(PREFIX).partition("=")[0].partition("@")[0].partition("+")[0]
 
 
 def _part(model: str) -> str:
@@ -114,9 +115,10 @@ def _part(model: str) -> str:
 
 
 def _as_asked(row: TableRow, model: str) -> TableRow:
-    """A row of the table for weights of one's own choice; another network of the checkpoint is said in its name."""
-    part = _part(model)
-    name = f"{row.cells[0]} ({part})" if part else row.cells[0]
+    """A row of the table for weights of one's own choice; another network or resampling is said in its name."""
+    resampling = model.partition("=")[0].partition("@")[0].partition("+")[2]
+    said = ", ".join(each for each in (resampling, _part(model)) if each)
+    name = f"{row.cells[0]} ({said})" if said else row.cells[0]
     return row.model_copy(update={"model": model, "cells": [name, *row.cells[1:]]})
 
 

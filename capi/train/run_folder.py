@@ -29,6 +29,7 @@ from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, is_partial, remove_folder, remove_leftovers
 from capi.runtime.links import refuse_outside_links
 from capi.runtime.lock import locked
+from capi.runtime.numerics import NUMERICS, changes_since
 
 _LOG = logging.getLogger("capi")
 FORMAT_VERSION = 1
@@ -138,6 +139,9 @@ class RunFolder:
             for key in ("device", "machine", "versions"):
                 if before[key] != start[key]:
                     _LOG.warning("%s was %s, is %s: last digits may differ", key, before[key], start[key])
+        _warn_of_other_numerics(record, step)
+        if step == 0:
+            record["numerics"] = NUMERICS
         record["starts"].append(start)
         atomic_write(self.path / RECORD, json.dumps(record, indent=1))
 
@@ -169,8 +173,17 @@ def _this_start(step: int, device: str) -> dict[str, Any]:
         "machine": _machine(device),
         "device": device,
         "versions": versions(),
+        "numerics": NUMERICS,
         "git": _git_state(),
     }
+
+
+def _warn_of_other_numerics(record: dict[str, Any], step: int) -> None:
+    """Once: the next start compares itself with this one. A run that starts over has nothing to compare with."""
+    last = record["starts"][-1] if record["starts"] else record
+    before = last.get("numerics", 1)
+    if step and before != NUMERICS:
+        _LOG.warning("this run has numerics %s, this capi %s: %s", before, NUMERICS, changes_since(before))
 
 
 def _machine(device: str) -> dict[str, Any]:

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Schedule:
-    """A linear warm-up from 0 to a peak, both ends included, then a cosine of which the last part is cut off."""
+    """A linear warm-up from 0 to a peak, both ends included, then a cosine of which the last part is cut off.
+
+    Steps count from 0; a step beyond the last one, `total_steps - 1`, has the last one's values.
+    """
 
     total_steps: int
     warmup_steps: int
@@ -14,6 +17,7 @@ class Schedule:
 
     def learning_rate(self, step: int, *, peak: float) -> float:
         """The rate at a step; `peak` is where the warm-up ends and the cosine begins."""
+        step = min(step, max(self.total_steps - 1, 0))
         if step < self.warmup_steps:
             return peak * step / max(self.warmup_steps - 1, 1)
         progress = (step - self.warmup_steps) / max(self.total_steps - self.warmup_steps, 1)

@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from tests.cli.conftest import RunHere, assert_refused
 from tests.evals.datasets.layouts import build_csv
@@ -47,6 +49,21 @@ def test__evaluate_prints_scores_and_departures_and_writes_them(work: Path) -> N
     record = json.loads((work / "out" / "results.json").read_text())
     assert record["scores"] == {"val": 1.0}
     assert record["config"]["data"] == "classes"
+    assert record["numerics"] == 2
+
+
+@pytest.mark.parametrize("protocol", ["attentive", "linear"])
+def test__the_released_mean_over_heads_changes_probes_a_little(run_here: RunHere, work: Path, protocol: str) -> None:
+    command = ["evaluate", "pixels:4", f"folder/{protocol}", "data=classes", SMALL, "iterations=5"]
+    command += ["learning_rates=[1e-3]", "weight_decays=[1e-3]"]
+    heads = []
+    for mean in ("head", "released"):
+        assert run_here(*command, f"loss_mean={mean}", "--out", mean).code == 0
+        assert json.loads((work / mean / "results.json").read_text())["config"]["loss_mean"] == mean
+        heads.append(load_file(work / mean / "probe.safetensors"))
+    assert any(not torch.equal(value, heads[1][name]) for name, value in heads[0].items())
+    for name, value in heads[0].items():
+        torch.testing.assert_close(value, heads[1][name], rtol=0, atol=2e-3)
 
 
 def test__from_labelled_images_to_labels_in_two_commands(run_here: RunHere, work: Path) -> None:

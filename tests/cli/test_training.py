@@ -1,5 +1,6 @@
 """Training as a user meets it: real processes, exit codes, what is printed where."""
 
+import json
 import re
 import subprocess
 import sys
@@ -110,6 +111,24 @@ def test__bad_input_of_runs_writes_nothing(
         arguments = [argument.replace(name, str(path)) for argument in arguments]
     assert_refused(run_here(*arguments), message)
     assert [path.name for path in tmp_path.iterdir()] == ["EMPTY"]
+
+
+def test__resuming_a_run_of_older_numerics_says_so_once(run_here: RunHere, images: Path, tmp_path: Path) -> None:
+    file = tmp_path / "run" / "run.json"
+    command = ["pretrain", "tiny4", *SMALL, "optimization.steps=2", "run.loggers=[]", "--data", str(images)]
+    command += ["--out", str(tmp_path / "run")]
+    assert run_here(*command).code == 0
+    record = json.loads(file.read_text())
+    assert record.pop("numerics") == record["starts"][0].pop("numerics") == 2
+    file.write_text(json.dumps(record))
+    told = run(*command, "--resume").stderr
+    assert told.count("numerics") == 1
+    assert "this run has numerics 1, this capi 2: crops are cut before resizing" in told
+    assert "numerics" not in run_here(*command, "--resume").stderr
+    # The run keeps the number it began with, each start has its own.
+    record = json.loads(file.read_text())
+    assert "numerics" not in record
+    assert [start.get("numerics", 1) for start in record["starts"]] == [1, 2, 2]
 
 
 def test__a_run_of_a_newer_version_is_refused(run_here: RunHere, images: Path, tmp_path: Path) -> None:

@@ -180,6 +180,31 @@ def test__jpegs_alone_are_reduced_and_for_training_alone(monkeypatch: pytest.Mon
     assert decoded == [(math.ceil(201 / 4), math.ceil(301 / 4), 3), (201, 301, 3), (201, 301, 3)]
 
 
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+@pytest.mark.parametrize("size", [(16, 12), (60, 90), (7, 200)])
+def test__a_crop_that_is_cut_first_is_pillows_crop_and_resize(kind: str, size: tuple[int, int]) -> None:
+    image = noise(90, 120, 3)
+    for box in (Box(11, 7, 97, 71), Box(0, 0, 64, 64), Box(60, 30, 120, 90)):
+        cut = Image.fromarray(image).crop(tuple(map(int, box)))
+        expected = np.asarray(cut.resize((size[1], size[0]), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
+        found = Decoder(crop_first=True).open(encoded(image, kind)).crop(box, size)
+        assert np.array_equal(found, expected)
+        assert not np.array_equal(Decoder().open(encoded(image, kind)).crop(box, size), expected)
+
+
+@pytest.mark.parametrize("factor", [1, *JPEG_FACTORS])
+def test__what_lies_outside_of_a_crop_that_is_cut_first_leaves_no_trace(factor: int) -> None:
+    # Whole blocks of 8 x 8 pixels, so that the JPEG itself mixes nothing over the edge.
+    image = np.zeros((320, 400, 3), dtype=np.uint8)
+    image[64:256, 80:272] = 200
+    content, box = encoded(image, "JPEG", quality=95, subsampling=0), Box(80, 64, 272, 256)
+    size = (192 // factor - 3, 192 // factor - 2)
+    picture = Decoder(crop_first=True, reduced=factor > 1).open(content)
+    assert picture.shape.factor(box, size) == factor
+    assert np.abs(picture.crop(box, size).astype(int) - 200).max() <= 1
+    assert np.abs(Decoder(reduced=factor > 1).open(content).crop(box, size).astype(int) - 200).max() > 1
+
+
 @pytest.mark.parametrize("factor", JPEG_FACTORS)
 def test__a_reduced_jpeg_is_close_to_the_full_one(factor: int) -> None:
     image = photo(401, 603)

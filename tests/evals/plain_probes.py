@@ -100,8 +100,8 @@ def trained(trainer: ProbeTrainer, steps: int = 8) -> Tensor:
     return torch.stack([trainer.step([batch], number) for number, batch in enumerate(batches(kind, steps))])
 
 
-def trained_plainly(kind: type[Probes], setting: ProbeSetting) -> tuple[nn.Module, list[float]]:
-    """One head by itself, with torch's own layers and AdamW."""
+def trained_plainly(kind: type[Probes], setting: ProbeSetting, heads_in_mean: int = 1) -> tuple[nn.Module, list[float]]:
+    """One head by itself, with torch's own layers and AdamW; its loss is one of several in a mean."""
     plain = PlainAttention(2) if kind is AttentiveProbes else PlainLinear()
     plain.load_state_dict({name: value[0] for name, value in new_probes(kind).state_dict().items()})
     groups: dict[float, list[Tensor]] = {setting.weight_decay: [], 0.0: []}
@@ -118,7 +118,7 @@ def trained_plainly(kind: type[Probes], setting: ProbeSetting) -> tuple[nn.Modul
             group["lr"] = rate_of_step(number, setting.learning_rate * IMAGES / 256)
         loss = F.cross_entropy(plain(inputs), labels)
         optimizer.zero_grad()
-        loss.backward()
+        (loss / heads_in_mean).backward()
         optimizer.step()
         losses.append(loss.item())
     return plain, losses

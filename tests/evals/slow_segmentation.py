@@ -60,16 +60,18 @@ class Reference:
         return np.array(rows), blocks, labels
 
     def standard(self, fit: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Of all training patches, also of those whose label is ignored."""
+        """Of all patches of these images, also of those whose label is ignored."""
         features = self.features(self.data.train, fit)
         features = features.reshape(-1, features.shape[-1])
         width = features.shape[1]
         return (features.mean(0), features.std(0)) if self.standardize else (np.zeros(width), np.ones(width))
 
-    def knn(self, fit: Any, images: MaskedImages, numbers: Any, k: int, distance: str, clean: bool) -> list[np.ndarray]:
-        """Predicted labels of images."""
+    def knn(
+        self, fit: Any, images: MaskedImages, numbers: Any, k: int, distance: str, clean: bool, of: Any = None
+    ) -> list[np.ndarray]:
+        """Predicted labels of images, with the statistics of the images `of`, or of those to fit on."""
         features, blocks, _ = self.patches(fit)
-        mean, deviation = self.standard(fit)
+        mean, deviation = self.standard(fit if of is None else of)
         search = NearestNeighbors(n_neighbors=k, metric={"l2": "euclidean"}.get(distance, distance), algorithm="brute")
         search.fit((features - mean) / deviation)
         result = []
@@ -99,9 +101,11 @@ class Reference:
                     result[y, x] = min(allowed, key=lambda label: (-everywhere[label], label))
         return result
 
-    def logistic(self, fit: Any, images: MaskedImages, numbers: Any, strength: float) -> list[np.ndarray]:
+    def logistic(
+        self, fit: Any, images: MaskedImages, numbers: Any, strength: float, of: Any = None
+    ) -> list[np.ndarray]:
         features, _, labels = self.patches(fit)
-        mean, deviation = self.standard(fit)
+        mean, deviation = self.standard(fit if of is None else of)
         model = LogisticRegression(C=strength, tol=1e-10, max_iter=10_000).fit((features - mean) / deviation, labels)
         found = self.features(images, numbers)
         chosen = model.predict(((found - mean) / deviation).reshape(-1, found.shape[-1]))

@@ -130,7 +130,7 @@ class Bowl:
         return Evaluation(value, slope.view_as(weights), spreads()[which] if spread else None)
 
 
-def descended(problem: Bowl, *, tolerance: float = 1e-14, most: int = 500) -> Descent:
+def descended(problem: Bowl, *, tolerance: float = 1e-16, most: int = 500) -> Descent:
     found = Descent(torch.zeros_like(problem.lowest), Curvature.of(positive(WIDTH), PENALTY, CLASSES))
     found.run(problem, tolerance, most, 1e-13)
     return found
@@ -147,10 +147,26 @@ def test__the_lowest_point_of_every_problem_is_found() -> None:
 
 
 def test__a_loose_tolerance_ends_earlier_and_says_that_it_is_met() -> None:
-    loose, tight = descended(Bowl(), tolerance=1e-3), descended(Bowl())
+    loose, tight = descended(Bowl(), tolerance=1e-5), descended(Bowl())
     assert loose.converged.all()
     assert (loose.iterations < tight.iterations).all()
     assert ((loose.value - 1) < 0.2).all()
+
+
+def test__the_goal_is_a_share_of_the_penalty_but_not_less_than_rounding_allows() -> None:
+    class Raised(Bowl):
+        """Where the value is large, a share of it says nothing."""
+
+        def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> Evaluation:
+            value, gradient, covariance = super().__call__(weights, which, spread)
+            return Evaluation(value + 1e6, gradient, covariance)
+
+    low, high = descended(Bowl(), tolerance=1e-9), descended(Raised(), tolerance=1e-9)
+    torch.testing.assert_close(high.weights, low.weights, rtol=0, atol=1e-3)
+    rough = Descent(torch.zeros_like(low.weights), Curvature.of(positive(WIDTH), PENALTY, CLASSES))
+    rough.run(Raised(), 1e-9, 500, 1e-13, least=1e-6)
+    assert rough.converged.all()
+    assert (rough.iterations < high.iterations).all()
 
 
 def test__what_does_not_converge_in_time_ends_and_says_so() -> None:

@@ -5,12 +5,13 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from capi.data.crops import centre_box
+from capi.data.crops import centre_box, crop_draws, flips, random_box
 from capi.data.decoding import Decoder
 from capi.data.reader import Reader
 from capi.data.sources import Encoded, Files, image_folder
 from capi.errors import CapiError
 from capi.evals.images import AugmentedBatches, Frame, ReadBatch, StillBatches, read_in_order, shuffled
+from capi.randomness import sample_keys
 from tests.data.pictures import noise
 from tests.evals.toys import Masks, source_of
 
@@ -62,6 +63,17 @@ def test__images_come_in_the_order_and_channels_asked_for(tmp_path: Path) -> Non
     assert torch.equal(torch.cat([first.images, second.images]), in_turn[[2, 0, 3]])
     assert first.masks is None
     assert StillBatches(source, Frame((8, 8), channels=1), torch.tensor([2, 0]), 2)[0].images.shape == (2, 1, 8, 8)
+
+
+def test__random_crops_are_cut_before_they_are_resized() -> None:
+    image = noise(60, 80, 3)
+    batches = AugmentedBatches(source_of([image]), Frame((16, 12)), torch.tensor([0]), batch_size=8, seed=3)
+    keys = sample_keys(3, 0, torch.arange(8))
+    for found, draws, mirrored in zip(batches[0].images, crop_draws(keys), flips(keys), strict=True):
+        box = random_box((60, 80), draws, (0.08, 1.0), (3 / 4, 4 / 3))
+        cut = Image.fromarray(image).crop(tuple(map(int, box))).resize((12, 16), Image.Resampling.BICUBIC)
+        expected = torch.tensor(np.asarray(cut)).permute(2, 0, 1)
+        assert torch.equal(found, expected.flip(2) if mirrored else expected)
 
 
 @pytest.mark.parametrize("kept", [None, 0.875])

@@ -40,8 +40,10 @@ def test__patches_to_fit_on_are_a_slice_and_ignored_ones_count_in_the_statistics
     assert (fit.labels.tolist(), every.labels.tolist(), left_out) == ([1, 2, 1], [1, 2, 1, 1], 2)
     assert torch.equal(every.features, features[[0, 2, 3, 5]])
     torch.testing.assert_close(fit.standard.mean, features[:4].mean(0))
-    torch.testing.assert_close(every.standard.mean, features.mean(0))
-    torch.testing.assert_close(every.standard.scale, features.std(0, correction=0))
+    torch.testing.assert_close(fit.standard.scale, features[:4].std(0, correction=0))
+    # Held-out images do not count in the statistics, not even where they are fitted on.
+    assert torch.equal(every.standard.mean, fit.standard.mean)
+    assert torch.equal(every.standard.scale, fit.standard.scale)
 
 
 def test__nothing_but_ignored_patches_is_an_error() -> None:

@@ -55,7 +55,7 @@ def test__the_rate_rises_to_its_peak_and_falls_to_zero() -> None:
     assert rates[1250 + 11250 // 2] == pytest.approx(peak / 2)
     assert rates[1250 + 11250 // 3] == pytest.approx(peak * 3 / 4)
     assert 0 < rates[-1] < peak * 1e-7
-    assert schedule.learning_rate(12500, peak=1e-3) == 0
+    assert schedule.learning_rate(12500, peak=1e-3) == schedule.learning_rate(20000, peak=1e-3) == 0
     assert rates[:1250] == sorted(rates[:1250])
     assert rates[1250:] == sorted(rates[1250:], reverse=True)
 
@@ -89,6 +89,20 @@ def test__settings_train_as_plain_heads_do_one_by_one(kind: type[Probes]) -> Non
             if name != "key.bias":
                 torch.testing.assert_close(value[index], plain.state_dict()[name], rtol=1e-5, atol=1e-5)
                 assert not torch.allclose(value[index], before[name][index], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test__one_mean_over_many_heads_is_felt_through_eps_alone(kind: type[Probes]) -> None:
+    # So many that eps is as large as the gradients.
+    trainer = new_trainer(kind, heads_in_mean=10**6)
+    trained(trainer)
+    for index, setting in enumerate(SETTINGS):
+        plain, _ = trained_plainly(kind, setting, heads_in_mean=10**6)
+        separate, _ = trained_plainly(kind, setting)
+        for name, value in trainer.probes.state_dict().items():
+            if name != "key.bias":
+                torch.testing.assert_close(value[index], plain.state_dict()[name], rtol=1e-5, atol=1e-6)
+                assert not torch.allclose(value[index], separate.state_dict()[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -109,9 +109,9 @@ def test__knn_is_what_a_slow_version_says(standardize: bool, votes: bool) -> Non
     assert len(scores) == 6
     assert len(set(scores)) > 3
     assert outcome.chosen == outcome.grid[scores.index(max(scores))]
-    # The chosen setting takes all training images.
+    # The chosen setting takes all training images, in units of those it was tried on.
     chosen = outcome.chosen["neighbours"], outcome.chosen["distance"]
-    guess = reference.knn(range(14), data.test, range(5), *chosen, clean=not votes)
+    guess = reference.knn(range(14), data.test, range(5), *chosen, clean=not votes, of=fit)
     assert (predicted(outcome) == np.array(guess)).all()
     assert outcome.main == pytest.approx(reference.mean_iou(guess, data.test, range(5)))
 
@@ -139,7 +139,7 @@ def test__logistic_regression_is_that_of_scikit_learn(standardize: bool) -> None
     scores = [row["validation"] for row in outcome.grid]
     assert len(set(scores)) > 1
     assert outcome.chosen == outcome.grid[scores.index(max(scores))]
-    guess = reference.logistic(range(14), data.test, range(5), outcome.chosen["strength"])
+    guess = reference.logistic(range(14), data.test, range(5), outcome.chosen["strength"], of=fit)
     assert (predicted(outcome) == np.array(guess)).all()
     assert outcome.main == pytest.approx(reference.mean_iou(guess, data.test, range(5)))
 

@@ -115,6 +115,8 @@ def test__a_place_of_weights_belongs_to_the_row_of_its_baseline() -> None:
 def test__another_network_of_a_checkpoint_is_said_and_has_no_note_of_the_usual_one() -> None:
     (row,) = chosen_rows(table_named("high-res"), ["ijepa_vith14_in1k@encoder"])
     assert (row.model, row.cells[0]) == ("baseline:ijepa_vith14_in1k@encoder", "I-JEPA-H (encoder)")
+    (row,) = chosen_rows(table_named("high-res"), ["ijepa_vith14_in1k+antialias@encoder"])
+    assert row.cells[0] == "I-JEPA-H (antialias, encoder)"
     assert _model_notes([row]) == []
     (usual,) = chosen_rows(table_named("high-res"), ["ijepa_vith14_in1k"])
     assert "target encoder" in _model_notes([usual])[0]

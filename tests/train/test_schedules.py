@@ -25,3 +25,11 @@ def test__momentum_starts_at_one_and_is_lowest_at_the_peak() -> None:
     assert momenta[0] == 1
     assert min(momenta) == pytest.approx(0.99)
     assert momenta.index(min(momenta)) in (9, 10)
+
+
+@pytest.mark.parametrize("schedule", [Schedule(total_steps=50, warmup_steps=5), Schedule(1, 0), Schedule(4, 4)])
+def test__beyond_the_last_step_its_values_stay(schedule: Schedule) -> None:
+    last = schedule.total_steps - 1
+    for step in (last + 1, last + 20, 100 * (last + 1)):
+        assert schedule.learning_rate(step, peak=1.0) == schedule.learning_rate(last, peak=1.0)
+        assert schedule.teacher_momentum(step, peak=0.99) == schedule.teacher_momentum(last, peak=0.99)

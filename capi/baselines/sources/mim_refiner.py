@@ -45,7 +45,7 @@ def _refined(base: str, title: str, size: str, file: str, **more: Any) -> Baseli
         layout=LAYOUT,
         source="ml-jku/MIM-Refiner",
         file=f"{file}.th",
-        licence="that of ml-jku/MIM-Refiner, see its LICENSE",
+        licence="MIT",
     )
 
 

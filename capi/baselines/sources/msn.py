@@ -28,7 +28,7 @@ def _msn(name: str, size: str, sizes: tuple[int, int, int, int], file: str, hub_
         layout=LAYOUT,
         source="facebookresearch/msn",
         file=file,
-        licence="that of facebookresearch/msn, see its LICENSE",
+        licence="CC-BY-NC-4.0 (non-commercial)",
         verified=WITH_TRANSFORMERS,
         model_type="vit_msn",
         hub_id=f"facebook/{hub_id}",
