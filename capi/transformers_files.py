@@ -24,6 +24,7 @@ from capi.models.architecture import Architecture, architecture_of, build_encode
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
 from capi.models.weightless import without_weights
+from capi.runtime.documents import read_object
 from capi.types import Statistics
 
 MODEL_TYPE = "capi"
@@ -153,13 +154,8 @@ def read_transformers(path: Path) -> CapiEncoder:
 
 
 def _read_config(path: Path) -> tuple[Architecture, Statistics]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CapiError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise CapiError(f"{path} is no JSON ({error}): expected the config of a transformers model") from error
-    kind = values.get("model_type") if isinstance(values, dict) else None
+    values = read_object(path)
+    kind = values.get("model_type")
     if kind != MODEL_TYPE:
         raise CapiError(f'{path} has model_type {kind!r}: expected a folder of a CAPI model, with "{MODEL_TYPE}" there')
     names = {field.name for field in fields(Architecture)}

@@ -18,9 +18,11 @@ from capi.models.files import read_contents
 from capi.models.pretrained import to_released
 from capi.models.weightless import without_weights
 from capi.pretraining import run_config
+from capi.runtime.documents import parse_object
 from capi.train.checkpoint import Checkpoints
 from capi.train.checkpoint_reading import read_tensors
 from capi.train.run_folder import RunFolder
+from capi.transformers_files import check_statistics
 from capi.types import Statistics
 
 Weights = Literal["teacher", "student"]
@@ -85,7 +87,7 @@ def load_exported(path: Path) -> CapiEncoder | None:
     known = _metadata(path)
     if _MARK not in known:
         return None
-    model = _of_facts(json.loads(known[_MARK]), str(path))
+    model = _of_facts(parse_object(known[_MARK], str(path)), str(path))
     _fill(model, read_contents(path), path)
     return model.eval().requires_grad_(False)
 
@@ -100,14 +102,15 @@ def _described(encoder: CapiEncoder) -> Facts:
 
 def _of_facts(facts: Facts, source: str) -> CapiEncoder:
     """The model without memory for its weights, by the config of its run or by its own description."""
+    config, known = facts.get("config"), facts.get("statistics")
     if "architecture" not in facts:
-        return _empty(parse_config(facts["config"], source=source))
-    known = facts["statistics"]
+        return _empty(parse_config(config, source=source))
+    if not isinstance(known, dict):
+        raise CapiError(f"{source} does not say what its weights belong to: export them again")
+    architecture = Architecture.from_plain(facts.get("architecture"), source)
+    check_statistics(known.get("mean"), known.get("std"), architecture.channels, source)
     with without_weights():
-        return build_encoder(
-            Architecture.from_plain(facts["architecture"], source),
-            Statistics(mean=tuple(known["mean"]), std=tuple(known["std"])),
-        )
+        return build_encoder(architecture, Statistics(mean=tuple(known["mean"]), std=tuple(known["std"])))
 
 
 def _empty(config: Config) -> CapiEncoder:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capi.cli.app import app, messages
+from capi.cli.app import app, echo, messages
 from capi.cli.usage import Commands, refuse_idle
 from capi.errors import CapiError
 
@@ -51,11 +51,11 @@ def shards(
     )
     kept = f", shards that were there already: {packed.kept}" if packed.kept else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
-    typer.echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
+    echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:
         name, reason = next(iter(packed.left_out.items()))
-        typer.echo(f"{len(packed.left_out)} images could not be read and were left out, for example {name}: {reason}")
-    typer.echo(f"Train on them with --data '{packed.pattern}'")
+        echo(f"{len(packed.left_out)} images could not be read and were left out, for example {name}: {reason}")
+    echo(f"Train on them with --data '{packed.pattern}'")
 
 
 @data_app.command("check")
@@ -80,7 +80,7 @@ def check(
         with replacing(json_file) as partial:
             partial.write_text(json.dumps(found.as_record(), indent=1) + "\n", encoding="utf-8")
     for name, value in _rows(found).items():
-        typer.echo(f"{name:<12}{value}")
+        echo(f"{name:<12}{value}")
 
 
 def _rows(found: "Survey") -> dict[str, str]:

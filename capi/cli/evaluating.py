@@ -6,16 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
-from capi.cli.app import Device, Overrides, app, check_weights, fail_silently, is_first, messages, one_of
+from capi.cli.app import Device, Overrides, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.results import print_comparison, print_record
 from capi.cli.usage import refuse_idle
 from capi.errors import CapiError
 from capi.exit_codes import INTERRUPTED
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.evaluation.comparison_cells import Comparison
@@ -66,7 +65,7 @@ def evaluate(
         return
     print_record(done.record)
     if done.folder is not None:
-        typer.echo(f"{done.folder} has results.json, results.md and what was fitted.")
+        echo(f"{done.folder} has results.json, results.md and what was fitted.")
 
 
 @app.command()
@@ -93,9 +92,9 @@ def predict(
         overwrite=overwrite,
         console=messages(),
     )
-    typer.echo(f"labelled {done.images} images: {done.folder}")
+    echo(f"labelled {done.images} images: {done.folder}")
     if done.failed:
-        typer.echo(f"{len(done.failed)} images could not be read: {done.folder / 'failed.csv'} says why")
+        echo(f"{len(done.failed)} images could not be read: {done.folder / 'failed.csv'} says why")
     if not done.images:
         raise typer.Exit(1)
 
@@ -162,7 +161,7 @@ def compare(
     done = _compared(names, on or [], overrides, table, data_root, paper, out=out, weights=weights, device=device)
     if is_first():
         print_comparison(done)
-        typer.echo(f"{out / 'comparison.html'} shows it.")
+        echo(f"{out / 'comparison.html'} shows it.")
     elif done.failed:
         fail_silently(1)
     if done.failed:
@@ -218,13 +217,14 @@ def extract(
 ) -> None:
     """Write the features of many images to a file, with names and labels. The same command goes on where it stopped."""
     from capi import api
+    from capi.data.sources import is_csv
 
     check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
     kinds = kind or ["mean_patch"]
     for one in kinds:
         one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
-    if not data.lower().endswith(".csv"):
+    if not is_csv(data):
         refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
     size = _size(image_size)
     with _resumable("Stopped. What was extracted is kept: the same command goes on."):
@@ -245,7 +245,7 @@ def extract(
             console=messages(),
         )
     if is_first():
-        typer.echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
+        echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
 
 
 @app.command()
@@ -277,9 +277,9 @@ def nearest(
     table = Table("rank", "similarity", "image", "patch", box=None, pad_edge=False)
     for rank, match in enumerate(found, 1):
         place = "" if match.patch is None else f"row {match.patch[0]}, column {match.patch[1]}"
-        table.add_row(str(rank), f"{match.similarity:.3f}", escape(match.name), place)
-    Console().print(table)
-    typer.echo(f"{out} shows them.")
+        table.add_row(str(rank), f"{match.similarity:.3f}", match.name, place)
+    Terminal().print(table)
+    echo(f"{out} shows them.")
 
 
 @app.command()
@@ -325,9 +325,9 @@ def visualize(
         overwrite=overwrite,
         console=messages(),
     )
-    typer.echo(f"{done.page} shows {len(done.files)} pictures.")
+    echo(f"{done.page} shows {len(done.files)} pictures.")
     if done.failed:
-        typer.echo(f"{len(done.failed)} could not be drawn: {out / 'failed.csv'} says why")
+        echo(f"{len(done.failed)} could not be drawn: {out / 'failed.csv'} says why")
 
 
 def _is_image(word: str) -> bool:
@@ -344,7 +344,7 @@ def _resumable(message: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if is_first():
-            typer.echo(message)
+            echo(message)
         raise typer.Exit(INTERRUPTED) from None
 
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from capi.cli.app import Overrides, app
+from capi.cli.app import Overrides, app, echo
 from capi.cli.usage import Commands
 
 launch_app = typer.Typer(cls=Commands, help="Start a run on a cluster.", no_args_is_help=True)
@@ -66,7 +66,7 @@ def slurm(
     )
     script = slurm_script(recipe, overrides or [], data=data, out=out, options=options)
     if dry_run:
-        typer.echo(script, nl=False)
+        echo(script, nl=False)
         return
     path, said = submit(script, out)
-    typer.echo(f"{said}\n{path} is the job's script; the log lies beside it.")
+    echo(f"{said}\n{path} is the job's script; the log lies beside it.")

@@ -6,15 +6,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from capi.cli.app import Overrides, app, duration, results
+from capi.cli.app import Overrides, app, duration, echo, results
 from capi.cli.usage import others_than, refuse_idle
 from capi.config import loading
 from capi.errors import CapiError
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.planning.measuring import Measured
@@ -209,7 +209,7 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
     from capi.planning.measuring import measure, measured_config
 
     device, tried, rounds = api.choose_device(), measured_config(config, images), 2
-    with Progress(transient=True, console=Console(stderr=True)) as bar:
+    with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {device}", total=rounds + 1)
         found = measure(
             tried,
@@ -242,7 +242,7 @@ def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "A
     console.print(_suggestion_table(found, images, data))
     took = duration(found.plan.effort.hours)
     console.print(f"\nplanned: {took} on {gpus} x {found.plan.gpu.title}, if images are read as fast\n")
-    console.print(found.command(data), soft_wrap=True, markup=False)
+    console.print(found.command(data), soft_wrap=True)
 
 
 def _suggestion_table(found: "Suggestion", images: "Images", data: list[str]) -> Table:
@@ -326,4 +326,4 @@ def _two_columns(title: str, rows: dict[str, str]) -> Table:
 
 
 def _print_json(values: dict[str, Any]) -> None:
-    typer.echo(json.dumps(values, indent=2))
+    echo(json.dumps(values, indent=2))

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from capi.cli.app import app, check_weights, messages, one_of, results
+from capi.cli.app import app, check_weights, echo, messages, one_of, results
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.baselines.baseline import Baseline
@@ -59,7 +59,7 @@ def _print_places(console: Console, places: dict[str, str]) -> None:
     """Addresses and licences are longer than a column can be: they have a table of their own."""
     table = _narrow_table("weights of", "lie in")
     for name, place in places.items():
-        table.add_row(name, escape(place))
+        table.add_row(name, place)
     console.print()
     console.print(table)
 
@@ -76,13 +76,11 @@ def _print_baselines(console: Console) -> None:
         star = "*" if each.name in OF_THE_PAPER else ""
         size = f"{each.title} {each.size}, {each.parameters / 1e6:.0f} M"
         row = (f"{each.name}{star}", size, each.data, marks[each.verified])
-        table.add_row(*(escape(text) for text in row))
-    console.print(
-        "\nOther methods, loaded as `baseline:NAME` or `baseline:NAME=PATH` (* in the paper):\n", markup=False
-    )
+        table.add_row(*row)
+    console.print("\nOther methods, loaded as `baseline:NAME` or `baseline:NAME=PATH` (* in the paper):\n")
     console.print(table)
     for text, mark in marks.items():
-        console.print(f"{mark} {text}.", markup=False)
+        console.print(f"{mark} {text}.")
     _print_places(console, {each.name: _place(each) for each in list_baselines()})
 
 
@@ -127,9 +125,9 @@ def export(
             options=options,
             overwrite=overwrite,
         )
-    typer.echo(f"wrote {done.path}")
+    echo(f"wrote {done.path}")
     if done.onnx is not None:
-        Console(highlight=False).print(_measured(done.onnx))
+        Terminal().print(_measured(done.onnx))
 
 
 def _measured(done: "OnnxExported") -> Table:
@@ -186,7 +184,7 @@ def push(
         overwrite=overwrite,
     )
     for line in done.lines:
-        typer.echo(line)
+        echo(line)
 
 
 def _text_of(path: Path | None) -> str:

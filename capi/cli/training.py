@@ -4,15 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from capi.cli.app import Device, Overrides, app, duration, messages, one_of, refuse_several
+from capi.cli.app import Device, Overrides, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.usage import refuse_idle
 from capi.config import loading
 from capi.errors import CapiError
 from capi.exit_codes import INTERRUPTED, PREEMPTED
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.config.schema import Config
@@ -61,14 +61,14 @@ def pretrain(
         done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, device)
         if not done.finished:
             if done.is_main:
-                typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
+                echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
             request.turn_deaf()
             raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
         return
-    typer.echo(f"{done.path} is complete, at step {done.step}. capi.load({str(done.path)!r}) gives its encoder.")
+    echo(f"{done.path} is complete, at step {done.step}. capi.load({str(done.path)!r}) gives its encoder.")
     if done.report is not None:
-        typer.echo(f"{done.report} tells how it went: open it in a browser.")
+        echo(f"{done.report} tells how it went: open it in a browser.")
 
 
 def _pretrained(
@@ -121,9 +121,9 @@ def demo(
         out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=messages()
     )
     if summary is None:
-        typer.echo("Stopped and saved. The same command with --resume goes on.")
+        echo("Stopped and saved. The same command with --resume goes on.")
         raise typer.Exit(INTERRUPTED)
-    Console().print(_demo_table(summary))
+    Terminal().print(_demo_table(summary))
 
 
 def _demo_table(summary: "DemoSummary") -> Table:
@@ -150,10 +150,10 @@ def _check(recipe: str, config: "Config", data: list[str] | None, device: str | 
     from capi import api
 
     chosen = api.choose_device(device)
-    with Progress(transient=True, console=Console(stderr=True)) as bar:
+    with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
         found = api.check(config, data=data or None, device=chosen, rounds=rounds, progress=lambda: bar.advance(task))
-    console = Console()
+    console = Terminal()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
     console.print(_cost_table(found.cost, f"{recipe} on {chosen}", config.optimization.steps))

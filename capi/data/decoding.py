@@ -6,7 +6,6 @@ are looked up; what is transparent is laid on white. A JPEG is decoded at 1/2, 1
 stays at least as large as the model's input; that is for training alone, never for evaluation.
 """
 
-import io
 import math
 import warnings
 from collections.abc import Iterator
@@ -21,13 +20,13 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from capi.data.tiff import TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
+from capi.runtime.image_files import open_image, refuse_special
 
 Pixels = npt.NDArray[Any]
 Source = Path | bytes
 # What was decoded: an image in L, RGB or floats, or an array where Pillow has no mode for its channels.
 Decoded = Image.Image | Pixels
 JPEG_FACTORS = (8, 4, 2)
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 # A TIFF of more pixels is read in parts.
 READ_IN_PARTS = 2**24
 # Before a strong reduction whole blocks of pixels are averaged; three times the final size is left for the filter.
@@ -66,22 +65,16 @@ class Decoder:
     def open(self, source: Source) -> "Picture":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
+            if isinstance(source, Path):
+                refuse_special(source)
             file = self._open_tiff(source)
             if file is not None:
                 self._check_tiff(file)
                 return TiffPicture(self, file)
-            image = self._open_with_pillow(source)
+            image = open_image(source)
             # Before the EXIF tag is looked for: a PNG is decoded to find it.
             self._check_size(*image.size)
             return PillowPicture(self, image)
-
-    def _open_with_pillow(self, source: Source) -> Image.Image:
-        # From memory, since Pillow leaves the file open where an image is not decoded.
-        image = Image.open(io.BytesIO(source if isinstance(source, bytes) else source.read_bytes()))
-        # Formats that are not about photographs stay outside: EPS runs another program, for one.
-        if image.format not in FORMATS:
-            raise BrokenImageError(f"{image.format} is not one of {', '.join(FORMATS)}")
-        return image
 
     def _open_tiff(self, source: Source) -> TiffFile | None:
         """What Pillow cannot open (other than 1 or 3 channels), or would decode whole where a part is enough."""

@@ -1,7 +1,8 @@
 """From what a user calls the images to a source: folders, CSVs, shards, tables, names of the Hub, several of these.
 
 photos                          a folder of images, nested or flat; of tar shards; of parquet or arrow files
-labels.csv                      the images that its column `file` names
+labels.csv                      the images that its column `file` names, below its folder
+labels.csv?images=FOLDER        the same where they lie below another folder
 path/{000000..001023}.tar       shards; also one file or a glob, and the same for .parquet and .arrow
 photos.parquet?column=picture   a column by name
 hf://owner/name?split=train     a data set of the Hub
@@ -23,7 +24,7 @@ from capi.data.demo import demo_photos
 from capi.data.hub import SCHEME, open_hub
 from capi.data.mixture import Mixture
 from capi.data.shards import open_shards
-from capi.data.sources import ImageSource, csv_images, has_images, image_folder
+from capi.data.sources import ImageSource, csv_images, has_images, image_folder, is_csv
 from capi.data.tables import open_arrow, open_parquet_files
 from capi.errors import CapiError, expect
 
@@ -118,7 +119,7 @@ def _open_one(data: str, console: Console | None) -> ImageSource:
     if files is None:
         if column is not None:
             raise CapiError(f"{data} names a column, which parquet and arrow files have: {path} is something else")
-        return csv_images(Path(path)) if path.lower().endswith(".csv") else image_folder(Path(path))
+        return csv_images(path) if is_csv(path) else image_folder(Path(path))
     return _open_files(files, path, column, console)
 
 

@@ -27,6 +27,7 @@ from capi.data.crops import KEPT_SHARE
 from capi.data.decoding import Box
 from capi.errors import CapiError
 from capi.evals.images import Frame
+from capi.runtime.documents import parse_object
 
 KINDS = ("patch", "mean_patch", "pooled", "register")
 TYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -103,7 +104,7 @@ class FeatureFacts:
     @classmethod
     def from_text(cls, text: str, path: Path) -> "FeatureFacts":
         try:
-            values = json.loads(text)
+            values = parse_object(text, str(path))
             if values.pop("version") > _VERSION:
                 raise CapiError(f"{path} was written by a newer capi: install that one to read it")
             framing = values.pop("framing")
@@ -328,7 +329,7 @@ def filling(path: Path) -> Iterator[FeatureWriter]:
     facts = _read_safetensors(path).facts
     with path.open("r+b") as file:
         length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
+        entries = parse_object(file.read(length), str(path))
         starts = {kind: 8 + length + int(entries[kind]["data_offsets"][0]) for kind in facts.shapes}
         yield FeatureWriter(file, facts, starts)
 

@@ -25,6 +25,7 @@ from capi.evals.fitted import (
     LogisticSegmenter,
     Segmenter,
 )
+from capi.runtime.documents import parse_object
 from capi.types import VisionEncoder, statistics_of
 
 _LOG = logging.getLogger("capi")
@@ -125,10 +126,10 @@ def load_probe(path: Path) -> Probe:
     if _MARK not in metadata:
         raise CapiError(f"{path} holds tensors, but no probe: expected the probe.safetensors of an evaluation")
     try:
-        return _described(json.loads(metadata[_MARK]), tensors, path)
+        return _described(parse_object(metadata[_MARK], str(path)), tensors, path)
     except CapiError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CapiError(f"{path} is a damaged probe ({error}): evaluate once more to get a whole one") from error
 
 

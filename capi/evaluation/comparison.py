@@ -39,6 +39,7 @@ from capi.evaluation.evaluating import evaluate
 from capi.evaluation.results import Record, read_record
 from capi.evaluation.table_view import TableView
 from capi.evaluation.teamwork import prepared
+from capi.runtime.documents import read_json
 from capi.train.atomic import write_atomically
 from capi.train.run_folder import versions
 from capi.weights import Weights
@@ -209,8 +210,8 @@ class _Run:
         if identity["encoder"]["fingerprint"] is None:
             return None
         try:
-            known = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            known = read_json(folder / IDENTITY)
+        except CapiError:
             return None
         return read_record(folder) if known == json.loads(json.dumps(identity)) else None
 

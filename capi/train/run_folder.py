@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from capi.errors import CapiError
+from capi.runtime.documents import read_object, read_text
 from capi.train.atomic import write_atomically
 
 try:
@@ -77,21 +78,19 @@ class RunFolder:
     def config_text(self) -> str:
         if not self.exists:
             raise CapiError(self._no_run(CONFIG))
-        return (self.path / CONFIG).read_text(encoding="utf-8")
+        return read_text(self.path / CONFIG)
 
     def record(self, *, also_newer: bool = False) -> dict[str, Any]:
         """What run.json holds; a run of a newer version is refused, except where one only wants to look."""
-        try:
-            record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise CapiError(self._no_run(RECORD)) from error
-        except (OSError, ValueError) as error:
-            raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error
-        if not isinstance(record, dict):
+        if not os.path.lexists(self.path / RECORD):
+            raise CapiError(self._no_run(RECORD))
+        record = read_object(self.path / RECORD)
+        version = record.get("format", 0)
+        if not isinstance(version, int):
             raise CapiError(f"{self.path / RECORD} is not what a run writes: restore it from a copy")
-        if record.get("format", 0) > FORMAT_VERSION and not also_newer:
+        if version > FORMAT_VERSION and not also_newer:
             raise CapiError(
-                f"{self.path} was written by a newer capi (run format {record['format']}, this one knows up to "
+                f"{self.path} was written by a newer capi (run format {version}, this one knows up to "
                 f"{FORMAT_VERSION}): install that version"
             )
         return record
