@@ -20,11 +20,11 @@ def ablate(
     data: Annotated[str | None, typer.Option(help="Images with labels: a folder, a CSV, or demo.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; tables may share it.")] = None,
     scale: Annotated[str, typer.Option(help="mini (minutes a run) or smoke (seconds).")] = "mini",
-    seeds: Annotated[int, typer.Option(help="Runs of each row.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs of each row.", min=1, max=1000)] = 1,
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the benchmarks, such as label=breed; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", min=1, max=1024)] = 1,
     photos: Annotated[bool, typer.Option(help="Whether the page shows some of the images.")] = True,
     device: Device = None,
     listing: Annotated[bool, typer.Option("--list", help="Name the tables and their rows.")] = False,

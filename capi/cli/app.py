@@ -58,6 +58,10 @@ def main() -> None:
         if _is_told_elsewhere(error):
             fail_silently()
         _fail(str(error))
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)):
+            raise
+        _fail("the memory is full: lower the batch or the size of images, or use a machine with more memory")
     except OSError as error:
         # A full disk or a name that no file can have may show anywhere; other errors of the system are ours to see.
         if error.errno in _FULL:

@@ -1,5 +1,6 @@
 """Commands that use an encoder: evaluate, predict, compare, extract, nearest, visualize."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -210,7 +211,7 @@ def extract(
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     split: Annotated[str | None, typer.Option(help="Part of the data: of a CSV, of demo, or a subfolder.")] = None,
     label: Annotated[str, typer.Option(help="A CSV's column with the label.")] = "label",
-    batch_size: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.", min=1, max=2**16)] = 32,
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
@@ -253,7 +254,7 @@ def nearest(
     file: Annotated[Path, typer.Argument(help="A file of `capi extract`.")],
     image: Annotated[Path, typer.Argument(help="The image to find similar ones of.")],
     out: Annotated[Path, typer.Option(help="Picture to write; .png or .jpg.")] = Path("nearest.png"),
-    count: Annotated[int, typer.Option(help="How many to find.", min=1)] = 10,
+    count: Annotated[int, typer.Option(help="How many to find.", min=1, max=1000)] = 10,
     at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
     kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
     model: Annotated[str | None, typer.Option(help="By default the model that made the file.")] = None,
@@ -291,7 +292,9 @@ def visualize(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures and their page.")],
-    size: Annotated[list[int] | None, typer.Option(help="Side in pixels; may repeat; by default 224.", min=1)] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help="Side in pixels; may repeat; by default 224.", min=1, max=2**14)
+    ] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -350,8 +353,10 @@ def _resumable(message: str) -> Iterator[None]:
 
 def _size(text: str) -> int | tuple[int, int]:
     sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise CapiError(f'--image-size "{text}" is no size: expected pixels such as 224, or 224x448 (height x width)')
+    if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and 0 < int(side) <= 2**14 for side in sides):
+        raise CapiError(
+            f'--image-size "{text}" is no size: expected at most {2**14} pixels, as 224 or 224x448 (height x width)'
+        )
     return int(text) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
@@ -360,6 +365,8 @@ def _point(text: str | None) -> tuple[float, float] | None:
         return None
     try:
         across, down = (float(part) for part in text.split(","))
+        if not (math.isfinite(across) and math.isfinite(down)):
+            raise ValueError(text)
     except ValueError:
         raise CapiError(f'--at "{text}" is no point: expected x,y in pixels, such as 120,80') from None
     return across, down

@@ -25,8 +25,10 @@ def slurm(
     out: Annotated[
         Path, typer.Option(help="Folder of the run, seen by all nodes; job script and log lie beside it.")
     ] = ...,  # type: ignore[assignment]
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine; one process for each.")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, max=10**5, help="Machines.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, max=1024, help="GPUs of each machine; one process for each.")
+    ] = 8,
     time: Annotated[
         str | None, typer.Option(help="Time limit, such as 24:00:00; the run is requeued after it.")
     ] = None,
@@ -35,7 +37,9 @@ def slurm(
     qos: Annotated[str | None, typer.Option(help="Slurm's --qos.")] = None,
     constraint: Annotated[str | None, typer.Option(help="Slurm's --constraint.")] = None,
     mem: Annotated[str | None, typer.Option(help="Slurm's --mem, such as 200G.")] = None,
-    cpus_per_gpu: Annotated[int | None, typer.Option(min=1, help="Cores for each process and its readers.")] = None,
+    cpus_per_gpu: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Cores for each process and its readers.")
+    ] = None,
     job_name: Annotated[str | None, typer.Option(help="By default that of the run's folder.")] = None,
     extra: Annotated[
         list[str] | None, typer.Option(help='A whole line such as "#SBATCH --exclusive"; may be repeated.')

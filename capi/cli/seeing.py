@@ -63,7 +63,7 @@ def explore(
     model: Model,
     images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: photos of the demo.")] = None,
     size: Annotated[
-        int | None, typer.Option(help="Short side in pixels that images are seen at; by default 224.", min=1)
+        int | None, typer.Option(help="Short side in pixels that images are seen at; by default 224.", min=1, max=2**14)
     ] = None,
     weights: Weights = "teacher",
     host: Host = "127.0.0.1",

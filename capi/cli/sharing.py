@@ -96,10 +96,13 @@ def export(
     format: Annotated[str, typer.Option(help="safetensors, released, transformers or onnx.")] = "safetensors",
     weights: Weights = "teacher",
     image_size: Annotated[
-        int | None, typer.Option(help="transformers: side that images are resized to; the run's, or 224.", min=1)
+        int | None,
+        typer.Option(help="transformers: side that images are resized to; the run's, or 224.", min=1, max=2**14),
     ] = None,
     precision: Annotated[str, typer.Option(help="onnx: float32, float16 or int8.")] = "float32",
-    opset: Annotated[int | None, typer.Option(help="onnx: version of the operators; by default 18.")] = None,
+    opset: Annotated[
+        int | None, typer.Option(min=1, max=100, help="onnx: version of the operators; by default 18.")
+    ] = None,
     pooled: Annotated[bool, typer.Option(help="onnx: whether the file gives pooled features.")] = True,
     overwrite: Overwrite = False,
 ) -> None:

@@ -43,7 +43,7 @@ def pretrain(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     device: Device = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Iterations that --check times; the best counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, max=10**6, help="Iterations that --check times; the best counts.")] = 3,
 ) -> None:
     """Pretrain an encoder on unlabelled images."""
     if check:

@@ -275,8 +275,10 @@ def _check(settings: PackingSettings) -> None:
     if settings.per_shard is not None and settings.shard_megabytes is not None:
         raise CapiError("a shard has a size or a number of images: give --shard-size or --per-shard, not both")
     given = settings.shard_megabytes if settings.per_shard is None else settings.per_shard
-    if given is not None and given <= 0:
+    if given is not None and not given > 0:
         raise CapiError("a shard must hold something: give a --per-shard or --shard-size above 0")
+    if settings.shuffle is not None and not 0 <= settings.shuffle < 2**63:
+        raise CapiError("the seed of the shuffle must be a whole number from 0 to 9223372036854775807")
 
 
 def _begin(
