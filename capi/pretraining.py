@@ -355,12 +355,12 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) 
             f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, or give "
             "--out another folder"
         )
-    before = folder.record()["data"]
-    if before["fingerprint"] != facts["fingerprint"]:
+    before = folder.record().get("data", {})
+    if before.get("fingerprint") != facts["fingerprint"]:
         raise CapiError(
-            f"{folder.path} was started with {before['images']} images of {before['path']}, and {facts['path']} now "
-            f"gives {facts['images']} images or other names: a run goes on with the same images, so restore them, or "
-            "start another run"
+            f"{folder.path} was started with {before.get('images')} images of {before.get('path')}, and "
+            f"{facts['path']} now gives {facts['images']} images or other names: a run goes on with the same images, "
+            "so restore them, or start another run"
         )
 
 

@@ -1,6 +1,7 @@
 """Weights out of a run, and back in: safetensors with the config inside, or the released layout."""
 
 import json
+import os
 import stat
 from pathlib import Path
 from typing import Any, Literal
@@ -142,6 +143,9 @@ def _metadata(path: Path) -> dict[str, str]:
     """What a safetensors file says of itself; nothing for other files."""
     from safetensors import SafetensorError, safe_open
 
+    # Opening a pipe would wait for ever.
+    if not os.path.isfile(path):
+        return {}
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}

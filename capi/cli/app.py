@@ -32,8 +32,6 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 # Characters of an argument: a YAML list of evaluations may stand in one.
 _LONGEST_WORD = 2**16
-# Of a long name, so many characters stand in a message.
-_SHOWN = 80
 # Commands that share their work where torchrun starts several processes.
 SEVERAL = ("pretrain", "evaluate", "compare", "extract")
 # How much later than the others the first process may come to tell an error.
@@ -71,24 +69,20 @@ def main() -> None:
             )
         if error.errno not in _NO_NAME:
             raise
-        _fail(f"{_shortened(str(error.filename))} is not the name of a file or folder ({error.strerror}): give another")
+        _fail(f"{error.filename} is not the name of a file or folder ({error.strerror}): give another")
 
 
 def _refuse_words(words: Sequence[str]) -> None:
-    """What no command can mean: a NUL ends every name of a file, and nothing is that long."""
+    """What no command can mean: a NUL ends every name of a file, results are written in UTF-8, nothing is that long."""
     for word in words:
         if "\0" in word:
-            raise CapiError(f"{_shortened(word)!r} holds a NUL character, which no name, number or option has")
+            raise CapiError(f"the argument {word!r} holds a NUL character, which no name, number or option has")
         if not word.strip():
             raise CapiError("an argument is empty: leave it out, or check the variable of the shell that it came from")
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise CapiError(f"the argument {word} is not a text in UTF-8: rename the file or folder")
         if len(word) > _LONGEST_WORD:
-            raise CapiError(
-                f"{_shortened(word)} is an argument of {len(word)} characters: at most {_LONGEST_WORD} are read"
-            )
-
-
-def _shortened(word: str) -> str:
-    return word if len(word) <= _SHOWN else f"{word[:_SHOWN]}..."
+            raise CapiError(f"{word} is an argument of {len(word)} characters: at most {_LONGEST_WORD} are read")
 
 
 def echo(message: str, *, nl: bool = True) -> None:

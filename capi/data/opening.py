@@ -34,6 +34,7 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".zi
 _WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>[+-]?(\d+(\.\d*)?|\.\d+|nan|inf))", re.DOTALL)
 _COLUMN = re.compile(r"(?P<path>.+)\?column=(?P<column>.+)", re.DOTALL)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_SHARDS = 1_000_000
 
 
@@ -193,8 +194,12 @@ def _braces(pattern: str) -> list[str]:
     except ImportError as error:
         raise CapiError("patterns with braces need an extra: pip install 'capi[shards]'") from error
     # The library makes all names at once.
-    ranges = [abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern)]
-    if math.prod(ranges) > _MOST_SHARDS:
+    ranges = _RANGE.findall(pattern)
+    if any(len(number) > len(str(_MOST_SHARDS**2)) for pair in ranges for number in pair):
+        raise CapiError(f"{pattern} counts to a number that is too large: check its numbers")
+    lengths = [abs(int(end) - int(start)) + 1 for start, end in ranges]
+    lengths += [words.count(",") + 1 for words in _CHOICE.findall(pattern)]
+    if math.prod(lengths) > _MOST_SHARDS:
         raise CapiError(f"{pattern} stands for more than {_MOST_SHARDS} files: check its numbers")
     try:
         return list(braceexpand.braceexpand(pattern))

@@ -161,7 +161,10 @@ def open_parquet(file: str) -> Any:
         return pyarrow.parquet.ParquetFile(file)
     except FileNotFoundError as error:
         raise CapiError(f"there is no file {file}") from error
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        # The library raises an error without a number for a footer that is damaged.
+        if getattr(error, "errno", None) is not None:
+            raise
         raise CapiError(f"{file} is no parquet file that can be read ({error}): fetch or write it again") from error
 
 

@@ -36,9 +36,8 @@ class UnfitFileError(OSError):
 def read_regular(path: Path, *, limit: int) -> bytes:
     """What a regular file holds, at most `limit` bytes."""
     with open_regular(path, limit=limit) as file:
-        content = file.read(os.fstat(file.fileno()).st_size + 1)
-        # A file may grow while it is read.
-        return content + file.read(max(limit - len(content), 0))
+        # Not up to the limit: the memory for all that is asked for is taken first.
+        return file.read(os.fstat(file.fileno()).st_size)
 
 
 def open_regular(path: Path, *, limit: int = 2**63) -> BinaryIO:

@@ -11,6 +11,7 @@ from rich.segment import Segment
 # the direction of text, and halves of surrogate pairs, which no encoding can write.
 _SEQUENCES = re.compile("\x1b\\[[0-?]*[ -/]*[@-~]|[\x1b\x9d]\\]?[^\x07\x1b\x9c\n]{0,500}(?:\x07|\x1b\\\\|\x9c)")
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_LONG, _SHOWN = re.compile(r"\S{300,}"), 100
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
@@ -22,8 +23,8 @@ def harmless(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """The same with line breaks and tabs as spaces: a message is one sentence, whatever name stands in it."""
-    return " ".join(re.split(r"[\n\t]+", harmless(text)))
+    """The same with line breaks as spaces and long names cut: a message is one sentence, whatever stands in it."""
+    return _LONG.sub(lambda word: f"{word[0][:_SHOWN]}...", " ".join(re.split(r"[\n\t]+", harmless(text))))
 
 
 class Terminal(Console):

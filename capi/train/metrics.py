@@ -60,7 +60,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         raise CapiError(f"{path} cannot be read ({error.strerror or error})") from error
     with file:
         lines = iter(lambda: file.readline(LONGEST_LINE), b"")
-        return [record for line in lines if (record := parse_record(line)) is not None]
+        records = [record for line in lines if (record := parse_record(line)) is not None]
+    return [
+        {key: value for key, value in record.items() if isinstance(value, int | float | None)} for record in records
+    ]
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:

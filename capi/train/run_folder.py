@@ -86,7 +86,10 @@ class RunFolder:
             raise CapiError(self._no_run(RECORD))
         record = read_object(self.path / RECORD)
         version = record.get("format", 0)
-        if not isinstance(version, int):
+        sections = [record.get(name, {}) for name in ("data", "init")] + [record.get("versions", {})]
+        starts = record.get("starts", [])
+        listed = isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
+        if not isinstance(version, int) or not listed or not all(isinstance(section, dict) for section in sections):
             raise CapiError(f"{self.path / RECORD} is not what a run writes: restore it from a copy")
         if version > FORMAT_VERSION and not also_newer:
             raise CapiError(
