@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from capi import benchmark, build
-from capi.config.loading import differences, dump_config, parse_config, parse_yaml
+from capi.config.loading import differences, dump_config, parse_config
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
@@ -24,6 +24,7 @@ from capi.distributing import distribute, whole_view
 from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
 from capi.method.alarms import RunFacts, Watchman
+from capi.runtime.yaml_documents import parse_yaml
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.loop import Ending, Evaluation, Loop
 from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers

@@ -162,7 +162,7 @@ def _read_config(path: Path) -> tuple[Architecture, Statistics]:
     # The library adds values of its own to this file, which say nothing of the architecture.
     own = {name: value for name, value in values.items() if name in names}
     architecture = Architecture.from_plain(own, source=str(path))
-    mean, std = values.get("image_mean"), values.get("image_std")
+    mean, std = (values.get(name) or [] for name in ("image_mean", "image_std"))
     check_statistics(mean, std, architecture.channels, str(path))
     return architecture, Statistics(tuple(map(float, mean)), tuple(map(float, std)))
 

@@ -103,9 +103,11 @@ def _described(encoder: CapiEncoder) -> Facts:
 
 def _of_facts(facts: Facts, source: str) -> CapiEncoder:
     """The model without memory for its weights, by the config of its run or by its own description."""
-    config, known = facts.get("config"), facts.get("statistics")
+    known = facts.get("statistics")
     if "architecture" not in facts:
-        return _empty(parse_config(config, source=source))
+        if not isinstance(facts.get("config"), dict):
+            raise CapiError(f"{source} does not say what its weights belong to: export them again")
+        return _empty(parse_config(facts["config"], source=source))
     if not isinstance(known, dict):
         raise CapiError(f"{source} does not say what its weights belong to: export them again")
     architecture = Architecture.from_plain(facts.get("architecture"), source)

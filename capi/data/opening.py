@@ -24,7 +24,7 @@ from capi.data.demo import demo_photos
 from capi.data.hub import SCHEME, open_hub
 from capi.data.mixture import Mixture
 from capi.data.shards import open_shards
-from capi.data.sources import ImageSource, csv_images, has_images, image_folder, is_csv
+from capi.data.sources import ImageSource, csv_images, csv_place, has_images, image_folder, is_csv
 from capi.data.tables import open_arrow, open_parquet_files
 from capi.errors import CapiError, expect
 
@@ -114,6 +114,8 @@ def _open_one(data: str, console: Console | None) -> ImageSource:
         return demo_photos("train").images
     if data.startswith(SCHEME):
         return open_hub(data)
+    if is_csv(data) and os.path.isfile(csv_place(data)[0]):
+        return csv_images(data)
     named = None if os.path.exists(data) else _COLUMN.fullmatch(data)
     path, column = (named["path"], named["column"]) if named else (data, None)
     files = _files(path)

@@ -101,7 +101,7 @@ def image_members(shard: Path) -> Iterator[Member]:
         file.seek(0)
         try:
             # No more is read than there is, whatever a header says of the length of what follows it.
-            with tarfile.open(fileobj=_Bounded(file), mode="r:") as archive:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=_Bounded(file), mode="r:") as archive:
                 size, last = os.fstat(file.fileno()).st_size, -1
                 for member in archive:
                     # The library remembers every member it has seen.

@@ -17,7 +17,7 @@ _LONGEST_NUMBER = 400
 _TEXT = "tag:yaml.org,2002:str"
 
 
-class _Loader(Composer, _Base):  # type: ignore[misc]
+class _Loader(Composer, _Base):
     """Safe YAML in which 1e-3 is a number. Nodes are put together here, since libyaml's own way has no limits."""
 
     def __init__(self, text: str) -> None:

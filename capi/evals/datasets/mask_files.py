@@ -110,7 +110,8 @@ def _opened(path: Path) -> Image.Image:
         with open_image(path) as image:
             if image.format in {"JPEG", "MPO"}:
                 raise CapiError(f"{path} is a JPEG, which changes labels: a mask must be stored without loss, as PNG")
-            tile: Any = image.tile[0] if image.tile else None
+            tiles: Any = getattr(image, "tile", None)
+            tile = tiles[0] if tiles else None
             raw = tile[3] if tile is not None else ""
             image.load()
             image.info["raw mode"] = raw[0] if isinstance(raw, tuple) else raw

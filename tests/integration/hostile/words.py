@@ -119,7 +119,9 @@ def words(choose: random.Random) -> Iterator[Case]:
             whole = "@" in command
             for value in choose.sample([value for value in values if whole or value.strip()], most):
                 filled = [word.replace("@", value) for word in command]
-                yield Case(f"{' '.join(command)[:60]} with {value[:12]!r} of {len(value)}", filled)
+                # A model that cannot be opened is a cell that failed.
+                codes = (1, 2) if command[0] == "compare" else (2,)
+                yield Case(f"{' '.join(command)[:60]} with {value[:12]!r} of {len(value)}", filled, codes=codes)
     for key in KEYS:
         yield Case(f"plan with {key}", ["plan", "tiny4", f"{key}={choose.choice(LARGE)}"])
     for overrides in TOO_MUCH:
