@@ -162,7 +162,8 @@ def _read_config(path: Path) -> tuple[Architecture, Statistics]:
     # The library adds values of its own to this file, which say nothing of the architecture.
     own = {name: value for name, value in values.items() if name in names}
     architecture = Architecture.from_plain(own, source=str(path))
-    mean, std = (values.get(name) or [] for name in ("image_mean", "image_std"))
+    mean: Any = values.get("image_mean")
+    std: Any = values.get("image_std")
     check_statistics(mean, std, architecture.channels, str(path))
     return architecture, Statistics(tuple(map(float, mean)), tuple(map(float, std)))
 

@@ -101,11 +101,11 @@ def image_members(shard: Path) -> Iterator[Member]:
         file.seek(0)
         try:
             # No more is read than there is, whatever a header says of the length of what follows it.
-            with tarfile.open(fileobj=_Bounded(file), mode="r:") as archive:
+            with tarfile.open(fileobj=_Bounded(file), mode="r:") as archive:  # type: ignore[call-overload]
                 size, last = os.fstat(file.fileno()).st_size, -1
                 for member in archive:
                     # The library remembers every member it has seen.
-                    archive.members = []  # type: ignore[attr-defined]
+                    archive.members = []
                     # A header with a negative size leads back, and would be read for ever.
                     if not last < member.offset <= member.offset_data <= size or member.size < 0:
                         raise tarfile.ReadError("a header that leads out of the file")

@@ -12,7 +12,7 @@ from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.datasets.reading import check_count, class_folders, existing_file, labelled, list_lines
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, DataOptions
-from capi.runtime.documents import read_object
+from capi.runtime.documents import read_json
 from capi.runtime.image_files import open_image
 from capi.types import Int
 
@@ -155,4 +155,4 @@ def _standing_for_themselves(numbers: Sequence[int], classes: int) -> Int[Tensor
 
 
 def _json(path: Path) -> Any:
-    return read_object(existing_file(path))
+    return read_json(existing_file(path))
