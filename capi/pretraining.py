@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from capi import benchmark, build
-from capi.config.loading import differences, dump_config, parse_config, parse_yaml
+from capi.config.loading import differences, dump_config, parse_config
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
@@ -26,6 +26,7 @@ from capi.distributing import distribute, whole_view
 from capi.errors import CapiError
 from capi.initialising import Initialised, initialise
 from capi.method.alarms import ADVISED, RunFacts, Watchman
+from capi.runtime.yaml_documents import parse_yaml
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.checkpoint_reading import StoredTensors
 from capi.train.loop import Ending, Evaluation, Loop
@@ -377,12 +378,12 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) 
             f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, or give "
             "--out another folder"
         )
-    before = folder.record()["data"]
-    if before["fingerprint"] != facts["fingerprint"]:
+    before = folder.record().get("data", {})
+    if before.get("fingerprint") != facts["fingerprint"]:
         raise CapiError(
-            f"{folder.path} was started with {before['images']} images of {before['path']}, and {facts['path']} now "
-            f"gives {facts['images']} images or other names: a run goes on with the same images, so restore them, or "
-            "start another run"
+            f"{folder.path} was started with {before.get('images')} images of {before.get('path')}, and "
+            f"{facts['path']} now gives {facts['images']} images or other names: a run goes on with the same images, "
+            "so restore them, or start another run"
         )
 
 

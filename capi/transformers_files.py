@@ -22,6 +22,7 @@ from capi.models.architecture import Architecture, architecture_of, weightless_e
 from capi.models.features import CapiEncoder
 from capi.models.files import read_contents
 from capi.runtime.atomic import atomic_folder, atomic_path, atomic_write
+from capi.runtime.documents import read_object
 from capi.types import Statistics
 
 MODEL_TYPE = "capi"
@@ -166,20 +167,16 @@ def read_transformers(path: Path) -> CapiEncoder:
 
 
 def _read_config(path: Path) -> tuple[Architecture, Statistics, tuple[int, int] | None]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CapiError(f"{path} cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError) as error:
-        raise CapiError(f"{path} is no JSON ({error}): expected the config of a transformers model") from error
-    kind = values.get("model_type") if isinstance(values, dict) else None
+    values = read_object(path)
+    kind = values.get("model_type")
     if kind != MODEL_TYPE:
         raise CapiError(f'{path} has model_type {kind!r}: expected a folder of a CAPI model, with "{MODEL_TYPE}" there')
     names = {field.name for field in fields(Architecture)}
     # The library adds values of its own to this file, which say nothing of the architecture.
     own = {name: value for name, value in values.items() if name in names}
     architecture = Architecture.from_plain(own, source=str(path))
-    mean, std = values.get("image_mean"), values.get("image_std")
+    mean: Any = values.get("image_mean")
+    std: Any = values.get("image_std")
     check_statistics(mean, std, architecture.channels, str(path))
     size = values.get("image_size")
     image_size = None if size is None else checked_image_size(size, architecture.patch_size, str(path))

@@ -18,6 +18,7 @@ from capi.models.files import read_contents
 from capi.models.pretrained import to_released
 from capi.pretraining import run_config
 from capi.runtime.atomic import atomic_open, atomic_path
+from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_paths
 from capi.runtime.tensor_file import Header, read_header
 from capi.train.checkpoint import Checkpoints
@@ -92,20 +93,10 @@ def load_exported(path: Path) -> CapiEncoder | None:
         return None
     if _MARK not in header.metadata:
         return None
-    model = _of_facts(_parse_facts(header.metadata[_MARK], path), list(header.entries), str(path))
+    model = _of_facts(parse_object(header.metadata[_MARK], str(path)), list(header.entries), str(path))
     _check_shapes(model, header, path)
     _fill(model, read_contents(path), path)
     return model.eval().requires_grad_(False)
-
-
-def _parse_facts(text: str, path: Path) -> Facts:
-    try:
-        facts = json.loads(text)
-        if not isinstance(facts, dict) or not isinstance(facts.get("architecture", facts.get("config")), dict):
-            raise ValueError("neither an architecture nor a config")
-    except (ValueError, RecursionError) as error:
-        raise CapiError(f"{path} does not say which model it holds ({error}): export it again") from error
-    return facts
 
 
 def _check_shapes(model: CapiEncoder, header: Header, path: Path) -> None:
@@ -130,6 +121,8 @@ def _described(encoder: CapiEncoder) -> Facts:
 def _of_facts(facts: Facts, names: Sequence[str], source: str) -> CapiEncoder:
     """The model without memory for its weights, by the config of its run or by its own description."""
     if "architecture" not in facts:
+        if not isinstance(facts.get("config"), dict):
+            raise CapiError(f"{source} does not say what its weights belong to: export them again")
         return _empty(parse_config(facts["config"], source=source), names, source)
     architecture, known = Architecture.from_plain(facts["architecture"], source), facts.get("statistics")
     given: Facts = known if isinstance(known, dict) else {}

@@ -14,10 +14,11 @@ import yaml
 from PIL import Image
 
 import capi
-from capi.config.loading import dump_config, load_config, parse_config, parse_yaml
+from capi.config.loading import dump_config, load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.alarms import RULES
+from capi.runtime.yaml_documents import parse_yaml
 from capi.train.metrics import WALL_CLOCK, read_metrics
 
 DEVICE = "cpu"

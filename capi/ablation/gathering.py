@@ -1,6 +1,5 @@
 """What the runs of a study have come to, read from their folders."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from capi.ablation.planning import FAILURE, Job, Study
 from capi.errors import CapiError
 from capi.evaluation.comparison_page import NAME as COMPARISON
 from capi.planning import plan
+from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_paths, hide_paths_within
 from capi.seeing.doctor import diagnose
 from capi.seeing.picture_files import read_emergence
@@ -113,20 +113,19 @@ def _health(run: Path) -> tuple[str, Sequence[str]]:
 
 def _failure(path: Path) -> str:
     try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["reason"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_object(path)["reason"])
+    except (CapiError, KeyError):
         return ""
 
 
 def _scores(folder: Path) -> dict[str, list[tuple[str, float]]]:
     """The scores of each benchmark, the one to quote first."""
     try:
-        cells = json.loads((folder / f"{COMPARISON}.json").read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError):
+        cells = read_object(folder / f"{COMPARISON}.json")["cells"]
+        done = [cell for cell in cells if cell.get("status") == "done"]
+        return {cell["benchmark"]: list(cell["results"]["scores"].items()) for cell in done}
+    except (CapiError, KeyError, TypeError, AttributeError):
         return {}
-    return {
-        cell["benchmark"]: list(cell["results"]["scores"].items()) for cell in cells if cell.get("status") == "done"
-    }
 
 
 def _measures(jobs: Sequence[Job]) -> dict[str, str]:

@@ -5,7 +5,6 @@ it differs from that of the original code (1e-12 and 1e-6 for DINO, say), since 
 Hub and those that transformers 5 writes have the same names.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from capi.baselines.baseline import Baseline
 from capi.baselines.keys import Layout, Part, Rule, rule, with_bias
 from capi.errors import CapiError
 from capi.models.files import read_contents
+from capi.runtime.documents import read_object
 
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 _LAYER, _BLOCK = "encoder.layer.{n}", "blocks.{n}"
@@ -36,10 +36,9 @@ _IGNORED = (
 def read_config(folder: Path) -> dict[str, Any]:
     """What config.json says; an empty dict where there is none that can be read."""
     try:
-        facts = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(folder / CONFIG)
+    except CapiError:
         return {}
-    return facts if isinstance(facts, dict) else {}
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -55,12 +54,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
     try:
-        names = set(json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+        names = set(map(str, read_object(folder / INDEX)["weight_map"].values()))
+    except (CapiError, KeyError, AttributeError) as error:
         raise CapiError(f"{folder / INDEX} cannot be read as an index of weights: download it again") from error
     state: dict[str, Tensor] = {}
     for name in sorted(names):
-        if not isinstance(name, str) or Path(name).name != name:
+        if Path(name).name != name:
             raise CapiError(f"{folder / INDEX} names a file outside its folder ({name!r}): it is not read")
         state |= read_contents(folder / name)
     return state

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from capi.cli.app import Device, Overrides, app, messages
+from capi.cli.app import Device, Overrides, app, echo, messages
 from capi.cli.usage import others_than, refuse_idle
 from capi.exit_codes import INTERRUPTED
+from capi.runtime.terminal import Terminal
 
 
 @app.command()
@@ -20,11 +20,11 @@ def ablate(
     data: Annotated[str | None, typer.Option(help="Images with labels: a folder, a CSV, or demo.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; tables may share it.")] = None,
     scale: Annotated[str, typer.Option(help="mini (minutes a run) or smoke (seconds).")] = "mini",
-    seeds: Annotated[int, typer.Option(help="Runs of each row.", min=1)] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs of each row.", min=1, max=1000)] = 1,
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the benchmarks, such as label=breed; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", min=1, max=1024)] = 1,
     photos: Annotated[bool, typer.Option(help="Whether the page shows some of the images.")] = True,
     device: Device = None,
     listing: Annotated[bool, typer.Option("--list", help="Name the tables and their rows.")] = False,
@@ -40,7 +40,7 @@ def ablate(
         refuse_idle(
             context, others_than(context, "listing"), "is of no use to --list, which runs nothing: leave it out"
         )
-        Console(highlight=False).print(_tables())
+        Terminal().print(_tables())
         return
     if table is None or data is None or out is None:
         raise CapiError("ablate needs a table, --data with images and labels, and --out, a folder (or --list)")
@@ -60,9 +60,9 @@ def ablate(
         console=messages(),
     )
     if page is None:
-        typer.echo("Stopped and saved. The same command goes on.")
+        echo("Stopped and saved. The same command goes on.")
         raise typer.Exit(INTERRUPTED)
-    typer.echo(f"wrote {page}: open it in a browser")
+    echo(f"wrote {page}: open it in a browser")
 
 
 def _tables() -> Table:
@@ -71,7 +71,6 @@ def _tables() -> Table:
 
     table = Table("table", "or", "what it compares", "rows", box=None, pad_edge=False)
     for name, ablation in ablations().items():
-        # A row such as [0.2, 1.0] is no style.
-        rows = "; ".join(ablation.rows).replace("[", "\\[")
+        rows = "; ".join(ablation.rows)
         table.add_row(name, "" if ablation.short == name else ablation.short, paper_table(name).title, rows)
     return table

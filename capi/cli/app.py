@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.logging import RichHandler
 
 from capi import __version__
 from capi.cli.usage import Commands, UsageError, sentence_of
 from capi.errors import CapiError, nearest
 from capi.exit_codes import INTERRUPTED
+from capi.runtime.terminal import Terminal, harmless, one_line
 
 app = typer.Typer(
     cls=Commands,
@@ -28,6 +28,10 @@ app = typer.Typer(
     help="CAPI: cluster and predict latent patches, from unlabelled images to a strong dense encoder.",
 )
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
+# Characters of an argument: a YAML list of evaluations may stand in one.
+_LONGEST_WORD = 2**16
 # Commands that share their work where torchrun starts several processes.
 SEVERAL = ("pretrain", "evaluate", "compare", "extract")
 # How much later than the others the first process may come to tell an error.
@@ -47,6 +51,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 def main() -> None:
     """Run the command line; errors of the user's making are told in one sentence."""
     try:
+        _refuse_words(sys.argv[1:])
         # Typer would draw a box around its own errors; what it gives back is the code to end with.
         sys.exit(app(prog_name="capi", standalone_mode=False) or 0)
     except UsageError as error:
@@ -58,14 +63,38 @@ def main() -> None:
         if _is_told_elsewhere(error):
             fail_silently()
         _fail(str(error))
-    except OSError as error:
-        # A full disk may show anywhere; other errors of the system are ours to see.
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+    except (MemoryError, RuntimeError) as error:
+        if not (isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)):
             raise
-        _fail(
-            f"the disk is full ({error.filename or error.strerror}): make room, then run the same command again (a run "
-            "with --resume)"
-        )
+        _fail("the memory is full: lower the batch or the size of images, or use a machine with more memory")
+    except OSError as error:
+        # A full disk or a name that no file can have may show anywhere; other errors of the system are ours to see.
+        if error.errno in _FULL:
+            _fail(
+                f"the disk is full ({error.filename or error.strerror}): make room, then run the same command again (a "
+                "run with --resume)"
+            )
+        if error.errno not in _NO_NAME:
+            raise
+        _fail(f"{error.filename} is not the name of a file or folder ({error.strerror}): give another")
+
+
+def _refuse_words(words: Sequence[str]) -> None:
+    """What no command can mean: a NUL ends every name of a file, results are written in UTF-8, nothing is that long."""
+    for word in words:
+        if "\0" in word:
+            raise CapiError(f"the argument {word!r} holds a NUL character, which no name, number or option has")
+        if not word.strip():
+            raise CapiError("an argument is empty: leave it out, or check the variable of the shell that it came from")
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise CapiError(f"the argument {word} is not a text in UTF-8: rename the file or folder")
+        if len(word) > _LONGEST_WORD:
+            raise CapiError(f"{word} is an argument of {len(word)} characters: at most {_LONGEST_WORD} are read")
+
+
+def echo(message: str, *, nl: bool = True) -> None:
+    """A line of results."""
+    typer.echo(harmless(message), nl=nl)
 
 
 def _tell_usage(error: Exception) -> None:
@@ -111,13 +140,13 @@ def _fail(message: str) -> None:
     if "--traceback" in sys.argv:
         traceback.print_exc()
     else:
-        Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"Error: {message}")
+        Terminal(stderr=True, soft_wrap=True).print(f"Error: {one_line(message)}")
     _end(2)
 
 
 def _print_version(wanted: bool) -> bool:
     if wanted:
-        typer.echo(f"capi {__version__}")
+        echo(f"capi {__version__}")
         raise typer.Exit
     return wanted
 
@@ -163,9 +192,9 @@ def check_weights(weights: str, models: Sequence[str]) -> None:
         raise CapiError(f"--weights student is a choice of runs, and there is no run here ({said}): leave it out")
 
 
-def results() -> Console:
+def results() -> Terminal:
     """Where tables go; a pipe or a file has no width, so nothing is cut there."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+    return Terminal(width=None if sys.stdout.isatty() else 200)
 
 
 def duration(hours: float) -> str:
@@ -175,9 +204,9 @@ def duration(hours: float) -> str:
     return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.1f} min"
 
 
-def messages() -> Console:
+def messages() -> Terminal:
     """Progress and warnings go to stderr, results to stdout; of several processes the first one speaks."""
-    console = Console(stderr=True, quiet=not is_first())
+    console = Terminal(stderr=True, quiet=not is_first())
     handler = RichHandler(console=console, show_time=False, show_path=False, markup=False)
     # Ours alone: libraries have much to say that is of no use here.
     logger = logging.getLogger("capi")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from capi.cli.app import app, messages
+from capi.cli.app import app, echo, messages
 from capi.cli.usage import Commands, refuse_idle
 from capi.errors import CapiError
 
@@ -17,10 +17,11 @@ data_app = typer.Typer(cls=Commands, help="Look through images before a run.", n
 app.add_typer(data_app, name="data")
 Sources = Annotated[list[str], typer.Argument(help="Anything that --data takes: a folder, shards, tables, hf://name.")]
 SurveyWorkers = Annotated[
-    int | None, typer.Option(min=1, help="How many work at once; by default as many as there are cores.")
+    int | None, typer.Option(min=1, max=1024, help="How many work at once; by default as many as there are cores.")
 ]
 PackingWorkers = Annotated[
-    int | None, typer.Option(min=1, help="How many work at once; by default as many as there are cores, at most 8.")
+    int | None,
+    typer.Option(min=1, max=1024, help="How many work at once; by default as many as there are cores, at most 8."),
 ]
 
 
@@ -29,9 +30,11 @@ def shards(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="Folder of images, or anything else that --data takes.")],
     out: Annotated[Path, typer.Option(help="Folder of the shards; one that was begun is gone on with.")],
-    shard_size: Annotated[float | None, typer.Option(help="Megabytes of a shard, about; by default 256.")] = None,
-    per_shard: Annotated[int | None, typer.Option(help="Images of a shard, in place of its size.")] = None,
-    shuffle: Annotated[int, typer.Option(help="Seed of the order in the shards.")] = 0,
+    shard_size: Annotated[
+        float | None, typer.Option(max=1e6, help="Megabytes of a shard, about; by default 256.")
+    ] = None,
+    per_shard: Annotated[int | None, typer.Option(max=10**9, help="Images of a shard, in place of its size.")] = None,
+    shuffle: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order in the shards.")] = 0,
     keep_order: Annotated[bool, typer.Option("--keep-order", help="Pack as they lie, not shuffled.")] = False,
     workers: PackingWorkers = None,
 ) -> None:
@@ -51,19 +54,19 @@ def shards(
     )
     kept = f", shards that were there already: {packed.kept}" if packed.kept else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
-    typer.echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
+    echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:
         name, reason = next(iter(packed.left_out.items()))
-        typer.echo(f"{len(packed.left_out)} images could not be read and were left out, for example {name}: {reason}")
-    typer.echo(f"Train on them with --data '{packed.pattern}'")
+        echo(f"{len(packed.left_out)} images could not be read and were left out, for example {name}: {reason}")
+    echo(f"Train on them with --data '{packed.pattern}'")
 
 
 @data_app.command("check")
 def check(
     source: Sources,
-    limit: Annotated[int | None, typer.Option(min=1, help="Look at so many only, spread evenly.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, max=10**12, help="Look at so many only, spread evenly.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
-    channels: Annotated[int, typer.Option(min=1, help="Channels of an image.")] = 3,
+    channels: Annotated[int, typer.Option(min=1, max=1024, help="Channels of an image.")] = 3,
     workers: SurveyWorkers = None,
 ) -> None:
     """Read all images once: counts, sizes, channel statistics, broken images, copies, images per second."""
@@ -79,7 +82,7 @@ def check(
 
         atomic_write(json_file, json.dumps(found.as_record(), indent=1) + "\n")
     for name, value in _rows(found).items():
-        typer.echo(f"{name:<12}{value}")
+        echo(f"{name:<12}{value}")
 
 
 def _rows(found: "Survey") -> dict[str, str]:

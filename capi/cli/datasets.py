@@ -3,11 +3,11 @@
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from capi.cli.app import app
+from capi.cli.app import app, echo
 from capi.cli.usage import Commands
+from capi.runtime.terminal import Terminal
 
 datasets_app = typer.Typer(
     cls=Commands, help="List the data sets of evaluations, or show how the files of one must lie."
@@ -26,7 +26,7 @@ def datasets(context: typer.Context) -> None:
     for dataset in DATASETS.values():
         tasks = (("classification", dataset.classification), ("segmentation", dataset.segmentation))
         table.add_row(dataset.name, dataset.title, ", ".join(name for name, reader in tasks if reader is not None))
-    Console().print(table)
+    Terminal().print(table)
 
 
 @datasets_app.command("show")
@@ -35,7 +35,7 @@ def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> Non
     from capi.evals.datasets import WITHOUT_FOLDER, dataset_named
 
     dataset = dataset_named(name)
-    typer.echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
+    echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
     heeded = sorted({*dataset.heeds, "verify_counts"})
     beside = "" if name in WITHOUT_FOLDER else " beside data=PATH"
-    typer.echo(f"Options{beside}: {', '.join(heeded)}")
+    echo(f"Options{beside}: {', '.join(heeded)}")

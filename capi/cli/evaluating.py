@@ -1,21 +1,21 @@
 """Commands that use an encoder: evaluate, predict, compare, extract, nearest, visualize."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperCommand
 
-from capi.cli.app import Device, Overrides, app, check_weights, fail_silently, is_first, messages, one_of
+from capi.cli.app import Device, Overrides, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.results import print_comparison, print_record
 from capi.cli.usage import refuse_idle
 from capi.errors import CapiError
 from capi.exit_codes import INTERRUPTED
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.evaluation.comparison_cells import Comparison
@@ -69,7 +69,7 @@ def evaluate(
         return
     print_record(done.record)
     if done.folder is not None:
-        typer.echo(f"{done.folder} has results.json, results.md and what was fitted.")
+        echo(f"{done.folder} has results.json, results.md and what was fitted.")
 
 
 @app.command()
@@ -96,9 +96,9 @@ def predict(
         overwrite=overwrite,
         console=messages(),
     )
-    typer.echo(f"labelled {done.images} images: {done.folder}")
+    echo(f"labelled {done.images} images: {done.folder}")
     if done.failed:
-        typer.echo(f"{len(done.failed)} images could not be read: {done.folder / 'failed.csv'} says why")
+        echo(f"{len(done.failed)} images could not be read: {done.folder / 'failed.csv'} says why")
     if not done.images:
         raise typer.Exit(1)
 
@@ -166,7 +166,7 @@ def compare(
     done = _compared(names, on or [], overrides, table, data_root, paper, out=out, weights=weights, device=device)
     if is_first():
         print_comparison(done)
-        typer.echo(f"{out / 'comparison.html'} shows it.")
+        echo(f"{out / 'comparison.html'} shows it.")
     elif done.failed:
         fail_silently(1)
     if done.failed:
@@ -217,20 +217,21 @@ def extract(
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     split: Annotated[str | None, typer.Option(help="Part of the data: of a CSV, of demo, or a subfolder.")] = None,
     label: Annotated[str, typer.Option(help="A CSV's column with the label.")] = "label",
-    batch_size: Annotated[int, typer.Option(help="Images at a time.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.", min=1, max=2**16)] = 32,
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
 ) -> None:
     """Write the features of many images to a file, with names and labels. The same command goes on where it stopped."""
     from capi import api
+    from capi.data.sources import is_csv
 
     check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
     kinds = kind or ["mean_patch"]
     for one in kinds:
         one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
-    if not data.lower().endswith(".csv"):
+    if not is_csv(data):
         refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
     size = None if image_size is None else _size(image_size)
     with _resumable("Stopped. What was extracted is kept: the same command goes on."):
@@ -251,7 +252,7 @@ def extract(
             console=messages(),
         )
     if is_first():
-        typer.echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
+        echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
 
 
 @app.command()
@@ -259,7 +260,7 @@ def nearest(
     file: Annotated[Path, typer.Argument(help="A file of `capi extract`.")],
     image: Annotated[Path, typer.Argument(help="The image to find similar ones of.")],
     out: Annotated[Path, typer.Option(help="Picture to write; .png or .jpg.")] = Path("nearest.png"),
-    count: Annotated[int, typer.Option(help="How many to find.", min=1)] = 10,
+    count: Annotated[int, typer.Option(help="How many to find.", min=1, max=1000)] = 10,
     at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
     kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
     model: Annotated[str | None, typer.Option(help="By default the model that made the file.")] = None,
@@ -285,9 +286,9 @@ def nearest(
     table = Table("rank", "similarity", "image", "patch", box=None, pad_edge=False)
     for rank, match in enumerate(found, 1):
         place = "" if match.patch is None else f"row {match.patch[0]}, column {match.patch[1]}"
-        table.add_row(str(rank), f"{match.similarity:.3f}", escape(match.name), place)
-    Console().print(table)
-    typer.echo(f"{out} shows them.")
+        table.add_row(str(rank), f"{match.similarity:.3f}", match.name, place)
+    Terminal().print(table)
+    echo(f"{out} shows them.")
 
 
 @app.command()
@@ -299,7 +300,9 @@ def visualize(
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures and their page.")],
-    size: Annotated[list[int] | None, typer.Option(help=f"Side in pixels; may repeat; {OWN_SIZE}.", min=1)] = None,
+    size: Annotated[
+        list[int] | None, typer.Option(help=f"Side in pixels; may repeat; {OWN_SIZE}.", min=1, max=2**14)
+    ] = None,
     kind: Annotated[
         list[str] | None,
         typer.Option(
@@ -333,9 +336,9 @@ def visualize(
         overwrite=overwrite,
         console=messages(),
     )
-    typer.echo(f"{done.page} shows {len(done.files)} pictures.")
+    echo(f"{done.page} shows {len(done.files)} pictures.")
     if done.failed:
-        typer.echo(f"{len(done.failed)} could not be drawn: {out / 'failed.csv'} says why")
+        echo(f"{len(done.failed)} could not be drawn: {out / 'failed.csv'} says why")
 
 
 def _is_image(word: str) -> bool:
@@ -353,14 +356,16 @@ def _resumable(message: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         if is_first():
-            typer.echo(message)
+            echo(message)
         raise typer.Exit(INTERRUPTED) from None
 
 
 def _size(text: str) -> int | tuple[int, int]:
     sides = text.lower().split("x")
-    if len(sides) > 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise CapiError(f'--image-size "{text}" is no size: expected pixels such as 224, or 224x448 (height x width)')
+    if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and 0 < int(side) <= 2**14 for side in sides):
+        raise CapiError(
+            f'--image-size "{text}" is no size: expected pixels such as 224, or 224x448 (height x width), up to {2**14}'
+        )
     return int(text) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
 
@@ -369,6 +374,8 @@ def _point(text: str | None) -> tuple[float, float] | None:
         return None
     try:
         across, down = (float(part) for part in text.split(","))
+        if not (math.isfinite(across) and math.isfinite(down)):
+            raise ValueError(text)
     except ValueError:
         raise CapiError(f'--at "{text}" is no point: expected x,y in pixels, such as 120,80') from None
     return across, down

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from capi.cli.app import Overrides, Trust, app
+from capi.cli.app import Overrides, Trust, app, echo
 from capi.cli.usage import Commands
 
 launch_app = typer.Typer(cls=Commands, help="Start a run on a cluster.", no_args_is_help=True)
@@ -26,8 +26,10 @@ def slurm(
         Path, typer.Option(help="Folder of the run, seen by all nodes; job script and log lie beside it.")
     ] = ...,  # type: ignore[assignment]
     trust: Trust = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
-    gpus_per_node: Annotated[int, typer.Option(min=1, help="GPUs of each machine; one process for each.")] = 8,
+    nodes: Annotated[int, typer.Option(min=1, max=10**5, help="Machines.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, max=1024, help="GPUs of each machine; one process for each.")
+    ] = 8,
     time: Annotated[
         str | None, typer.Option(help="Time limit, such as 24:00:00; the run is requeued after it.")
     ] = None,
@@ -36,7 +38,9 @@ def slurm(
     qos: Annotated[str | None, typer.Option(help="Slurm's --qos.")] = None,
     constraint: Annotated[str | None, typer.Option(help="Slurm's --constraint.")] = None,
     mem: Annotated[str | None, typer.Option(help="Slurm's --mem, such as 200G.")] = None,
-    cpus_per_gpu: Annotated[int | None, typer.Option(min=1, help="Cores for each process and its readers.")] = None,
+    cpus_per_gpu: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Cores for each process and its readers.")
+    ] = None,
     job_name: Annotated[str | None, typer.Option(help="By default that of the run's folder.")] = None,
     extra: Annotated[
         list[str] | None, typer.Option(help='A whole line such as "#SBATCH --exclusive"; may be repeated.')
@@ -67,7 +71,7 @@ def slurm(
     )
     script = slurm_script(recipe, overrides or [], data=data, out=out, options=options, trust=trust or [])
     if dry_run:
-        typer.echo(script, nl=False)
+        echo(script, nl=False)
         return
     path, said = submit(script, out)
-    typer.echo(f"{said}\n{path} is the job's script; the log lies beside it.")
+    echo(f"{said}\n{path} is the job's script; the log lies beside it.")

@@ -6,15 +6,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
-from capi.cli.app import Overrides, app, duration, results
+from capi.cli.app import Overrides, app, duration, echo, results
 from capi.cli.usage import others_than, refuse_idle
 from capi.config import loading
 from capi.errors import CapiError
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.planning.measuring import Measured
@@ -29,16 +29,16 @@ def plan(
     context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a YAML file.")] = None,
     overrides: Overrides = None,
-    gpus: Annotated[int, typer.Option(min=1, help="How many GPUs, over all machines.")] = 1,
+    gpus: Annotated[int, typer.Option(min=1, max=10**6, help="How many GPUs, over all machines.")] = 1,
     gpu: Annotated[
         str, typer.Option(help="Which; `this` is the machine at hand, --gpu list names the others.")
     ] = "this",
     suggest: Annotated[
         list[str] | None, typer.Option(help="Images to suggest a run for, in place of a recipe; may be repeated.")
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.01, help="With --suggest: how long the run may take.")] = 24.0,
+    hours: Annotated[float, typer.Option(min=0.01, max=1e6, help="With --suggest: how long the run may take.")] = 24.0,
     measure: Annotated[bool, typer.Option("--measure", help="With --gpu this: run real steps and compare.")] = False,
-    images: Annotated[int | None, typer.Option(min=1, help="Images of a step that --measure runs.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, max=2**20, help="Images of a step that --measure runs.")] = None,
     mfu: Annotated[
         float | None,
         typer.Option(
@@ -47,9 +47,9 @@ def plan(
             help="Share of the GPU's peak FLOP/s that a run reaches; by default 0.35 of a data sheet, 0.6 if measured.",
         ),
     ] = None,
-    pue: Annotated[float, typer.Option(min=1, help="Power of the data centre over that of its GPUs.")] = 1.1,
+    pue: Annotated[float, typer.Option(min=1, max=100, help="Power of the data centre over that of its GPUs.")] = 1.1,
     carbon_intensity: Annotated[
-        float | None, typer.Option(min=0, help="kgCO2eq a kWh; by default 0.48, the world's average.")
+        float | None, typer.Option(min=0, max=1000, help="kgCO2eq a kWh; by default 0.48, the world's average.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -209,7 +209,7 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
     from capi.planning.measuring import measure, measured_config
 
     device, tried, rounds = api.choose_device(), measured_config(config, images), 2
-    with Progress(transient=True, console=Console(stderr=True)) as bar:
+    with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {device}", total=rounds + 1)
         found = measure(
             tried,
@@ -242,7 +242,7 @@ def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "A
     console.print(_suggestion_table(found, images, data))
     took = duration(found.plan.effort.hours)
     console.print(f"\nplanned: {took} on {gpus} x {found.plan.gpu.title}, if images are read as fast\n")
-    console.print(found.command(data), soft_wrap=True, markup=False)
+    console.print(found.command(data), soft_wrap=True)
 
 
 def _suggestion_table(found: "Suggestion", images: "Images", data: list[str]) -> Table:
@@ -326,4 +326,4 @@ def _two_columns(title: str, rows: dict[str, str]) -> Table:
 
 
 def _print_json(values: dict[str, Any]) -> None:
-    typer.echo(json.dumps(values, indent=2))
+    echo(json.dumps(values, indent=2))

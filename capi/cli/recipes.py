@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from capi.cli.app import Overrides, app, results
+from capi.cli.app import Overrides, app, echo, results
 from capi.cli.usage import Commands
 from capi.config import loading
 from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable, paper_models, paper_table, paper_tables
@@ -49,8 +48,8 @@ def show(
     """Show a recipe: its opening comment, then the whole config that it resolves to."""
     config = loading.load_config(name, overrides or [])
     for line in _opening(name, config):
-        typer.echo(line)
-    typer.echo(loading.dump_config(config), nl=False)
+        echo(line)
+    echo(loading.dump_config(config), nl=False)
 
 
 def _opening(name: str, config: "Config") -> Iterator[str]:
@@ -104,11 +103,10 @@ def _print_table(table: PaperTable) -> None:
         shown.add_column(column, justify="right", overflow="fold")
     for row in table.rows:
         name = row.name + (" (default)" if row.default else "")
-        # A name such as [0.2, 1.0] must not be read as a style.
-        shown.add_row(Text(name), ", ".join(row.models), *_cells(table, row))
+        shown.add_row(name, ", ".join(row.models), *_cells(table, row))
     console.print(shown)
     for note in _notes(table):
-        console.print(note, soft_wrap=True, markup=False)
+        console.print(note, soft_wrap=True)
 
 
 def _cells(table: PaperTable, row: PaperRow) -> list[str]:

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from capi.cli.app import Device, app, check_weights, messages
+from capi.cli.app import Device, app, check_weights, echo, messages
 from capi.cli.evaluating import OWN_SIZE, Model, Weights
+from capi.runtime.terminal import Terminal
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
@@ -25,7 +25,7 @@ def doctor(run: Run) -> None:
     from capi.seeing.doctor import as_text
 
     found = api.doctor(run)
-    Console(highlight=False, soft_wrap=True).print(as_text(found))
+    Terminal(soft_wrap=True).print(as_text(found))
     raise typer.Exit(1 if found.ringing else 0)
 
 
@@ -41,7 +41,7 @@ def report(
     from capi import api
 
     written = api.report(run, out, watts=watts, carbon=carbon, device=device, console=messages())
-    typer.echo(f"wrote {written}: open it in a browser")
+    echo(f"wrote {written}: open it in a browser")
 
 
 @app.command()
@@ -55,7 +55,7 @@ def watch(
     """Serve the reports of runs on this machine while they go on; several are compared. Ctrl-C ends it."""
     from capi import api
 
-    api.watch(runs, host=host, port=port, watts=watts, carbon=carbon, announce=typer.echo)
+    api.watch(runs, host=host, port=port, watts=watts, carbon=carbon, announce=echo)
 
 
 @app.command()
@@ -63,7 +63,7 @@ def explore(
     model: Model,
     images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: photos of the demo.")] = None,
     size: Annotated[
-        int | None, typer.Option(help=f"Short side in pixels that images are seen at; {OWN_SIZE}.", min=1)
+        int | None, typer.Option(help=f"Short side in pixels that images are seen at; {OWN_SIZE}.", min=1, max=2**14)
     ] = None,
     weights: Weights = "teacher",
     host: Host = "127.0.0.1",
@@ -84,5 +84,5 @@ def explore(
         host=host,
         port=port,
         open_browser=open_browser,
-        announce=typer.echo,
+        announce=echo,
     )

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from capi.cli.app import app, check_weights, messages, one_of, results
+from capi.cli.app import app, check_weights, echo, messages, one_of, results
 from capi.cli.evaluating import OWN_SIZE
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.baselines.baseline import Baseline
@@ -60,7 +60,7 @@ def _print_places(console: Console, places: dict[str, str]) -> None:
     """Addresses and licences are longer than a column can be: they have a table of their own."""
     table = _narrow_table("weights of", "lie in")
     for name, place in places.items():
-        table.add_row(name, escape(place))
+        table.add_row(name, place)
     console.print()
     console.print(table)
 
@@ -77,13 +77,11 @@ def _print_baselines(console: Console) -> None:
         star = "*" if each.name in OF_THE_PAPER else ""
         size = f"{each.title} {each.size}, {each.parameters / 1e6:.0f} M"
         row = (f"{each.name}{star}", size, each.data, marks[each.verified])
-        table.add_row(*(escape(text) for text in row))
-    console.print(
-        "\nOther methods, loaded as `baseline:NAME` or `baseline:NAME=PATH` (* in the paper):\n", markup=False
-    )
+        table.add_row(*row)
+    console.print("\nOther methods, loaded as `baseline:NAME` or `baseline:NAME=PATH` (* in the paper):\n")
     console.print(table)
     for text, mark in marks.items():
-        console.print(f"{mark} {text}.", markup=False)
+        console.print(f"{mark} {text}.")
     _print_places(console, {each.name: _place(each) for each in list_baselines()})
 
 
@@ -99,10 +97,13 @@ def export(
     format: Annotated[str, typer.Option(help="safetensors, released, transformers or onnx.")] = "safetensors",
     weights: Weights = "teacher",
     image_size: Annotated[
-        int | None, typer.Option(help=f"transformers: side that images are resized to; {OWN_SIZE}.", min=1)
+        int | None,
+        typer.Option(help=f"transformers: side that images are resized to; {OWN_SIZE}.", min=1, max=2**14),
     ] = None,
     precision: Annotated[str, typer.Option(help="onnx: float32, float16 or int8.")] = "float32",
-    opset: Annotated[int | None, typer.Option(help="onnx: version of the operators; by default 18.")] = None,
+    opset: Annotated[
+        int | None, typer.Option(min=1, max=100, help="onnx: version of the operators; by default 18.")
+    ] = None,
     pooled: Annotated[bool, typer.Option(help="onnx: whether the file gives pooled features.")] = True,
     overwrite: Overwrite = False,
 ) -> None:
@@ -128,9 +129,9 @@ def export(
             options=options,
             overwrite=overwrite,
         )
-    typer.echo(f"wrote {done.path}")
+    echo(f"wrote {done.path}")
     if done.onnx is not None:
-        Console(highlight=False).print(_measured(done.onnx))
+        Terminal().print(_measured(done.onnx))
 
 
 def _measured(done: "OnnxExported") -> Table:
@@ -187,7 +188,7 @@ def push(
         overwrite=overwrite,
     )
     for line in done.lines:
-        typer.echo(line)
+        echo(line)
 
 
 def _text_of(path: Path | None) -> str:

@@ -4,16 +4,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from capi.cli.app import Device, Overrides, Trust, app, duration, messages, one_of, refuse_several
+from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.usage import refuse_idle
 from capi.config import loading
 from capi.config.trust import trusted_code
 from capi.errors import CapiError
 from capi.exit_codes import INTERRUPTED, PREEMPTED
+from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
     from capi.data.statistics import DataSummary
@@ -45,7 +45,7 @@ def pretrain(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     trust: Trust = None,
     device: Device = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Iterations that --check times; the best counts.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, max=10**6, help="Iterations that --check times; the best counts.")] = 3,
 ) -> None:
     """Pretrain an encoder on unlabelled images."""
     if check:
@@ -63,14 +63,14 @@ def pretrain(
         done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, trust or [], device)
         if not done.finished:
             if done.is_main:
-                typer.echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
+                echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
             request.turn_deaf()
             raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
         return
-    typer.echo(f"{done.path} is complete, at step {done.step}. capi.load({str(done.path)!r}) gives its encoder.")
+    echo(f"{done.path} is complete, at step {done.step}. capi.load({str(done.path)!r}) gives its encoder.")
     if done.report is not None:
-        typer.echo(f"{done.report} tells how it went: open it in a browser.")
+        echo(f"{done.report} tells how it went: open it in a browser.")
 
 
 def _pretrained(
@@ -131,9 +131,9 @@ def demo(
         out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=messages()
     )
     if summary is None:
-        typer.echo("Stopped and saved. The same command with --resume goes on.")
+        echo("Stopped and saved. The same command with --resume goes on.")
         raise typer.Exit(INTERRUPTED)
-    Console().print(_demo_table(summary))
+    Terminal().print(_demo_table(summary))
 
 
 def _demo_table(summary: "DemoSummary") -> Table:
@@ -168,7 +168,7 @@ def _check(
     from capi.build import loss_label
 
     config, chosen = loading.load_config(recipe, overrides), api.choose_device(device)
-    with Progress(transient=True, console=Console(stderr=True)) as bar:
+    with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
         found = api.check(
             config,
@@ -178,7 +178,7 @@ def _check(
             progress=lambda: bar.advance(task),
             trust=trusted_code(trust, overrides),
         )
-    console = Console()
+    console = Terminal()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
         if found.warning:

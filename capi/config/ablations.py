@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from capi.config.loading import dump_config, load_config, merge, parse_config, parse_yaml
+from capi.config.loading import dump_config, load_config, merge, parse_config
 from capi.config.paper import PaperRow, PaperTable, paper_table
 from capi.config.schema import Config
 from capi.config.section import Count, Positive, Section
 from capi.errors import CapiError, nearest
+from capi.runtime.yaml_documents import parse_yaml
 
 Task = Literal["segmentation", "classification"]
 Options = dict[str, Any]

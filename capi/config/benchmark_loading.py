@@ -1,12 +1,14 @@
 """Benchmarks by name or file: `DATASET/PROTOCOL`, or YAML with a line `benchmark: DATASET/PROTOCOL` and its options."""
 
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
-from capi.config.loading import FILE_ENDINGS, overridden, parse_yaml, validated
+from capi.config.loading import FILE_ENDINGS, overridden, validated
 from capi.errors import CapiError, nearest
+from capi.runtime.yaml_documents import read_yaml
 
 # An option that all benchmarks have, for messages.
 EXAMPLE = "image_size=448"
@@ -55,12 +57,9 @@ def split_name(chosen: object, source: str) -> tuple[str, str]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise CapiError(f"there is no file {path}: give DATASET/PROTOCOL, or the path of a YAML file")
-    try:
-        tree = parse_yaml(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        raise CapiError(f"{path} could not be read as YAML ({type(error).__name__})") from error
+    tree = read_yaml(path)
     if not isinstance(tree, dict) or "benchmark" not in tree:
         raise CapiError(f"{path} must hold a line `benchmark: DATASET/PROTOCOL` and options, one a line")
     return tree

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from capi.config.section import Count, NotNegative, Positive, Section, Share
+from capi.config.section import Batch, Count, NotNegative, Pictures, Positive, Section, Seed, Share, Side, Workers
 from capi.paper import (
     OUR_NEIGHBOURS,
     OUR_TEMPERATURE,
@@ -20,6 +20,8 @@ from capi.paper import (
 )
 
 VectorKind = Literal["mean_patch", "pooled", "both"]
+# Of images that are encoded at a time.
+_MOST_PIXELS = 2**34
 
 
 class BenchmarkConfig(Section):
@@ -49,22 +51,32 @@ class BenchmarkConfig(Section):
     """At most so many training images, drawn by the seed; null takes all."""
     limit_tests: Count | None = None
     """At most so many images of each test set, drawn by the seed; null takes all."""
-    image_size: Count | tuple[Count, Count] | None = None
+    image_size: Side | tuple[Side, Side] | None = None
     """Side of the images in pixels, or [height, width]; null takes the model's own: a run's, else 224."""
     validation_share: Share = PAPER_SHARE
     """Share of the training images that settings are chosen by."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
     """Seed of everything random."""
-    encode_batch: Count = 32
+    encode_batch: Annotated[int, Field(ge=1, le=2**16)] = 32
     """Images that are encoded at a time. Changes nothing but speed and the last digits."""
-    workers: Annotated[int, Field(ge=0)] | None = None
+    workers: Workers | None = None
     """Processes that read images; null chooses by device. Changes nothing but speed."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the encoder's products."""
-    memory_gib: Positive = 4.0
+    memory_gib: Annotated[float, Field(gt=0, le=1e6)] = 4.0
     """Features that need more memory than this are mapped to a file in the folder of the results."""
     save_probe: bool = True
     """Write the fitted probe beside the results; that of k-NN holds all training features."""
+
+    @model_validator(mode="after")
+    def _batches_fit_a_memory(self) -> "BenchmarkConfig":
+        height, width = self.height_and_width or (1, 1)
+        if self.encode_batch * height * width > _MOST_PIXELS:
+            raise ValueError(
+                f"encode_batch = {self.encode_batch} images of {height} x {width} pixels are more than fit a memory: "
+                "lower encode_batch or image_size"
+            )
+        return self
 
     @property
     def height_and_width(self) -> tuple[int, int] | None:
@@ -76,13 +88,13 @@ class KnnConfig(BenchmarkConfig):
 
     task = "classification"
     protocol: Literal["knn"] = "knn"
-    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = OUR_NEIGHBOURS
+    neighbours: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = OUR_NEIGHBOURS
     """Numbers of neighbours to try."""
-    votes: Annotated[tuple[Literal["majority", "weighted"], ...], Field(min_length=1)] = OUR_VOTES
+    votes: Annotated[tuple[Literal["majority", "weighted"], ...], Field(min_length=1, max_length=1000)] = OUR_VOTES
     """Each neighbour counts alike, or by exp(similarity / temperature)."""
     temperature: Positive = OUR_TEMPERATURE
     """Temperature of the weighted vote."""
-    features: Annotated[tuple[VectorKind, ...], Field(min_length=1)] = ("mean_patch", "pooled")
+    features: Annotated[tuple[VectorKind, ...], Field(min_length=1, max_length=1000)] = ("mean_patch", "pooled")
     """What stands for an image; each is reported, and the one that does best on held-out images is quoted."""
 
 
@@ -94,11 +106,11 @@ class ProbeConfig(BenchmarkConfig):
     """`paper` streams augmented images, `small` caches features for fewer steps; `auto`: paper from 100 000 images."""
     iterations: Count | None = None
     """Steps of training; null takes the schedule's."""
-    batch_size: Count | None = None
+    batch_size: Batch | None = None
     """Images in a step, whatever the number of devices; null takes the schedule's."""
-    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_RATES
+    learning_rates: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=1000)] = PAPER_RATES
     """Peak learning rates to try, for a batch of 256."""
-    weight_decays: Annotated[tuple[NotNegative, ...], Field(min_length=1)] = PAPER_DECAYS
+    weight_decays: Annotated[tuple[NotNegative, ...], Field(min_length=1, max_length=1000)] = PAPER_DECAYS
     """Weight decays to try."""
     loss_mean: Literal["head", "released"] = "head"
     """`released`: one mean over 120 heads, as in the released code, which AdamW feels as 120 times its eps."""
@@ -114,7 +126,7 @@ class LinearConfig(ProbeConfig):
     """Classification by a linear map of one vector an image."""
 
     protocol: Literal["linear"] = "linear"
-    features: Annotated[tuple[VectorKind, ...], Field(min_length=1)] = ("mean_patch", "pooled", "both")
+    features: Annotated[tuple[VectorKind, ...], Field(min_length=1, max_length=1000)] = ("mean_patch", "pooled", "both")
     """What stands for an image; each is reported, and the one that does best on held-out images is quoted."""
 
 
@@ -128,7 +140,7 @@ class SegmentationConfig(BenchmarkConfig):
     """Names of the labels 0, 1, 2, ... where the data set has none."""
     standardize: bool = True
     """Give every channel mean 0 and deviation 1 on the training patches."""
-    pictures: Annotated[int, Field(ge=0)] = 8
+    pictures: Pictures = 8
     """Test images whose prediction is drawn."""
 
     @model_validator(mode="after")
@@ -142,9 +154,9 @@ class KnnSegmentationConfig(SegmentationConfig):
     """Segmentation by the pixel labels of the nearest training patches."""
 
     protocol: Literal["knn-segmentation"] = "knn-segmentation"
-    neighbours: Annotated[tuple[Count, ...], Field(min_length=1)] = PAPER_NEIGHBOURS
+    neighbours: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = PAPER_NEIGHBOURS
     """Numbers of neighbours to try."""
-    distances: Annotated[tuple[Literal["l2", "cosine"], ...], Field(min_length=1)] = PAPER_DISTANCES
+    distances: Annotated[tuple[Literal["l2", "cosine"], ...], Field(min_length=1, max_length=1000)] = PAPER_DISTANCES
     """Distances to try."""
     ignored_labels_vote: bool = True
     """Whether ignored labels in a neighbour's patch vote too, as in the published numbers."""
@@ -156,7 +168,7 @@ class LogisticSegmentationConfig(SegmentationConfig):
     """Segmentation by logistic regression on patches."""
 
     protocol: Literal["logistic-segmentation"] = "logistic-segmentation"
-    strengths: Annotated[tuple[Positive, ...], Field(min_length=1)] = PAPER_STRENGTHS
+    strengths: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=1000)] = PAPER_STRENGTHS
     """Inverse penalties (C) to try."""
     tolerance: Positive = PAPER_TOLERANCE
     """A fit ends when less than this share of its penalty is left to gain."""

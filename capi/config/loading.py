@@ -3,7 +3,6 @@
 import difflib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -16,6 +15,8 @@ from pydantic_core import ErrorDetails
 from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, expect, nearest
+from capi.runtime.documents import read_text
+from capi.runtime.yaml_documents import parse_yaml
 
 Tree = dict[str, Any]
 AnySection = TypeVar("AnySection", bound=BaseModel)
@@ -79,7 +80,14 @@ def load_config(recipe: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 def parse_config(tree: Tree, overrides: Iterable[str] = (), *, source: str = "the config") -> Config:
     """A config from plain values: migrated to the present version, overridden, checked."""
-    return validated(Config, overridden(migrate(tree, source), overrides), source)
+    return validated(Config, overridden(migrate(_mapping(tree, source), source), overrides), source)
+
+
+def _mapping(tree: Any, source: str) -> Tree:
+    if not isinstance(tree, dict):
+        held = "is empty" if tree is None else f"holds a {type(tree).__name__}"
+        raise CapiError(f"{source} must hold a mapping of sections such as `model:`, but {held}")
+    return tree
 
 
 def overridden(tree: Tree, overrides: Iterable[str], *, example: str = "model.depth=6") -> Tree:
@@ -128,12 +136,7 @@ def recipe_text(name: str) -> str:
     path = _recipe_path(name)
     if path is None:
         return paper_recipe(name)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CapiError(
-            f"{path} could not be read as a recipe ({type(error).__name__}): expected a YAML file"
-        ) from error
+    return read_text(path) if isinstance(path, Path) else str(path.read_text(encoding="utf-8"))
 
 
 def recipe_title(name: str) -> str:
@@ -173,10 +176,7 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
         raise CapiError(f"recipe {name} extends itself: {' -> '.join((*seen, name))}")
     if len(seen) > _MOST_EXTENDED:
         raise CapiError(f"recipe {seen[0]} extends more than {_MOST_EXTENDED} others, one after the other")
-    tree = parse_yaml(recipe_text(name), name)
-    if not isinstance(tree, dict):
-        held = "is empty" if tree is None else f"holds a {type(tree).__name__}"
-        raise CapiError(f"{name} must hold a mapping of sections such as `model:`, but {held}")
+    tree = _mapping(parse_yaml(recipe_text(name), name), name)
     base = tree.pop("extends", None)
     # Before the merge: a file and what it extends may be of different versions.
     tree = migrate(tree, name)
@@ -213,33 +213,6 @@ def _is_file(path: Path) -> bool:
 
 def _folder() -> Any:
     return resources.files("capi.config") / "recipes"
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe YAML in which 1e-3 is a number and a key given twice is an error."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for number, key in enumerate(keys):
-            if key in keys[:number]:
-                raise yaml.constructor.ConstructorError(None, None, f'the key "{key}" stands twice', node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Safe YAML, with errors in one sentence."""
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a subclass of SafeLoader
-    except (yaml.YAMLError, ValueError, AttributeError) as error:
-        # Dates that are none and numbers of thousands of digits are found by Python, after the grammar.
-        raise CapiError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
-    except RecursionError as error:
-        raise CapiError(f"{source} is not valid YAML: it is nested too deeply") from error
 
 
 def _parse_override(override: str, example: str) -> tuple[str, Any]:

@@ -4,21 +4,22 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from capi.config.section import Count, Positive, Section
+from capi.config.section import Count, Mebibytes, Pictures, Positive, Section, Side, Workers
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Portion = Annotated[float, Field(gt=0, le=1)]
-PerChannel = tuple[float, ...]
+Aspect = Annotated[float, Field(ge=1e-3, le=1e3)]
+PerChannel = tuple[Annotated[float, Field(ge=-1e6, le=1e6)], ...]
 
 
 class DataConfig(Section):
     """The images."""
 
-    image_size: Count | tuple[Count, Count] = 224
+    image_size: Side | tuple[Side, Side] = 224
     """Side of the square crop in pixels, or [height, width]."""
     crop_scale: tuple[Portion, Portion] = (0.6, 1.0)
     """Share of an image's area that a crop covers, drawn between the two; [1.0, 1.0] resizes the whole image."""
-    crop_aspect: tuple[Positive, Positive] = (0.75, 4 / 3)
+    crop_aspect: tuple[Aspect, Aspect] = (0.75, 4 / 3)
     """Width / height of a crop, drawn log-uniformly between the two."""
     flip: bool = True
     """Mirror half of the images left to right."""
@@ -26,7 +27,7 @@ class DataConfig(Section):
     """Mean of each channel, full scale being 1; `auto` takes it from the images."""
     std: PerChannel | Literal["auto"] = (0.229, 0.224, 0.225)
     """Deviation of each channel, full scale being 1; `auto` takes it from the images."""
-    max_megapixels: Positive = 178.0
+    max_megapixels: Annotated[float, Field(gt=0, le=1e5)] = 178.0
     """Images with more pixels are refused, since a small file may unpack to fill the memory."""
     broken_limit: Fraction = 0.1
     """Share of the images that may be unreadable before the run stops."""
@@ -34,9 +35,9 @@ class DataConfig(Section):
     """Decode a JPEG at 1/2, 1/4 or 1/8 of its size where the crop stays larger than the model's input."""
     window: Count | None = None
     """Images of shards and tables that are shuffled together, at least; null: 65536, parquet 4096. Not of folders."""
-    workers: Annotated[int, Field(ge=0)] | None = None
+    workers: Workers | None = None
     """Processes that read images; null chooses by device. Changes nothing but speed."""
-    cache_mib: Annotated[int, Field(ge=0)] = 1024
+    cache_mib: Mebibytes = 1024
     """Memory for decoded images, shared by all workers. Changes nothing but speed."""
 
     @property
@@ -100,7 +101,7 @@ class RunConfig(Section):
     """Write metrics every so many steps."""
     loggers: list[Literal["tensorboard", "wandb"]] | None = None
     """Where metrics go beside metrics.jsonl; null writes TensorBoard files where that package is installed."""
-    snapshots: Annotated[int, Field(ge=0)] = 10
+    snapshots: Pictures = 10
     """How often the features of some training images are drawn over the run, for the report; 0 draws none."""
     report: bool = True
     """Write report.html, with a gallery of the prototypes, at the end of the run."""

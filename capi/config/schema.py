@@ -16,9 +16,23 @@ from capi.config.run_sections import (
     InitConfig,
     RunConfig,
 )
-from capi.config.section import Count, NotNegative, Positive, Section, Share
+from capi.config.section import (
+    Batch,
+    Count,
+    Depth,
+    Iterations,
+    NotNegative,
+    Positive,
+    Section,
+    Seed,
+    Share,
+    Side,
+    Width,
+)
 
 CONFIG_VERSION = 3
+# Over all processes. The paper's largest run has 4e8 parameters, 256 patches and 2.5e9 values in a batch of images.
+_MOST_PARAMETERS, _MOST_PATCHES, _MOST_VALUES = 10**11, 2**20, 2**38
 
 
 class PredictorConfig(Section):
@@ -28,30 +42,30 @@ class PredictorConfig(Section):
     """`cross`: mask tokens read the encoder's output; `self`: both are one sequence; `fused`: no predictor at all."""
     mask_tokens: Literal["predicted", "masked"] = "predicted"
     """Of kind `self`: mask tokens at the predicted positions only, or at all masked ones."""
-    depth: Count | None = None
+    depth: Depth | None = None
     """Number of blocks; null means half of the encoder's, at least one."""
-    width: Count | None = None
+    width: Width | None = None
     """Width of a token; null means the encoder's."""
-    heads: Count | None = None
+    heads: Width | None = None
     """Attention heads; null keeps the encoder's head width."""
 
 
 class ModelConfig(Section):
     """The vision transformer and its predictor."""
 
-    width: Count = 384
+    width: Width = 384
     """Width of a token (d)."""
-    depth: Count = 12
+    depth: Depth = 12
     """Number of transformer blocks."""
-    heads: Count = 6
+    heads: Width = 6
     """Attention heads; width / heads must be a multiple of 4."""
-    patch_size: Count = 16
+    patch_size: Side = 16
     """Side of a patch in pixels."""
-    registers: Annotated[int, Field(ge=0)] = 16
+    registers: Annotated[int, Field(ge=0, le=4096)] = 16
     """Extra tokens without image content (r)."""
-    channels: Count = 3
+    channels: Annotated[int, Field(ge=1, le=1024)] = 3
     """Channels of an image."""
-    mlp_ratio: Positive = 4.0
+    mlp_ratio: Annotated[float, Field(gt=0, le=64)] = 4.0
     """Width of an MLP's hidden layer, in units of the token width."""
     positions: Literal["axial", "released", "learned"] = "axial"
     """Rotary: `axial`, a true rotation, or `released`, as in the published weights; `learned` is a table instead."""
@@ -96,6 +110,13 @@ class ModelConfig(Section):
         return self
 
     @property
+    def parameters(self) -> float:
+        """About so many numbers in the blocks of encoder and predictor, and in the patch embedding."""
+        a_block = 4 + 3 * self.mlp_ratio
+        blocks = self.depth * self.width**2 + self.predictor_depth * self.predictor_width**2
+        return a_block * blocks + self.channels * self.patch_size**2 * self.width
+
+    @property
     def predictor_depth(self) -> int:
         return self.predictor.depth or max(self.depth // 2, 1)
 
@@ -111,13 +132,13 @@ class ModelConfig(Section):
 class ClusteringConfig(Section):
     """The online clustering that makes the targets where target.kind is clustering."""
 
-    prototypes: Count = 16384
+    prototypes: Batch = 16384
     """Number of prototypes (k); with target.kind=ema_head that of the head's outputs."""
     bias: bool = True
     """Whether prototypes have a bias: the released run does, the paper's formula does not."""
     sinkhorn: Literal["positionwise", "standard"] = "positionwise"
     """Balance the batch at each position separately, or all patches together."""
-    iterations: Count = 3
+    iterations: Iterations = 3
     """Sinkhorn-Knopp iterations."""
     target_temperature: Positive = 0.06
     """Temperature of the assignments."""
@@ -127,9 +148,9 @@ class ClusteringConfig(Section):
     """Learning rate of the prototypes, in units of the backbone's."""
     weight_decay: NotNegative = 0.01
     """Weight decay of the prototypes and their bias."""
-    chunk_mib: Count | None = None
+    chunk_mib: Annotated[int, Field(ge=1, le=2**24)] | None = None
     """Working memory of the clustering in MiB; null chooses 96 on a CPU and 1024 on an accelerator."""
-    queue: Annotated[int, Field(ge=0)] = 0
+    queue: Annotated[int, Field(ge=0, le=2**24)] = 0
     """Images of earlier batches, over all processes, whose teacher tokens are balanced along; 0 keeps none."""
 
 
@@ -146,7 +167,7 @@ class EmaHeadConfig(Section):
     """Temperature of the targets from the end of the warm-up on."""
     centre_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Momentum of the centre."""
-    iterations: Count = 3
+    iterations: Iterations = 3
     """Sinkhorn-Knopp iterations."""
 
 
@@ -156,7 +177,7 @@ class FrozenConfig(Section):
     encoder: str | None = None
     """The encoder: a run folder, a file, pixels:PATCH_SIZE, FILE.py:NAME (which a recipe file cannot name without
     --trust FILE.py), or what else `capi evaluate` takes."""
-    width: Count | None = None
+    width: Width | None = None
     """Width of its features; null asks the encoder, and the run writes it down."""
 
 
@@ -213,9 +234,9 @@ class MaskingConfig(Section):
 class OptimizationConfig(Section):
     """Both optimisers, the schedules and the student's temperature."""
 
-    batch_size: Count = 16384
+    batch_size: Batch = 16384
     """Images in an iteration, over all processes and micro-batches."""
-    micro_batches: Count = 1
+    micro_batches: Batch = 1
     """Parts in which a batch is computed where memory is short. Without `model.stochastic_depth` the result is that of
     the whole batch; with it each part drops its own share of images, rounded up."""
     steps: Count = 500_000
@@ -247,7 +268,7 @@ class Config(Section):
 
     version: int = CONFIG_VERSION
     """Version of this format; older files are migrated when they are read."""
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Seed = 0
     """Seed of everything random."""
     data: DataConfig = DataConfig()
     """How images are read and cropped."""
@@ -329,6 +350,26 @@ class Config(Section):
             raise ValueError(
                 f"data.image_size of {height} x {width} is no multiple of model.patch_size = {size}: change one of them"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _memory_is_possible(self) -> "Config":
+        model, (height, width) = self.model, self.data.height_and_width
+        patches = self.grid[0] * self.grid[1]
+        pixels = self.optimization.batch_size * height * width * model.channels
+        for value, most, what, keys in (
+            (model.parameters, _MOST_PARAMETERS, "parameters", "model.width, model.depth and model.mlp_ratio"),
+            (
+                self.clustering.prototypes * model.predictor_width,
+                _MOST_PARAMETERS,
+                "parameters of prototypes",
+                "clustering.prototypes",
+            ),
+            (patches, _MOST_PATCHES, "patches in an image", "data.image_size and model.patch_size"),
+            (pixels, _MOST_VALUES, "values in a batch of images", "optimization.batch_size and data.image_size"),
+        ):
+            if value > most:
+                raise ValueError(f"{keys} ask for {value:.3g} {what}, but at most {most:.3g} are possible: lower them")
         return self
 
     @property

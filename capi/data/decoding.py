@@ -6,7 +6,6 @@ are looked up; what is transparent is laid on white. A JPEG is decoded at 1/2, 1
 stays at least as large as the model's input; that is for training alone, never for evaluation.
 """
 
-import io
 import math
 import warnings
 from collections.abc import Iterator
@@ -23,13 +22,13 @@ from torch import Tensor
 
 from capi.data.tiff import TIFF_EXTRA, TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
+from capi.runtime.image_files import open_image, refuse_special
 
 Pixels = npt.NDArray[Any]
 Source = Path | bytes
 # What was decoded: an image in L, RGB or floats, or an array where Pillow has no mode for its channels.
 Decoded = Image.Image | Pixels
 JPEG_FACTORS = (8, 4, 2)
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
 # A TIFF of more pixels is read in parts.
 READ_IN_PARTS = 2**24
 # Before a strong reduction whole blocks of pixels are averaged; three times the final size is left for the filter.
@@ -80,6 +79,8 @@ class Decoder:
     def open(self, source: Source) -> "Picture":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
+            if isinstance(source, Path):
+                refuse_special(source)
             file = self._open_tiff(source)
             if file is not None and self._reads_with_tifffile(file):
                 return TiffPicture(self, file)
@@ -97,11 +98,7 @@ class Decoder:
             return PillowPicture(self, image, _low_bytes(image, source))
 
     def _open_with_pillow(self, source: Source) -> Image.Image:
-        # From memory, since Pillow leaves the file open where an image is not decoded.
-        image = Image.open(io.BytesIO(source if isinstance(source, bytes) else source.read_bytes()))
-        # Formats that are not about photographs stay outside: EPS runs another program, for one.
-        if image.format not in FORMATS:
-            raise BrokenImageError(f"{image.format} is not one of {', '.join(FORMATS)}")
+        image = open_image(source)
         if image.format == "TIFF" and not has_tiff_reader() and _has_equal_pages(image):
             raise CapiError(f"TIFF files with several pages need the extra: {TIFF_EXTRA}")
         return image
@@ -391,7 +388,7 @@ def _low_bytes(image: Image.Image, source: Source) -> Image.Image | None:
     tile = image.tile[0] if isinstance(image, PngImagePlugin.PngImageFile) and len(image.tile) == 1 else None
     if tile is None or tile.args != "RGB;16B" or _has_transparency(image):
         return None
-    low = Image.open(io.BytesIO(source if isinstance(source, bytes) else source.read_bytes()), formats=("PNG",))
+    low = open_image(source, ("PNG",))
     assert isinstance(low, PngImagePlugin.PngImageFile)
     # Pillow keeps the first byte of each two of this kind, the second of that one.
     low.tile = [tile._replace(args="RGB;16L")]

@@ -6,6 +6,7 @@ may be a folder here as well (`hf://./folder`).
 """
 
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
@@ -67,7 +68,10 @@ def _downloaded(datasets: Any, wanted: HubName) -> TableImages:
         raise CapiError(
             f"{SCHEME}{wanted.name} is not kept in files by `datasets`: save it with save_to_disk, use that"
         )
-    images = open_arrow(files, wanted.column)
+    # What the library downloaded or found in a folder here, and wrote down by path.
+    caches = (datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE)
+    folders = [Path(cache) for cache in caches] + ([Path(wanted.name)] if os.path.isdir(wanted.name) else [])
+    images = open_arrow(files, wanted.column, folders)
     if len(images) != len(opened):
         raise CapiError(f'the split "{wanted.split}" is a part of its files: name a whole split')
     return images

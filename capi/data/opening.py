@@ -1,7 +1,8 @@
 """From what a user calls the images to a source: folders, CSVs, shards, tables, names of the Hub, several of these.
 
 photos                          a folder of images, nested or flat; of tar shards; of parquet or arrow files
-labels.csv                      the images that its column `file` names
+labels.csv                      the images that its column `file` names, below its folder
+labels.csv?images=FOLDER        the same where they lie below another folder
 path/{000000..001023}.tar       shards; also one file or a glob, and the same for .parquet and .arrow
 photos.parquet?column=picture   a column by name
 hf://owner/name?split=train     a data set of the Hub
@@ -23,7 +24,7 @@ from capi.data.demo import demo_photos
 from capi.data.hub import SCHEME, open_hub
 from capi.data.mixture import Mixture
 from capi.data.shards import open_shards
-from capi.data.sources import ImageSource, csv_images, has_images, image_folder
+from capi.data.sources import ImageSource, csv_images, csv_place, has_images, image_folder, is_csv
 from capi.data.tables import open_arrow, open_parquet_files
 from capi.errors import CapiError, expect
 
@@ -33,6 +34,7 @@ _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".zi
 _WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>[+-]?(\d+(\.\d*)?|\.\d+|nan|inf))", re.DOTALL)
 _COLUMN = re.compile(r"(?P<path>.+)\?column=(?P<column>.+)", re.DOTALL)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_SHARDS = 1_000_000
 
 
@@ -115,13 +117,15 @@ def _open_one(data: str, console: Console | None, index_beside: bool) -> ImageSo
         return demo_photos("train").images
     if data.startswith(SCHEME):
         return open_hub(data)
+    if is_csv(data) and os.path.isfile(csv_place(data)[0]):
+        return csv_images(data)
     named = None if os.path.exists(data) else _COLUMN.fullmatch(data)
     path, column = (named["path"], named["column"]) if named else (data, None)
     files = _files(path)
     if files is None:
         if column is not None:
             raise CapiError(f"{data} names a column, which parquet and arrow files have: {path} is something else")
-        return csv_images(Path(path)) if path.lower().endswith(".csv") else image_folder(Path(path))
+        return csv_images(path) if is_csv(path) else image_folder(Path(path))
     return _open_files(files, path, column, console, index_beside)
 
 
@@ -197,8 +201,12 @@ def _braces(pattern: str) -> list[str]:
     except ImportError as error:
         raise CapiError("patterns with braces need an extra: pip install 'capi[shards]'") from error
     # The library makes all names at once.
-    ranges = [abs(int(end) - int(start)) + 1 for start, end in _RANGE.findall(pattern)]
-    if math.prod(ranges) > _MOST_SHARDS:
+    ranges = _RANGE.findall(pattern)
+    if any(len(number) > len(str(_MOST_SHARDS**2)) for pair in ranges for number in pair):
+        raise CapiError(f"{pattern} counts to a number that is too large: check its numbers")
+    lengths = [abs(int(end) - int(start)) + 1 for start, end in ranges]
+    lengths += [words.count(",") + 1 for words in _CHOICE.findall(pattern)]
+    if math.prod(lengths) > _MOST_SHARDS:
         raise CapiError(f"{pattern} stands for more than {_MOST_SHARDS} files: check its numbers")
     try:
         return list(braceexpand.braceexpand(pattern))

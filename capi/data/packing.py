@@ -6,7 +6,6 @@ after its index; what is complete is kept when the same command runs again.
 """
 
 import hashlib
-import io
 import json
 import os
 import tarfile
@@ -23,7 +22,7 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 
-from capi.data.decoding import FORMATS, BrokenImageError
+from capi.data.decoding import BrokenImageError
 from capi.data.retrying import read_bytes
 from capi.data.shard_index import IndexFacts, Member, find_index, index_places, write_index
 from capi.data.shards import Shards
@@ -32,6 +31,8 @@ from capi.data.telling import Telling
 from capi.errors import CapiError
 from capi.randomness import Stream, permuted
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
+from capi.runtime.documents import parse_object, read_object
+from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_paths_within
 
@@ -245,15 +246,11 @@ def _ending(name: str, content: bytes) -> str:
     ending = name.rpartition(".")[2].lower()
     if f".{ending}" in ENDINGS:
         return ending
-    from PIL import Image
-
     try:
-        with Image.open(io.BytesIO(content)) as image:
+        with open_image(content) as image:
             kind = str(image.format)
     except Exception as error:
         raise BrokenImageError("no image that can be read") from error
-    if kind not in FORMATS:
-        raise BrokenImageError(f"{kind} is not one of {', '.join(FORMATS)}")
     return "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
 
 
@@ -261,8 +258,10 @@ def _check(settings: PackingSettings) -> None:
     if settings.per_shard is not None and settings.shard_megabytes is not None:
         raise CapiError("a shard has a size or a number of images: give --shard-size or --per-shard, not both")
     given = settings.shard_megabytes if settings.per_shard is None else settings.per_shard
-    if given is not None and given <= 0:
+    if given is not None and not given > 0:
         raise CapiError("a shard must hold something: give a --per-shard or --shard-size above 0")
+    if settings.shuffle is not None and not 0 <= settings.shuffle < 2**63:
+        raise CapiError("the seed of the shuffle must be a whole number from 0 to 9223372036854775807")
 
 
 def _begin(
@@ -281,7 +280,7 @@ def _begin(
     try:
         out.mkdir(parents=True, exist_ok=True)
         if path.exists():
-            before = json.loads(path.read_text(encoding="utf-8"))
+            before = read_object(path)
             changed = [
                 f"{key} was {before.get(key)}, is {value}" for key, value in plan.items() if before.get(key) != value
             ]
@@ -310,7 +309,7 @@ def _conclude(packer: _Packer, settings: PackingSettings, shards: list[IndexFact
     """Write the manifest, which says what every shard holds."""
     left_out: dict[str, str] = {}
     for facts in shards:
-        left_out |= json.loads(facts.notes["left_out"])
+        left_out |= parse_object(facts.notes["left_out"], "the index of a shard")
     images, size = sum(facts.images for facts in shards), sum(facts.shard_bytes for facts in shards)
     if not images:
         raise CapiError(

@@ -12,6 +12,7 @@ from capi.data.decoding import Box, BrokenImageError, Decoded, Decoder, Picture,
 from capi.data.retrying import retried
 from capi.data.sources import ImageSource
 from capi.data.tiff import is_tiff
+from capi.runtime.image_files import read_image, refuse_special
 
 
 class Reader:
@@ -67,7 +68,10 @@ class Reader:
 def read_content(source: ImageSource, index: int) -> Path | bytes:
     """The bytes of an image; of a TIFF its file, of which a part may be enough."""
     content = source.read(index)
-    return content.read_bytes() if isinstance(content, Path) and not is_tiff(content) else content
+    if isinstance(content, bytes):
+        return content
+    refuse_special(content)
+    return content if is_tiff(content) else read_image(content)
 
 
 def _reason(error: OSError) -> str:

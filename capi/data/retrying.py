@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from capi.data.sources import ImageSource
+from capi.runtime.documents import UnfitFileError
+from capi.runtime.image_files import read_image
 
 PAUSES = (0.1, 0.5, 2.0)
 # What another try does not change.
-LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, UnfitFileError)
 Value = TypeVar("Value")
 
 
@@ -30,6 +32,6 @@ def read_bytes(source: ImageSource, index: int) -> bytes:
 
     def read() -> bytes:
         content = source.read(index)
-        return content.read_bytes() if isinstance(content, Path) else content
+        return read_image(content) if isinstance(content, Path) else content
 
     return retried(read)

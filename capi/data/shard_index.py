@@ -3,7 +3,7 @@
 It is written by `capi shards`, or else once by a scan of the shard's headers, and lies beside the shard as
 `NAME.tar.index`, or in the user's cache where that place cannot be written. It holds arrays of safetensors and is read
 at the place that is asked for, so a billion images need no memory. It counts as long as the shard has the same size,
-and the same time or the same headers.
+and the same time or the same headers; and if all its places lie within the shard.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ from safetensors.numpy import save
 from capi.data.sources import ENDINGS
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
+from capi.runtime.image_files import refuse_special
 
 FORMAT = "capi shard index 1"
 _BLOCK = 512
@@ -69,6 +70,19 @@ class ShardIndex:
         offset, size = self._places[number : number + 1][0]
         return int(offset), int(size)
 
+    def fits(self, facts: IndexFacts) -> bool:
+        """Whether rows, places and names are what the head says, and every image lies within the shard."""
+        shapes = [part.get_shape() for part in (self._places, self._name_ends, self._names)]
+        kinds = [part.get_dtype() for part in (self._places, self._name_ends, self._names)]
+        if shapes[:2] != [[facts.images, 2], [facts.images + 1]] or kinds != ["I64", "I64", "U8"]:
+            return False
+        # The library cannot cut what is empty.
+        places = self._places[:] if facts.images else np.empty((0, 2), dtype=np.int64)
+        ends = self._name_ends[:]
+        # The size is taken off the bytes of the shard, since the sum of two large numbers would turn negative.
+        inside = (places >= 0).all() and (places[:, 0] <= facts.shard_bytes - places[:, 1]).all()
+        return bool(inside and ends[0] == 0 and (np.diff(ends) >= 0).all() and shapes[2] == [int(ends[-1])])
+
     def sizes(self) -> npt.NDArray[np.int64]:
         # The library cannot cut what is empty.
         return self._places[:, 1:2][:, 0] if len(self) else np.empty(0, dtype=np.int64)
@@ -87,14 +101,20 @@ def image_members(shard: Path) -> Iterator[Member]:
         _refuse_compressed(shard, file.read(6))
         file.seek(0)
         try:
-            with tarfile.open(fileobj=file, mode="r:") as archive:
+            # No more is read than there is, whatever a header says of the length of what follows it.
+            with tarfile.open(fileobj=_Bounded(file), mode="r:") as archive:  # type: ignore[call-overload]
+                size, last = os.fstat(file.fileno()).st_size, -1
                 for member in archive:
                     # The library remembers every member it has seen.
-                    archive.members = []  # type: ignore[attr-defined]
-                    if is_image(member):
+                    archive.members = []
+                    # A header with a negative size leads back, and would be read for ever.
+                    if not last < member.offset <= member.offset_data <= size or member.size < 0:
+                        raise tarfile.ReadError("a header that leads out of the file")
+                    last = member.offset
+                    if is_image(member) and member.offset_data + member.size <= size:
                         yield Member(member.name, member.offset_data, member.size)
                 end = archive.offset
-        except tarfile.ReadError as error:
+        except (tarfile.TarError, ValueError, OverflowError, RecursionError, EOFError) as error:
             raise CapiError(
                 f"{shard} is no tar that can be read ({error}): it may be cut off; fetch or pack it again"
             ) from error
@@ -107,10 +127,21 @@ def image_members(shard: Path) -> Iterator[Member]:
             )
 
 
+class _Bounded:
+    """A file whose `read` asks for no more memory than the file has bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.size, self.seek, self.tell, self._read = os.fstat(file.fileno()).st_size, file.seek, file.tell, file.read
+
+    def read(self, size: int = -1) -> bytes:
+        return self._read(min(size, max(self.size - self.tell(), 0)))
+
+
 def is_image(member: tarfile.TarInfo) -> bool:
     """Whether a member is an image by its ending; hidden ones are left out, as in folders."""
     base = member.name.rpartition("/")[2]
-    return member.isreg() and base.lower().endswith(ENDINGS) and not base.startswith(".")
+    # A sparse member does not lie in the tar as it is.
+    return member.isreg() and not member.issparse() and base.lower().endswith(ENDINGS) and not base.startswith(".")
 
 
 def index_places(shard: Path) -> tuple[Path, Path]:
@@ -169,6 +200,7 @@ def write_index(
 def read_facts(path: Path) -> IndexFacts | None:
     """What the head of an index says, or None where there is none that can be read."""
     try:
+        refuse_special(path)
         with safe_open(path, framework="numpy") as file:
             head = dict(file.metadata() or {})
             if head.pop("format", None) != FORMAT:
@@ -184,7 +216,13 @@ def _is_of(place: Path, facts: IndexFacts, shard: Path) -> bool:
     status = shard.stat()
     if status.st_size != facts.shard_bytes:
         return False
-    return status.st_mtime_ns == facts.modified or _headers_agree(ShardIndex(place), shard)
+    try:
+        index = ShardIndex(place)
+        if not index.fits(facts):
+            return False
+    except (OSError, SafetensorError, ValueError, TypeError):
+        return False
+    return status.st_mtime_ns == facts.modified or _headers_agree(index, shard)
 
 
 def _headers_agree(index: ShardIndex, shard: Path) -> bool:
@@ -194,6 +232,8 @@ def _headers_agree(index: ShardIndex, shard: Path) -> bool:
     with shard.open("rb") as file:
         for number in sorted(chosen):
             name, offset, size = index.member(number)
+            if offset < _BLOCK:
+                return False
             file.seek(offset - _BLOCK)
             try:
                 header = tarfile.TarInfo.frombuf(file.read(_BLOCK), "utf-8", "surrogateescape")

@@ -11,7 +11,9 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from capi.errors import CapiError
+from capi.runtime.image_files import is_regular, refuse_outside
 
+_IMAGES = "?images="
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm")
 
 
@@ -86,7 +88,7 @@ def image_folder(path: Path) -> Files:
             raise CapiError(f"{path} is a file: expected a folder of images")
     except OSError as error:
         raise CapiError(f"{path} cannot be read ({error.strerror}): give access to it") from error
-    names = sorted(_image_names(path))
+    names = sorted(image_names(path))
     if not names:
         raise CapiError(f"{path} holds no images (looked for {', '.join(ENDINGS)}, in subfolders too)")
     return Files(path, names)
@@ -94,18 +96,33 @@ def image_folder(path: Path) -> Files:
 
 def has_images(path: Path) -> bool:
     """Whether there is any image under a folder."""
-    return next(_image_names(path), None) is not None
+    return next(image_names(path), None) is not None
 
 
-def csv_images(path: Path, split: str = "train") -> Files:
+def is_csv(data: str | Path) -> bool:
+    """Whether a source is a CSV, by its name."""
+    return str(csv_place(data)[0]).lower().endswith(".csv")
+
+
+def csv_place(data: str | Path) -> tuple[Path, Path]:
+    """The file of a CSV, and the folder of its images: its own, or that of `FILE.csv?images=FOLDER`."""
+    file, mark, folder = str(data).partition(_IMAGES)
+    if not mark or os.path.exists(data):
+        return Path(data), Path(data).parent
+    return Path(file), Path(folder)
+
+
+def csv_images(data: str | Path, split: str = "train") -> Files:
     """The images that the column `file` of a CSV names, from its folder on; of a column `split`, those of one split."""
+    path, root = csv_place(data)
     columns, rows = read_csv(path)
     if "file" not in columns:
         raise CapiError(f'{path} has no column "file" (it has {", ".join(columns) or "none"})')
     names = sorted(row["file"] for row in rows if "split" not in columns or row["split"] == split)
     if not names:
         raise CapiError(f"{path} lists no images" + (f' of the split "{split}"' if "split" in columns else ""))
-    return Files(path.parent, names)
+    refuse_outside(root, names, str(path))
+    return Files(root, names)
 
 
 def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
@@ -116,25 +133,31 @@ def read_csv(path: Path) -> tuple[list[str], list[dict[str, str]]]:
         with path.open(newline="", encoding="utf-8-sig") as file:
             reader = csv.DictReader(file, restval="")
             return list(reader.fieldnames or []), list(reader)
+    except OSError as error:
+        raise CapiError(f"{path} cannot be read ({error.strerror}): give access to it") from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise CapiError(f"{path} cannot be read as a CSV in UTF-8 ({error})") from error
 
 
-def _image_names(root: Path) -> Iterator[str]:
-    def refuse(error: OSError) -> None:
-        raise CapiError(f"{error.filename} cannot be read ({error.strerror}): give access to it, or move it away")
-
-    for folder, subfolders, files in os.walk(root, onerror=refuse, followlinks=True):
-        subfolders[:] = sorted(name for name in subfolders if not (name.startswith(".") or _leads_back(folder, name)))
-        for name in files:
-            if name.lower().endswith(ENDINGS) and not name.startswith("."):
-                full = os.path.relpath(os.path.join(folder, name), root)
-                if "\n" in full:
-                    raise CapiError(f"the file name {full!r} holds a line break: rename it")
-                yield full.replace(os.sep, "/")
-
-
-def _leads_back(folder: str, name: str) -> bool:
-    """Whether a subfolder is a link to a folder that it lies in, whose images would come again and again."""
-    path = os.path.join(folder, name)
-    return os.path.islink(path) and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
+def image_names(folder: Path, prefix: str = "", parents: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Names of all images under a folder, relative to it; hidden files and folders, pipes and devices are left out."""
+    # Names put together as plain strings: several times faster than os.walk with relpath, on millions of files.
+    try:
+        # Following links, a folder may lie in itself, and its images would come again and again.
+        parents = parents | {os.path.realpath(folder)}
+        with os.scandir(folder) as entries:
+            found = sorted(entries, key=lambda entry: entry.name)
+        for entry in found:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                if not (entry.is_symlink() and os.path.realpath(entry.path) in parents):
+                    yield from image_names(Path(entry.path), f"{prefix}{entry.name}/", parents)
+            elif entry.name.lower().endswith(ENDINGS) and is_regular(entry):
+                if "\n" in prefix + entry.name:
+                    raise CapiError(f"the file name {prefix + entry.name!r} in {folder} holds a line break: rename it")
+                yield prefix + entry.name
+    except OSError as error:
+        raise CapiError(
+            f"{error.filename} cannot be read ({error.strerror}): give access to it, or move it away"
+        ) from error

@@ -6,7 +6,6 @@ the last ones are kept. Both need pyarrow (extra `parquet`); nothing is unpickle
 """
 
 import hashlib
-import json
 import os
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -22,6 +21,8 @@ from capi.data.decoding import BrokenImageError
 from capi.data.keeping import Kept
 from capi.data.shards import OPEN_FILES, WINDOW
 from capi.errors import CapiError, nearest
+from capi.runtime.documents import parse_json
+from capi.runtime.image_files import is_below
 
 # Few, since each worker keeps the decoded row groups of the window that it reads from.
 PARQUET_WINDOW = 4096
@@ -35,9 +36,14 @@ class TableImages:
 
     usual_window = WINDOW
 
-    def __init__(self, files: Sequence[str], rows: Sequence[Sequence[int]], column: str) -> None:
-        """`rows` are, for each file, those of its blocks: record batches or row groups."""
-        self.files, self.column = list(files), column
+    def __init__(
+        self, files: Sequence[str], rows: Sequence[Sequence[int]], column: str, folders: Sequence[Path] = ()
+    ) -> None:
+        """`rows` are, for each file, those of its blocks: record batches or row groups.
+
+        Rows that name a file are read if it lies below the folder of the table, or below one of `folders`.
+        """
+        self.files, self.column, self.folders = list(files), column, tuple(folders)
         self.file_ends = np.cumsum([sum(counts) for counts in rows], dtype=np.int64)
         self.block_ends = np.cumsum([count for counts in rows for count in counts], dtype=np.int64)
         self.first_blocks = np.cumsum([0, *(len(counts) for counts in rows)], dtype=np.int64)
@@ -53,7 +59,8 @@ class TableImages:
         return f"{os.path.basename(self.files[file])}/row {row}"
 
     def read(self, index: int) -> Path | bytes:
-        return _content(self._value(index), Path(self.files[int(_find(self.file_ends, index)[0])]).parent)
+        folder = Path(self.files[int(_find(self.file_ends, index)[0])]).parent
+        return _content(self._value(index), folder, (folder, *self.folders))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -117,13 +124,13 @@ class ParquetImages(TableImages):
         return self._groups[block][row].as_py()
 
 
-def open_arrow(files: Sequence[str], column: str | None = None) -> ArrowImages:
+def open_arrow(files: Sequence[str], column: str | None = None, folders: Sequence[Path] = ()) -> ArrowImages:
     """The images of arrow files, in this order."""
     require_pyarrow()
     tables = [read_arrow(file) for file in files]
     schema = _same_schema(files, [table.schema for table in tables])
     rows = [[batch.num_rows for batch in table.to_batches()] for table in tables]
-    return ArrowImages(files, rows, image_column(schema, column, files[0]))
+    return ArrowImages(files, rows, image_column(schema, column, files[0]), folders)
 
 
 def open_parquet_files(files: Sequence[str], column: str | None = None) -> ParquetImages:
@@ -154,7 +161,10 @@ def open_parquet(file: str) -> Any:
         return pyarrow.parquet.ParquetFile(file)
     except FileNotFoundError as error:
         raise CapiError(f"there is no file {file}") from error
-    except pyarrow.ArrowInvalid as error:
+    except (pyarrow.ArrowException, OSError) as error:
+        # The library raises an error without a number for a footer that is damaged.
+        if getattr(error, "errno", None) is not None:
+            raise
         raise CapiError(f"{file} is no parquet file that can be read ({error}): fetch or write it again") from error
 
 
@@ -210,7 +220,7 @@ def require_pyarrow() -> None:
 def _declared(schema: Any) -> list[str]:
     """Columns that `datasets` noted as images."""
     try:
-        noted = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        noted = parse_json((schema.metadata or {})[b"huggingface"], "the table")["info"]["features"]
         return [name for name in schema.names if noted.get(name, {}).get("_type") == "Image"]
     except (KeyError, ValueError, AttributeError, TypeError):
         return []
@@ -235,8 +245,8 @@ def _same_schema(files: Sequence[str], schemas: Sequence[Any]) -> Any:
     return schemas[0]
 
 
-def _content(value: Any, folder: Path) -> Path | bytes:
-    """The bytes of a row, or the file that it names."""
+def _content(value: Any, folder: Path, allowed: Sequence[Path]) -> Path | bytes:
+    """The bytes of a row, or the file that it names, which must lie in one of the allowed folders."""
     if isinstance(value, bytes):
         return value
     if value is None:
@@ -245,7 +255,10 @@ def _content(value: Any, folder: Path) -> Path | bytes:
         return bytes(value["bytes"])
     if not value.get("path"):
         raise BrokenImageError("the row holds no image")
-    return folder / str(value["path"])
+    path = str(value["path"])
+    if "\0" in path or not is_below(folder / path, allowed):
+        raise BrokenImageError(f"the row names {path}, which does not lie below the folder of the table")
+    return folder / path
 
 
 def _find(ends: npt.NDArray[np.int64], index: int) -> tuple[int, int]:

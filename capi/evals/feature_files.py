@@ -28,6 +28,7 @@ from capi.data.decoding import Box
 from capi.errors import CapiError
 from capi.evals.images import Frame
 from capi.runtime.atomic import atomic_open
+from capi.runtime.documents import parse_object
 from capi.runtime.links import open_nofollow
 
 KINDS = ("patch", "mean_patch", "pooled", "register")
@@ -39,6 +40,8 @@ _PART_BYTES = 64 * 2**20
 _CODES = {"float32": "F32", "float16": "F16"}
 # The safetensors library reads no longer ones.
 _LONGEST_HEADER = 100_000_000
+# Sides, widths and numbers of patches.
+_LARGEST = 2**26
 _ITEM_BYTES = {"I64": 8, "F32": 4, "F16": 2, "U8": 1}
 
 
@@ -95,6 +98,17 @@ class FeatureFacts:
     about: dict[str, Any]
     """Where it comes from: model, data, versions."""
 
+    def _check(self) -> None:
+        """Types and ranges, which a file that someone else made may have otherwise."""
+        counts = [*self.framing.size, *self.framing.grid, self.framing.channels]
+        counts += [side for shape in self.shapes.values() for side in shape]
+        fit = self.dtype in TYPES and isinstance(self.images, int) and self.images >= 0
+        fit = fit and all(isinstance(side, int) and 1 <= side <= _LARGEST for side in counts)
+        fit = fit and isinstance(self.encoder, dict) and isinstance(self.about, dict)
+        fit = fit and isinstance(self.root, str | None) and isinstance(self.classes, list | None)
+        if not fit or not all(isinstance(name, str) for name in self.classes or ()):
+            raise ValueError(self.dtype)
+
     @property
     def image_bytes(self) -> int:
         return sum(map(math.prod, self.shapes.values())) * TYPES[self.dtype].itemsize
@@ -105,15 +119,14 @@ class FeatureFacts:
     @classmethod
     def from_text(cls, text: str, path: Path) -> "FeatureFacts":
         try:
-            values = json.loads(text)
+            values = parse_object(text, str(path))
             if values.pop("version") > _VERSION:
                 raise CapiError(f"{path} was written by a newer capi: install that one to read it")
             framing = values.pop("framing")
             size, grid = ((int(framing[key][0]), int(framing[key][1])) for key in ("size", "grid"))
-            shapes = {kind: tuple(shape) for kind, shape in values.pop("shapes").items()}
+            shapes = {kind: tuple(map(int, shape)) for kind, shape in values.pop("shapes").items()}
             found = cls(shapes=shapes, framing=Framing(**(framing | {"size": size, "grid": grid})), **values)
-            if found.dtype not in TYPES:
-                raise ValueError(found.dtype)
+            found._check()
             return found
         except CapiError:
             raise
@@ -163,7 +176,12 @@ class SafetensorsFeatures(FeatureFile):
     @cached_property
     def labels(self) -> list[str] | None:
         classes = self.facts.classes
-        return None if classes is None else [classes[number] for number in self._tensor("labels").tolist()]
+        if classes is None:
+            return None
+        numbers = self._tensor("labels").tolist()
+        if not all(type(number) is int and 0 <= number < len(classes) for number in numbers):
+            raise CapiError(f"{self.path} has labels that are none of its classes: extract the features again")
+        return [classes[number] for number in numbers]
 
     def array(self, kind: str) -> Tensor:
         self._shape(kind)
@@ -236,8 +254,9 @@ def _read_safetensors(path: Path) -> FeatureFile:
         raise _no_features(path)
     facts = FeatureFacts.from_text(text, path)
     expected = {kind: (facts.images, *shape) for kind, shape in facts.shapes.items()}
+    expected |= {"name_offsets": (facts.images + 1,)} | ({} if facts.classes is None else {"labels": (facts.images,)})
     found = {kind: shapes.get(kind) for kind in expected}
-    if found != expected or shapes.get("name_offsets") != (facts.images + 1,):
+    if found != expected or "names" not in shapes:
         raise CapiError(f"{path} does not hold what its description says: extract the features again")
     return SafetensorsFeatures(path, facts)
 
@@ -330,7 +349,7 @@ def filling(path: Path) -> Iterator[FeatureWriter]:
     facts = _read_safetensors(path).facts
     with open_nofollow(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")
-        entries = json.loads(file.read(length))
+        entries = parse_object(file.read(length), str(path))
         starts = {kind: 8 + length + int(entries[kind]["data_offsets"][0]) for kind in facts.shapes}
         yield FeatureWriter(file, facts, starts)
 

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from capi.evals.fitted import (
     Segmenter,
 )
 from capi.runtime.atomic import atomic_path
+from capi.runtime.documents import parse_object
 from capi.types import VisionEncoder, statistics_of
 
 _LOG = logging.getLogger("capi")
@@ -38,6 +39,20 @@ KINDS: dict[str, type[Any]] = {
     "linear": LinearClassifier,
     "logistic-segmentation": LogisticSegmenter,
 }
+# Axes of the tensors of each: s samples, d width of a feature.
+_AXES: dict[str, dict[str, str]] = {
+    "attentive": {
+        **dict.fromkeys(("query", "key_bias", "value_bias"), "d"),
+        **dict.fromkeys(("key_weight", "value_weight"), "d d"),
+        **{"classifier_weight": "classes d", "classifier_bias": "classes"},
+    },
+    "knn": {"bank": "s d", "labels": "s"},
+    "knn-segmentation": {"bank": "s d", "blocks": "s rows columns", "mean": "d", "scale": "d"},
+    "linear": {"weight": "classes d", "bias": "classes"},
+    "logistic-segmentation": {"weight": "classes d", "bias": "classes", "labels": "classes"},
+}
+# Pixels: as large as a config allows.
+_LARGEST_SIDE = 2**16
 
 
 @dataclass(frozen=True)
@@ -122,10 +137,10 @@ def load_probe(path: Path) -> Probe:
     if _MARK not in metadata:
         raise CapiError(f"{path} holds tensors, but no probe: expected the probe.safetensors of an evaluation")
     try:
-        return _described(json.loads(metadata[_MARK]), tensors, path)
+        return _described(parse_object(metadata[_MARK], str(path)), tensors, path)
     except CapiError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CapiError(f"{path} is a damaged probe ({error}): evaluate once more to get a whole one") from error
 
 
@@ -133,12 +148,50 @@ def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pa
     if facts["version"] > _VERSION or facts["kind"] not in KINDS:
         raise CapiError(f"{path} was written by a newer capi: install that one to use it")
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["settings"].items()}
+    height, width = (checked_count(side, _LARGEST_SIDE) for side in facts["size"])
+    encoder = {"width": checked_count(facts["encoder"]["width"]), "patch_size": facts["encoder"]["patch_size"]}
+    _check_model(facts["kind"], tensors, settings, encoder["width"])
     return Probe(
         kind=facts["kind"],
         model=KINDS[facts["kind"]](**tensors, **settings),
-        classes={int(label): name for label, name in facts["classes"].items()},
-        size=tuple(facts["size"]),
-        encoder=facts["encoder"],
-        ignored=tuple(facts["ignored"]),
-        about=facts["about"],
+        classes={int(label): str(name) for label, name in facts["classes"].items()},
+        size=(height, width),
+        encoder=facts["encoder"] | encoder,
+        ignored=tuple(map(int, facts["ignored"])),
+        about=dict(facts["about"]),
     )
+
+
+def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], width: int) -> None:
+    """That tensors fit each other and the encoder, and that settings are in range."""
+    sides = {"d": 2 * width if settings.get("feature") == "both" else width}
+    for name, axes in _AXES[kind].items():
+        if len(axes.split()) != tensors[name].ndim:
+            raise ValueError(f"{name} has {tensors[name].ndim} axes")
+        for axis, side in zip(axes.split(), tensors[name].shape, strict=True):
+            if sides.setdefault(axis, side) != side:
+                raise ValueError(f"{name} has {side} values where others have {sides[axis]}")
+        if tensors[name].is_floating_point() == (name in {"labels", "blocks"}):
+            raise ValueError(f"{name} holds {tensors[name].dtype}")
+    _check_choices(kind, settings)
+    if "neighbours" in settings:
+        checked_count(settings["neighbours"])
+    if kind == "knn":
+        known = checked_count(settings["classes"])
+        if not float(settings["temperature"]) > 0 or not ((tensors["labels"] >= 0) & (tensors["labels"] < known)).all():
+            raise ValueError("labels or temperature are out of range")
+
+
+def _check_choices(kind: str, settings: Mapping[str, Any]) -> None:
+    """That settings which are one of several words are one of them."""
+    for each in fields(KINDS[kind]):
+        wanted = get_args(each.type) if get_origin(each.type) is Literal else None
+        if wanted is not None and settings.get(each.name, each.default) not in wanted:
+            raise ValueError(f"{each.name} is none of {', '.join(map(str, wanted))}")
+
+
+def checked_count(value: Any, most: int = 2**31) -> int:
+    """A whole number from 1 on."""
+    if type(value) is not int or not 1 <= value <= most:
+        raise ValueError(f"{str(value)[:40]} where a number from 1 to {most} is expected")
+    return value

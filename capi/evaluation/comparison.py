@@ -40,6 +40,7 @@ from capi.evaluation.results import Record, read_record
 from capi.evaluation.table_view import TableView
 from capi.evaluation.teamwork import prepared
 from capi.runtime.atomic import atomic_write
+from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
 from capi.train.run_folder import versions
@@ -212,8 +213,8 @@ class _Run:
         if identity["encoder"]["fingerprint"] is None:
             return None
         try:
-            known = json.loads((folder / IDENTITY).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            known = read_json(folder / IDENTITY)
+        except CapiError:
             return None
         return read_record(folder) if known == json.loads(json.dumps(identity)) else None
 

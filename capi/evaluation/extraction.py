@@ -41,6 +41,7 @@ from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors
 from capi.evals.probe_files import encoder_facts
 from capi.evaluation.teamwork import encoding_together
 from capi.runtime.atomic import atomic_write, move_into_place
+from capi.runtime.documents import read_object
 from capi.runtime.links import refuse_link
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_path, hide_path_of_model
@@ -259,7 +260,7 @@ class Partial:
         """What is known of the work that was done; None where that is of no use."""
         try:
             read_features(self.features)
-            known = json.loads(self.progress.read_text(encoding="utf-8"))
+            known = read_object(self.progress)
             usable = known["version"] == _VERSION and known["done"] >= 0 and isinstance(known["identity"], dict)
         except (ValueError, KeyError, TypeError):
             return None

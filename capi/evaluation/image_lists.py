@@ -10,8 +10,9 @@ from rich.console import Console
 
 from capi.data.demo import COUNTS, demo_photos
 from capi.data.opening import Data, open_images
-from capi.data.sources import Files, ImageSource, image_folder, read_csv
+from capi.data.sources import Files, ImageSource, csv_place, image_folder, is_csv, read_csv
 from capi.errors import CapiError, nearest
+from capi.runtime.image_files import refuse_outside
 
 _SPLITS = frozenset({"train", "training", "val", "validation", "test", "testing"})
 
@@ -32,10 +33,9 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
             raise CapiError(f'the built-in photos have no split "{split}"{nearest(split, COUNTS)} ({known})')
         photos = demo_photos(split)
         return ListedImages(photos.images, [photos.categories[number] for number in photos.labels])
-    path = Path(data)
-    if path.suffix.lower() == ".csv":
-        return _from_csv(path, split, label)
-    images = image_folder(path / split if split else path)
+    if is_csv(data):
+        return _from_csv(data, split, label)
+    images = image_folder(Path(data) / split if split else Path(data))
     return ListedImages(images, class_folders(images))
 
 
@@ -45,7 +45,7 @@ def labelled_images(data: Data, console: Console | None = None) -> ListedImages:
     if data == "demo":
         return list_images("demo")
     if isinstance(source, Files) and isinstance(data, str | Path):
-        if not str(data).lower().endswith(".csv"):
+        if not is_csv(data):
             return ListedImages(source, class_folders(source))
         listed = list_images(str(data))
         if listed.labels is not None:
@@ -66,7 +66,8 @@ def class_folders(images: Files) -> list[str] | None:
     return folders if len(set(folders)) > 1 and not _SPLITS.issuperset(folders) else None
 
 
-def _from_csv(path: Path, split: str | None, label: str) -> ListedImages:
+def _from_csv(data: str, split: str | None, label: str) -> ListedImages:
+    path, root = csv_place(data)
     columns, rows = read_csv(path)
     # Images need no label; but a column that was asked for by name must be there.
     asked = [label] if label != "label" else []
@@ -77,4 +78,6 @@ def _from_csv(path: Path, split: str | None, label: str) -> ListedImages:
     if not chosen:
         raise CapiError(f"{path} lists no images" + (f' of the split "{split}"' if split else ""))
     labels = [row[label] for row in chosen] if label in columns else None
-    return ListedImages(Files(path.parent, [row["file"] for row in chosen]), labels)
+    names = [row["file"] for row in chosen]
+    refuse_outside(root, names, str(path))
+    return ListedImages(Files(root, names), labels)

@@ -11,6 +11,7 @@ from typing import Any
 from capi.errors import CapiError
 from capi.evals.outcome import Outcome
 from capi.runtime.atomic import atomic_write, remove
+from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within
 from capi.train.run_folder import versions
@@ -76,8 +77,8 @@ def write_record(record: Record, folder: Path) -> None:
 def read_record(folder: Path) -> Record | None:
     """The results in a folder; None where there are none that this version can read."""
     try:
-        record = json.loads((folder / JSON).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        record = read_json(folder / JSON)
+    except CapiError:
         return None
     if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
         return None

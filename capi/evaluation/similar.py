@@ -22,6 +22,7 @@ from capi.evals.feature_files import TYPES, FeatureFile, Framing
 from capi.evals.features import Encoding, encoded_batches, silent
 from capi.evals.neighbours import NearestNeighbours
 from capi.evaluation.extraction import encoder_description, features_of
+from capi.runtime.image_files import is_below
 from capi.types import Features, Float, Int, VisionEncoder
 from capi.visualize.pca import photos_of
 from capi.visualize.sheets import fitting
@@ -247,14 +248,16 @@ def query_tile(query: Path, side: int, framing: Framing, at: tuple[float, float]
 def match_tile(match: Match, side: int, framing: Framing, images: ImageSource | Path | None) -> Image.Image:
     """The image of a match, with a frame around its patch; grey where there is no such image any more."""
     source = _place(match, images)
-    if source is None or (isinstance(source, Path) and not source.is_file()):
+    if source is None or (isinstance(source, Path) and not os.path.isfile(source)):
         return _message("not found", side)
     return _tile(source, side, framing, match.patch)
 
 
 def _place(match: Match, images: ImageSource | Path | None) -> Path | bytes | None:
     if images is None or isinstance(images, Path):
-        return None if images is None else images / match.name
+        # Names in a file that someone else made lead nowhere else.
+        below = images is not None and "\0" not in match.name and is_below(images / match.name, [images])
+        return images / match.name if images is not None and below else None
     known = match.number < len(images) and images.name(match.number) == match.name
     return images.read(match.number) if known else None
 

@@ -92,9 +92,11 @@ class Architecture:
         return asdict(self) | {"grid": None if self.grid is None else list(self.grid)}
 
     @classmethod
-    def from_plain(cls, values: dict[str, Any], source: str = "the architecture") -> "Architecture":
+    def from_plain(cls, values: Any, source: str = "the architecture") -> "Architecture":
         """From what `as_plain` gave, read back from a file that `source` names; nothing may lack or be unknown."""
         names = [field.name for field in fields(cls)]
+        if not isinstance(values, dict):
+            raise CapiError(f"{source} holds no architecture: expected the keys {', '.join(names)}")
         for name in values:
             if name not in names:
                 raise CapiError(f'{source} has "{name}", which no architecture has{nearest(name, names)}')
@@ -107,7 +109,7 @@ class Architecture:
 def _checked(name: str, value: Any, source: str) -> Any:
     """One value, if it is of its kind and within reason."""
     if name in _NAMES:
-        if value not in _NAMES[name]:
+        if not isinstance(value, str | None) or value not in _NAMES[name]:
             known = ", ".join("null" if kind is None else kind for kind in _NAMES[name])
             raise CapiError(f'{source} has "{name}": {value!r}, expected one of {known}')
         return value

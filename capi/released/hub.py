@@ -4,12 +4,12 @@ Only the description and the safetensors file are fetched, never a pickle, and t
 says that they are CAPI's. huggingface_hub does the rest: its cache, its locks, its resuming, its login.
 """
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 from capi.errors import CapiError
+from capi.runtime.documents import read_object
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MODEL_TYPE = "capi"
@@ -75,7 +75,6 @@ def _fetch(name: str, match: re.Match[str], file: str, endpoint: str | None) -> 
 
 def _model_type(config: Path) -> Any:
     try:
-        facts = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_object(config).get("model_type")
+    except CapiError:
         return None
-    return facts.get("model_type") if isinstance(facts, dict) else None

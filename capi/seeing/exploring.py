@@ -29,6 +29,7 @@ from capi.evaluation.prediction import find_images
 from capi.method.masking import Grid, MaskSampler
 from capi.models.features import CapiEncoder
 from capi.randomness import sample_keys
+from capi.runtime.image_files import open_image, read_image
 from capi.types import Bool, Float, Int, VisionEncoder, image_size_of, statistics_of
 from capi.visualize.feature_maps import PictureFrame, SizedImages
 from capi.visualize.gallery import PatchPlace, PrototypeIndex, patch_crop
@@ -194,9 +195,9 @@ class Explorer:
     def opened(self, path: Path, name: str) -> View:
         """A file that somebody gave."""
         try:
-            content = path.read_bytes()
+            content = read_image(path)
         except OSError as error:
-            raise CapiError(f"{name} cannot be read ({error.strerror}): give another file") from error
+            raise CapiError(f"{name} cannot be read ({error.strerror or error}): give another file") from error
         return self._made(Encoded([name], [content]), 0, None)
 
     def collect(self) -> None:
@@ -210,7 +211,7 @@ class Explorer:
     def photo(self, number: int) -> Image.Image:
         """A photo of the library."""
         packed = self.library.photos[number]
-        return self._photos.get(number, lambda: Image.open(io.BytesIO(packed)).convert("RGB"), _picture_bytes)
+        return self._photos.get(number, lambda: open_image(packed).convert("RGB"), _picture_bytes)
 
     def similar(self, view: View, patch: tuple[int, int], count: int) -> list[PatchPlace]:
         """The nearest patches of other images, one of each."""

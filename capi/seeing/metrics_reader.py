@@ -1,6 +1,5 @@
 """The metrics of a run as columns, read on where the last reading ended, also while the run writes them."""
 
-import json
 import math
 from array import array
 from collections.abc import Callable
@@ -9,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from capi.errors import CapiError
+from capi.runtime.documents import open_regular
+from capi.train.metrics import LONGEST_LINE, MOST_METRICS, parse_record
 from capi.visualize.report_data import Column
 
 # Bytes read at a time.
 _BLOCK = 2**24
 # Bytes before the end of a reading by which the file is known again.
 _TAIL = 512
-# Beyond this a step cannot be told apart from its neighbours in a browser.
-_LARGEST_STEP = 2**53
 
 
 class MetricsReader:
@@ -37,18 +37,20 @@ class MetricsReader:
     def read(self) -> bool:
         """Take in what is new; whether there was anything."""
         try:
-            with self.path.open("rb") as file:
+            with open_regular(self.path) as file:
                 if not self._goes_on(file):
                     self.forget()
                     self._begin()
                 before = self.records, self.broken, self.cut_off
                 file.seek(self._offset)
                 self._read_lines(file)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             had_some = self.records > 0
             self.forget()
             self._begin()
             return had_some
+        except OSError as error:
+            raise CapiError(f"{self.path} cannot be read ({error.strerror or error})") from error
         return before != (self.records, self.broken, self.cut_off)
 
     def columns(self) -> dict[str, Column]:
@@ -67,8 +69,12 @@ class MetricsReader:
             for line in lines:
                 self._take(line)
                 self._advance(line + b"\n")
+            if len(rest) > LONGEST_LINE:
+                # Nothing that a run writes: what follows up to the next line is passed over too.
+                self._advance(rest)
+                rest = b""
         # A last line without an end may be half a record. It is taken once it is whole.
-        self.cut_off = bool(rest.strip()) and _parsed(rest) is None
+        self.cut_off = bool(rest.strip()) and parse_record(rest) is None
         if rest.strip() and not self.cut_off:
             self._take(rest)
             self._advance(rest)
@@ -80,8 +86,8 @@ class MetricsReader:
     def _take(self, line: bytes) -> None:
         if not line.strip():
             return
-        record = _parsed(line)
-        if record is None:
+        record = parse_record(line)
+        if record is None or len(self._columns) + len(record) > 2 * MOST_METRICS:
             self.broken += 1
             return
         self.records += 1
@@ -98,18 +104,6 @@ class MetricsReader:
             column[0].append(step)
             column[1].append(number if finite else math.nan)
         self.see(clean)
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """A record with a step, or None."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    step = record.get("step") if isinstance(record, dict) else None
-    if not isinstance(step, int) or isinstance(step, bool) or not 0 <= step < _LARGEST_STEP:
-        return None
-    return record
 
 
 def _as_number(value: Any) -> float | None:

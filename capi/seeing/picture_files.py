@@ -1,7 +1,6 @@
 """Pictures that a run keeps, read into a report: fixed images over time, and strips of prototypes."""
 
 import base64
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +9,9 @@ from typing import Any
 from PIL import Image
 
 from capi.data.recorded import spaced
+from capi.errors import CapiError
+from capi.runtime.documents import read_json, read_regular
+from capi.runtime.image_files import open_image
 from capi.visualize.report_data import Emergence, Picture, PrototypeStrip
 
 # So many steps of an image are shown, and so many images and prototypes: a page should open at once.
@@ -65,18 +67,16 @@ def read_prototypes(folder: Path) -> tuple[list[PrototypeStrip], str]:
 def read_picture(path: Path) -> Picture | None:
     """A PNG or JPEG of sensible size as part of a page; None where there is none."""
     try:
-        if path.stat().st_size > _LARGEST_FILE:
-            return None
-        with Image.open(path, formats=list(_TYPES)) as image:
+        content = read_regular(path, limit=_LARGEST_FILE)
+        with open_image(content, list(_TYPES)) as image:
             kind, (width, height) = _TYPES[str(image.format)], image.size
             if max(width, height) > _LARGEST_SIDE:
                 return None
             # Half a file opens too; only decoding it tells.
             image.load()
-        content = base64.b64encode(path.read_bytes()).decode()
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None
-    return Picture(f"data:{kind};base64,{content}", width, height)
+    return Picture(f"data:{kind};base64,{base64.b64encode(content).decode()}", width, height)
 
 
 def _snapshots(folder: Path) -> dict[int, dict[int, Path]]:
@@ -99,8 +99,8 @@ def _emergence(folder: Path, number: int, paths: dict[int, Path], steps: Sequenc
 
 def _index(path: Path) -> dict[str, Any] | None:
     try:
-        index = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        index = read_json(path)
+    except CapiError:
         return None
     return index if isinstance(index, dict) and isinstance(index.get("prototypes", []), list) else None
 

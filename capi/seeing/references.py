@@ -6,7 +6,6 @@ to the highest seed, widened on either side by the distance between the two, and
 since few seeds do not show how far healthy runs spread. A curve is outside when most of its last three values are.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -19,6 +18,7 @@ from capi.config.loading import differences, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.pretraining import run_config
+from capi.runtime.documents import parse_object
 from capi.seeing.metrics_reader import MetricsReader
 from capi.train.metrics import FILE, WALL_CLOCK
 from capi.train.run_folder import RunFolder
@@ -135,7 +135,7 @@ def shipped_references() -> list[Reference]:
 def parse_reference(text: str, source: str) -> Reference:
     """A reference from the text of its file."""
     try:
-        tree = json.loads(text)
+        tree = parse_object(text, source)
         if tree["format"] > FORMAT_VERSION:
             raise CapiError(
                 f"{source} has format {tree['format']}, this capi knows up to {FORMAT_VERSION}: install a newer capi"
@@ -147,7 +147,7 @@ def parse_reference(text: str, source: str) -> Reference:
             seeds=tuple(tree["seeds"]),
             curves=tree["curves"],
         )
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise CapiError(
             f"{source} is no file of reference curves ({type(error).__name__}): install capi anew"
         ) from error

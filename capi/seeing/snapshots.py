@@ -25,6 +25,7 @@ from capi.data.recorded import spaced
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
+from capi.runtime.image_files import open_image
 from capi.train.step import Learner
 from capi.types import Float, Statistics
 from capi.visualize.feature_maps import PictureFrame, SizedImages
@@ -221,7 +222,7 @@ def _drawn(path: Path) -> Drawn | None:
 def _pixels(path: Path) -> Tensor | None:
     """The colours of a picture (rows, columns, 3); None where there is none, or none that can be read."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             return torch.from_numpy(np.array(image.convert("RGB")))
     except (OSError, SyntaxError, ValueError):
         return None

@@ -22,6 +22,7 @@ from capi.models.architecture import architecture_of
 from capi.models.features import CapiEncoder
 from capi.pretraining import run_config
 from capi.runtime.atomic import atomic_folder, atomic_write
+from capi.runtime.image_files import open_image
 from capi.runtime.privacy import hide_path, hide_paths
 from capi.seeing.reporting import gather
 from capi.sharing.card import MARK, ModelCard, TrainingScore, as_markdown, plain, require_licence
@@ -243,7 +244,7 @@ def _opened(path: Path | None) -> Drawn | None:
     if path is None:
         return None
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as picture:
+        with open_image(path, ("PNG", "JPEG")) as picture:
             return Drawn(picture.convert("RGB"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
         return None

@@ -27,6 +27,7 @@ import torch
 
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, is_partial, remove_folder, remove_leftovers
+from capi.runtime.documents import read_object, read_text
 from capi.runtime.links import refuse_outside_links
 from capi.runtime.lock import locked
 from capi.runtime.numerics import NUMERICS, changes_since
@@ -82,22 +83,23 @@ class RunFolder:
         self.refuse_outside_links()
         if not self.exists:
             raise CapiError(self._no_run(CONFIG))
-        return (self.path / CONFIG).read_text(encoding="utf-8")
+        return read_text(self.path / CONFIG)
 
     def record(self, *, also_newer: bool = False) -> dict[str, Any]:
         """What run.json holds; a run of a newer version is refused, except where one only wants to look."""
         self.refuse_outside_links()
-        try:
-            record: dict[str, Any] = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise CapiError(self._no_run(RECORD)) from error
-        except (OSError, ValueError) as error:
-            raise CapiError(f"{self.path / RECORD} cannot be read ({type(error).__name__})") from error
-        if not isinstance(record, dict):
+        if not os.path.lexists(self.path / RECORD):
+            raise CapiError(self._no_run(RECORD))
+        record = read_object(self.path / RECORD)
+        version = record.get("format", 0)
+        sections = [record.get(name, {}) for name in ("data", "init")] + [record.get("versions", {})]
+        starts = record.get("starts", [])
+        listed = isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
+        if not isinstance(version, int) or not listed or not all(isinstance(section, dict) for section in sections):
             raise CapiError(f"{self.path / RECORD} is not what a run writes: restore it from a copy")
-        if record.get("format", 0) > FORMAT_VERSION and not also_newer:
+        if version > FORMAT_VERSION and not also_newer:
             raise CapiError(
-                f"{self.path} was written by a newer capi (run format {record['format']}, this one knows up to "
+                f"{self.path} was written by a newer capi (run format {version}, this one knows up to "
                 f"{FORMAT_VERSION}): install that version"
             )
         return record

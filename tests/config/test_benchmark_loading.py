@@ -103,7 +103,7 @@ def test__the_example_of_an_override_is_an_option_of_every_benchmark() -> None:
         ("benchmark: demo/knn\ndataset: pets\n", "the benchmark's name says it"),
         ("benchmark: demo/knn\nseed: 1\nseed: 2\n", 'the key "seed" stands twice'),
         ("benchmark: [", "not valid YAML"),
-        (b"\xff\xfe\x00", "could not be read"),
+        (b"\xff\xfe\x00", "not a text in UTF-8"),
     ],
 )
 def test__broken_files_say_what_is_wrong(tmp_path: Path, text: str | bytes, message: str) -> None:

@@ -57,8 +57,8 @@ def test__override_values_are_yaml(override: str, read, value: object) -> None:
         ("seed=!!timestamp foo", "not valid YAML"),
         ("seed=0x_", "not valid YAML"),
         ("seed=" + 5000 * "1", "not valid YAML"),
-        ("seed=" + 3000 * "[", "nested too deeply"),
-        ("model=&a {depth: *a}", "no number, text, list or section"),
+        ("seed=" + 3000 * "[", "nested deeper than 64 levels"),
+        ("model=&a {depth: *a}", "aliases and anchors"),
         (2000 * "a." + "a=1", "expected key=value"),
         ("model.depth=two", 'model.depth = "two" does not fit: input should be a valid integer'),
         ('model.depth="6"', 'model.depth = "6" does not fit: input should be a valid integer'),
@@ -117,7 +117,7 @@ def test__files_are_recipes_too(tmp_path: Path) -> None:
         ("version: x\n", "version must be a whole number"),
         ("version: 99\n", "install a newer capi"),
         ("model: !!python/object/apply:os.mkdir [evil]\n", "not valid YAML"),
-        (b"\xff\xfe\x00", "could not be read"),
+        (b"\xff\xfe\x00", "not a text in UTF-8"),
     ],
 )
 def test__broken_files_say_what_is_wrong(tmp_path: Path, text: str | bytes, message: str) -> None:

@@ -106,3 +106,22 @@ def test__the_queue_is_off_holds_whole_batches_and_is_the_clustering_s() -> None
         load_config("mini", ["clustering.queue=64", "target.kind=ema_head"])
     with pytest.raises(CapiError, match=r"clustering\.queue"):
         load_config("mini", ["clustering.queue=-64"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        (["model.depth=10000000"], "model.depth"),
+        (["seed=99999999999999999999999"], "seed"),
+        (["optimization.steps=99999999999999999999999"], "optimization.steps"),
+        (["data.workers=100000"], "data.workers"),
+        (["model.registers=1000000"], "model.registers"),
+        (["model.width=65536", "model.heads=64"], "model.width, model.depth"),
+        (["clustering.prototypes=16777216", "model.predictor.width=8192", "model.predictor.heads=8"], "prototypes"),
+        (["data.image_size=65536", "model.patch_size=1"], "data.image_size and model.patch_size"),
+        (["optimization.batch_size=16777216", "data.image_size=224"], "optimization.batch_size"),
+    ],
+)
+def test__numbers_that_no_machine_can_hold_are_refused_by_their_keys(overrides: list[str], keys: str) -> None:
+    with pytest.raises(CapiError, match=keys):
+        load_config("tiny4", overrides)

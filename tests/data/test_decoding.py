@@ -292,7 +292,7 @@ def test__an_image_smaller_than_a_patch_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["EPS", "ICO", "PCX"])
 def test__formats_that_are_not_about_photographs_are_refused(kind: str) -> None:
-    with pytest.raises(BrokenImageError, match=f"{kind} is not one of JPEG"):
+    with pytest.raises(BrokenImageError, match="no image that can be read"):
         Decoder().open(encoded(COLOUR, kind))
 
 

@@ -87,7 +87,7 @@ def test__a_folder_that_is_no_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(CapiError, match=r"is no run: it has no run\.json"):
         RunFolder(tmp_path).record()
     (tmp_path / "run.json").write_text("{half")
-    with pytest.raises(CapiError, match="cannot be read"):
+    with pytest.raises(CapiError, match="is not valid JSON"):
         RunFolder(tmp_path).record()
 
 
@@ -133,7 +133,7 @@ def test__the_name_of_an_accelerator_is_noted(folder: RunFolder, monkeypatch: py
 
 def test__a_record_of_another_kind_is_told(folder: RunFolder) -> None:
     (folder.path / "run.json").write_text("[1, 2]")
-    with pytest.raises(CapiError, match="is not what a run writes"):
+    with pytest.raises(CapiError, match="holds a list, expected an object"):
         folder.record()
 
 

@@ -19,6 +19,8 @@ import numpy.typing as npt
 
 from capi.data.sources import ImageSource
 from capi.evals.tasks import ClassificationData, SegmentationData
+from capi.runtime.documents import regular_size
+from capi.runtime.image_files import MAX_IMAGE_BYTES
 
 _LOG = logging.getLogger("capi")
 _LAST_BYTES = 4096
@@ -90,7 +92,7 @@ def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
     def size(number: int) -> int:
         path = source.read(number)
         try:
-            return os.stat(path).st_size if isinstance(path, Path) else -1
+            return regular_size(os.stat(path), MAX_IMAGE_BYTES) if isinstance(path, Path) else -1
         except OSError:
             return -1
 

@@ -1,10 +1,10 @@
 """A CSV that names files, their splits, and their classes or masks."""
 
-import csv
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
+from capi.data.sources import csv_place, read_csv
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.mask_files import check_all_masked, segmentation_of_own_masks
 from capi.evals.datasets.reading import (
@@ -16,6 +16,7 @@ from capi.evals.datasets.reading import (
     without_excluded,
 )
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData
+from capi.runtime.image_files import refuse_outside
 
 Rows = list[tuple[str, str, str]]
 
@@ -23,13 +24,15 @@ Rows = list[tuple[str, str, str]]
 def load_classification(path: Path, options: DataOptions) -> ClassificationData:
     """The label column is the class, as text; classes are those of the chosen splits, sorted."""
     refuse(options, {"ignored", "class_names"}, "classification")
+    path, root = csv_place(path)
     column = options.label or "label"
     rows, notes = _read(path, column, options)
     train, tests = _chosen(rows, path, options)
     unlabelled = [file for split in (train, *tests) for file, value in _of_split(rows, split) if not value]
     if unlabelled:
         raise CapiError(f'{path} has nothing in the column "{column}" for {unlabelled[0]}: fill it in or take it out')
-    parts = {split: (path.parent, _of_split(rows, split)) for split in (train, *tests)}
+    refuse_outside(root, [file for file, _, _ in rows], str(path))
+    parts = {split: (root, _of_split(rows, split)) for split in (train, *tests)}
     return classification(parts[train], {split: parts[split] for split in tests}, notes=notes)
 
 
@@ -38,14 +41,15 @@ def load_segmentation(path: Path, options: DataOptions) -> SegmentationData:
     refuse(options, {"label"}, "segmentation")
     if options.tests is not None:
         one_test(options.tests)
+    path, root = csv_place(path)
     rows, notes = _read(path, "mask", options)
     train, (test,) = _chosen(rows, path, options)
     pairs = [pair for split in (train, test) for pair in _of_split(rows, split)]
-    missing = [file for file, mask in pairs if not (mask and (path.parent / mask).is_file())]
-    check_all_masked(missing, path.parent, len(pairs))
-    folder = path.parent
+    refuse_outside(root, [name for pair in pairs for name in pair if name], str(path))
+    missing = [file for file, mask in pairs if not (mask and (root / mask).is_file())]
+    check_all_masked(missing, root, len(pairs))
     return segmentation_of_own_masks(
-        (folder, folder, _of_split(rows, train)), (folder, folder, _of_split(rows, test)), options, test, notes
+        (root, root, _of_split(rows, train)), (root, root, _of_split(rows, test)), options, test, notes
     )
 
 
@@ -53,9 +57,7 @@ def _read(path: Path, column: str, options: DataOptions) -> tuple[Rows, tuple[st
     """Rows of (file, split, value of the column), sorted by file."""
     if not path.is_file():
         raise CapiError(f"there is no file {path}: this data set is a CSV with the columns file, split and {column}")
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        reader = csv.DictReader(file, restval="")
-        columns, table = list(reader.fieldnames or []), list(reader)
+    columns, table = read_csv(path)
     for name in ("file", column, "split"):
         if name not in columns:
             raise CapiError(f'{path} has no column "{name}"{nearest(name, columns)} (it has {", ".join(columns)})')
@@ -94,7 +96,9 @@ The folder that is given is a file here: a CSV in UTF-8, one row an image, with 
   mask     its mask, for segmentation, relative to the folder of the CSV: an image that holds one number a pixel
 
 Every label found in the masks is a class but for those of ignored=; with class_names= the labels are 0, 1, 2, ... and
-any other is an error. exclude= names a file with the images to leave out, a line each, spelt as in the CSV.
+any other is an error. Files lie below the folder of the CSV, or below the one that is named, as
+data=FILE.csv?images=FOLDER; their names are then relative to that folder, or absolute. exclude= names a file with the
+images to leave out, a line each, spelt as in the CSV.
 """,
     classification=load_classification,
     segmentation=load_segmentation,

@@ -1,19 +1,19 @@
 """Test sets that reuse the classes of ImageNet-1k: ReaL, V2, A, R, Sketch, ObjectNet."""
 
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.datasets.reading import check_count, class_folders, existing_file, labelled, list_lines
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, DataOptions
+from capi.runtime.documents import read_json
+from capi.runtime.image_files import open_image
 from capi.types import Int
 
 Validation = tuple[Path, Mapping[int, str]]
@@ -99,7 +99,7 @@ class FramedFiles(Files):
     def read(self, index: int) -> Path | bytes:
         path = self.root / self.name(index)
         try:
-            with Image.open(path) as image:
+            with open_image(path) as image:
                 inside = image.crop((FRAME, FRAME, image.width - FRAME, image.height - FRAME))
         except OSError as error:
             raise CapiError(f"{path} cannot be read ({error}): repair it") from error
@@ -155,9 +155,4 @@ def _standing_for_themselves(numbers: Sequence[int], classes: int) -> Int[Tensor
 
 
 def _json(path: Path) -> Any:
-    try:
-        return json.loads(existing_file(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        if isinstance(error, CapiError):
-            raise
-        raise CapiError(f"{path} is no JSON ({error}): it is not the official file") from error
+    return read_json(existing_file(path))

@@ -1,12 +1,12 @@
 """iNaturalist 2021: ten thousand species."""
 
-import json
 from pathlib import Path
-from typing import Any
 
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.reading import check_count, class_folders, classification, existing_file
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset
+from capi.runtime.documents import LIST_BYTES, read_object
+from capi.runtime.image_files import refuse_outside
 
 COUNTS = {"train": 2_686_843, "train_mini": 500_000, "val": 100_000}
 SPECIES = 10_000
@@ -40,12 +40,13 @@ def _annotated(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]
     """Images with the folder of their species, sorted by name; and the species by their number."""
     path = existing_file(root / f"{split}.json")
     try:
-        annotations: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        annotations = read_object(path, limit=LIST_BYTES)
         species = {entry["id"]: str(entry["image_dir_name"]) for entry in annotations["categories"]}
         files = {entry["id"]: str(entry["file_name"]) for entry in annotations["images"]}
         rows = sorted((files[entry["image_id"]], species[entry["category_id"]]) for entry in annotations["annotations"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise CapiError(f"{path} does not have the format of the competition ({error!r}): get it again") from error
+    refuse_outside(root, [name for name, _ in rows], str(path))
     if rows and not (root / rows[0][0]).is_file():
         raise CapiError(f"{path} names {rows[0][0]}, which is not in {root}: unpack the images there")
     return rows, [species[number] for number in sorted(species)]

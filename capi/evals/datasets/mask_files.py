@@ -16,6 +16,7 @@ from capi.data.sources import Files
 from capi.errors import CapiError, some_of
 from capi.evals.datasets.reading import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
+from capi.runtime.image_files import open_image
 
 Labels = npt.NDArray[Any]
 Pairs = Sequence[tuple[str, str]]
@@ -106,10 +107,11 @@ def read_label_image(path: Path) -> Labels:
 def _opened(path: Path) -> Image.Image:
     """A decoded image, its raw mode noted in `info`."""
     try:
-        with Image.open(path) as image:
+        with open_image(path) as image:
             if image.format in {"JPEG", "MPO"}:
                 raise CapiError(f"{path} is a JPEG, which changes labels: a mask must be stored without loss, as PNG")
-            tile: Any = image.tile[0] if image.tile else None
+            tiles: Any = getattr(image, "tile", None)
+            tile = tiles[0] if tiles else None
             raw = tile[3] if tile is not None else ""
             image.load()
             image.info["raw mode"] = raw[0] if isinstance(raw, tuple) else raw

@@ -87,7 +87,7 @@ def test__numbers_need_the_whole_list_of_classes(tmp_path: Path) -> None:
     [
         ("real.json", "[[0], [12]]", "2 entries, none for"),
         ("real.json", str([[12]] * 24), "a class that is not below 12"),
-        ("real.json", "{", "is no JSON"),
+        ("real.json", "{", "is not valid JSON"),
         ("objectnet/mappings/objectnet_to_imagenet_1k.json", '{"Clock": "clock"}', 'does not lead from "clock"'),
         ("objectnet/mappings/folder_to_objectnet_label.json", "{}", 'says nothing of the folder "chair_folder"'),
         ("LOC_synset_mapping.txt", "n00000100 thing\n", "the class n00000101 is not among the 1 classes"),

@@ -50,7 +50,7 @@ def test__the_whole_training_set_is_preferred_to_the_small_one(tmp_path: Path) -
         load(tmp_path, DataOptions(train="mini"))
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "format of the competition"), ("{}", "format of the competition")])
+@pytest.mark.parametrize(("text", "message"), [("{", "is not valid JSON"), ("{}", "format of the competition")])
 def test__other_files_are_errors(tmp_path: Path, text: str, message: str) -> None:
     options = build_inaturalist2021(tmp_path)
     (tmp_path / "val.json").write_text(text)

@@ -33,7 +33,7 @@ def test__lists_lose_empty_lines_and_must_be_text(tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text("\ufeffone \n\n two\n", encoding="utf-8")
     assert list_lines(tmp_path / "list.txt") == ["one", "two"]
     (tmp_path / "list.txt").write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(CapiError, match="give a text file in UTF-8"):
+    with pytest.raises(CapiError, match="is not a text in UTF-8"):
         list_lines(tmp_path / "list.txt")
 
 

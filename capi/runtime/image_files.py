@@ -1,0 +1,96 @@
+"""Image files, opened with limits: regular files of bounded size, in the formats of photographs alone."""
+
+import io
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from capi.errors import CapiError
+from capi.runtime.documents import read_regular, regular_size
+
+# Others stay outside: EPS runs another program, for one, and few of the others are about photographs. Pillow opens
+# MPO, a JPEG with several pictures, as JPEG.
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+# Bytes of one image file that is read whole: 178 megapixels of 16-bit RGB are 1.07 GB without compression.
+MAX_IMAGE_BYTES = 2**31
+
+
+def read_image(path: Path) -> bytes:
+    """The bytes of an image file; a pipe, a device or a file beyond all images is an `OSError`, and nothing waits."""
+    return read_regular(path, limit=MAX_IMAGE_BYTES)
+
+
+def open_image(source: Path | bytes, formats: Sequence[str] = FORMATS) -> Image.Image:
+    """An image of one of these formats; from memory, since Pillow leaves the file open where it does not decode."""
+    content = source if isinstance(source, bytes) else read_image(source)
+    return Image.open(io.BytesIO(content), formats=list(formats))
+
+
+def refuse_special(path: Path) -> None:
+    """An `OSError` for what is missing or is not a regular file, before something opens it that would wait."""
+    regular_size(os.stat(path), 2**63)
+
+
+def is_below(path: Path | str, roots: Iterable[Path | str]) -> bool:
+    """Whether a path lies in one of these folders, with all links followed."""
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(root)) for root in roots)
+
+
+def refuse_outside(root: Path, names: Sequence[str], source: str) -> None:
+    """Every name that a list gives must be a file below its folder: no absolute path elsewhere, no `..`, no link.
+
+    A look at each folder, not at each file: the system says there which entries are links, pipes or devices.
+    """
+    by_folder: dict[str, set[str]] = {}
+    for name in names:
+        if not name or "\0" in name or "\n" in name:
+            raise CapiError(f"{source} names the file {name[:60]!r}: expected the name of an image")
+        folder, _, base = name.rpartition("/")
+        by_folder.setdefault(folder or ("/" if name.startswith("/") else ""), set()).add(base)
+    for folder, bases in by_folder.items():
+        place = root / folder
+        if not is_below(place, [root]):
+            raise _outside(source, place / min(bases), root)
+        for path in _unusual(place, bases):
+            if not is_below(path, [root]):
+                raise _outside(source, path, root)
+            if path.exists() and not path.is_file():
+                raise CapiError(f"{source} names {path}, which is a folder, pipe or device: expected an image file")
+
+
+def _unusual(folder: Path, names: set[str]) -> list[Path]:
+    """Those of the names that are not plainly a file there; missing ones are told where they are read."""
+    found = [folder / name for name in names & {".", "..", ""}]
+    try:
+        with os.scandir(folder) as entries:
+            found += [
+                Path(entry.path)
+                for entry in entries
+                if entry.name in names and not entry.is_file(follow_symlinks=False)
+            ]
+    except OSError:
+        pass
+    return found
+
+
+def _outside(source: str, path: Path, root: Path) -> CapiError:
+    return CapiError(
+        f"{source} names {path}, which does not lie below {root}: move the images there, or say which folder they are "
+        "in, as FILE.csv?images=FOLDER"
+    )
+
+
+def is_regular(entry: "os.DirEntry[str]") -> bool:
+    """Whether an entry of a folder may be read: a regular file, or a link to one; links that lead nowhere count."""
+    if entry.is_file(follow_symlinks=False):
+        return True
+    if not entry.is_symlink():
+        return False
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return True

@@ -1,0 +1,1 @@
+"""Hostile command lines, images, run folders and weights, made with a fixed seed, and how each was answered."""

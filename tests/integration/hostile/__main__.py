@@ -1,0 +1,27 @@
+"""`python -m tests.integration.hostile GROUP FOLDER` prints what became of each case, a line of JSON each."""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.integration.hostile.running import run_group
+
+
+def main() -> None:
+    group, base = sys.argv[1], Path(sys.argv[2])
+    os.environ |= {"HOME": str(base / "home"), "XDG_CACHE_HOME": str(base / "cache"), "HF_HUB_OFFLINE": "1"}
+    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(base / "tmp")}
+    for name in ("tmp", "cache"):
+        (base / name).mkdir(parents=True)
+    import torch
+
+    torch.set_num_threads(1)
+    shown = os.fdopen(os.dup(1), "w")
+    for answer in run_group(group, base):
+        shown.write(json.dumps(asdict(answer)) + "\n")
+        shown.flush()
+
+
+main()

@@ -1,0 +1,108 @@
+"""Run folders in which one file is not what a run writes."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.integration.hostile.making import (
+    Case,
+    as_fifo,
+    as_folder,
+    writer,
+)
+from tests.integration.hostile.words import hostile_yaml
+
+DEEP = '{"a":' * 100_000 + "1" + "}" * 100_000
+LIST = "[" * 100_000 + "]" * 100_000
+HOSTILE_JSON = {
+    "deep": DEEP,
+    "a deep list": LIST,
+    "null": "null",
+    "a list": "[]",
+    "a number": "1" * 5000,
+    "a key twice": '{"format": 1, "format": 2}',
+    "nothing": "",
+    "half": '{"format": 1, "da',
+    "a huge version": '{"format": 1e999}',
+    "a version of 400 digits": '{"format": ' + "9" * 400 + "}",
+    "nulls": '{"format": null, "data": null, "starts": null, "versions": null, "step": null}',
+    "nulls inside": '{"format": 1, "data": {"path": null, "images": null}, "starts": [null], "init": null}',
+    "wrong types": '{"format": 1, "data": [1], "starts": {"a": 1}, "format_version": "x"}',
+    "escapes": '{"format": 1, "data": {"path": "\\u001b[2J", "images": 3}, "starts": [{"device": "\\u001b[31m"}]}',
+    "halves of letters": '{"format": 1, "data": {"path": "\\ud800", "fingerprint": "\\udfff"}, "starts": []}',
+}
+METRICS = {
+    "deep": DEEP + "\n",
+    "a line of 3 MB": '{"step": 1, "a": "' + "x" * 3_000_000 + '"}\n',
+    "no numbers": '{"step": "x"}\n{"step": null}\n{"step": true}\n[1]\n"x"\n{"step": 1, "student_loss": {"a": []}}\n',
+    "NaN": "".join(
+        f'{{"step": {n}, "student_loss": {value}}}\n' for n, value in enumerate(("NaN", "Infinity", "1e999"))
+    ),
+    "huge steps": '{"step": 9999999999999999999999, "student_loss": 1}\n{"step": -5, "student_loss": 1}\n',
+    "many keys": '{"step": 1, ' + ", ".join(f'"k{number}": 1' for number in range(100_000)) + "}\n",
+    "many keys in lines": "".join(f'{{"step": {number}, "k{number}": 1}}\n' for number in range(30_000)),
+    "no UTF-8": "\udcff\udcfe\n",
+    "escapes": '{"step": 1, "\\u001b[2Jkey": 1, "student_loss": "\\u001b[31m"}\n',
+    "a huge number": '{"step": 1, "student_loss": ' + "9" * 4000 + "}\n",
+    "nothing but brackets": "[" * 3_000_000,
+}
+
+
+COMMANDS = {
+    "doctor": ["doctor", "run"],
+    "report": ["report", "run"],
+    "export": ["export", "run", "--out", "out.safetensors"],
+    "resume": ["pretrain", "run/config.yaml", "--data", "photos", "--out", "run", "--resume"],
+    "push": ["push", "run", "me/model", "--dry-run", "--licence", "mit", "--out", "hub"],
+}
+# A run that can be read in part is told about in part.
+ANY = (0, 1, 2)
+
+
+def runs(choose: random.Random) -> Iterator[Case]:
+    """A run folder in which one file is not what a run writes."""
+    contents = {
+        "run.json": {name: text.encode() for name, text in HOSTILE_JSON.items()},
+        "config.yaml": dict(hostile_yaml()),
+        "metrics.jsonl": {name: text.encode("utf-8", "surrogateescape") for name, text in METRICS.items()},
+    }
+    others = {
+        "run.json": ("report", "resume", "push"),
+        "config.yaml": ("report", "export", "push"),
+        "metrics.jsonl": ("report", "resume"),
+    }
+    for file, texts in contents.items():
+        for name, text in texts.items():
+            for command in ("doctor", choose.choice(others[file])):
+                yield Case(f"{command}: {file} is {name}", COMMANDS[command], writer(f"run/{file}", text), ANY)
+        yield Case(f"doctor: {file} is a FIFO", COMMANDS["doctor"], as_fifo(f"run/{file}"), ANY)
+        yield Case(f"report: {file} is a folder", COMMANDS["report"], as_folder(f"run/{file}"), ANY)
+    for overrides in ({"depth": 10**7}, {"width": 2**40}, {"heads": 0}, {"depth": None}, {"registers": 10**12}):
+        yield Case(f"export: model of {overrides}", COMMANDS["export"], _changed_config(overrides))
+        yield Case(f"doctor: model of {overrides}", COMMANDS["doctor"], _changed_config(overrides), ANY)
+    yield from _picture_cases()
+
+
+def _picture_cases() -> Iterator[Case]:
+    lies = '{"prototypes": [{"file": "../../x.png", "number": "a"}]}'
+    for name, text in {"null": "null", "deep": DEEP, "lies": lies}.items():
+        gallery = writer("run/pictures/prototypes/index.json", text.encode())
+        yield Case(f"report: the gallery is {name}", COMMANDS["report"], gallery, ANY)
+    picture = "run/pictures/snapshots/step_000000001_image_0.png"
+    yield Case("report: a snapshot is a FIFO", COMMANDS["report"], as_fifo(picture), ANY)
+    for name in ("deep", "null", "nulls", "half", "wrong types"):
+        results = writer("results/results.json", HOSTILE_JSON[name].encode())
+        yield Case(f"push: results are {name}", [*COMMANDS["push"], "--results", "results"], results, (0, 2))
+
+
+def _changed_config(model: dict[str, Any]) -> Callable[[Path], None]:
+    def prepare(folder: Path) -> None:
+        import yaml
+
+        path = folder / "run" / "config.yaml"
+        tree = yaml.safe_load(path.read_text())
+        tree["model"] |= model
+        path.write_text(yaml.safe_dump(tree))
+
+    return prepare

