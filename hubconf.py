@@ -7,9 +7,9 @@ The files lie in the cache of torch.hub, where `capi.load` finds them too.
 from pathlib import Path as _Path
 
 from capi.models.features import CapiEncoder as _CapiEncoder
-from capi.models.pretrained import load_released as _load_released
-from capi.released.cache import cached_file as _cached_file
-from capi.released.registry import RELEASED as _RELEASED
+from capi.zoo.published.cache import cached_file as _cached_file
+from capi.zoo.published.registry import RELEASED as _RELEASED
+from capi.zoo.released import load_released as _load_released
 
 dependencies = ["torch"]
 

@@ -15,10 +15,10 @@ import torch
 from measure import interleaved_best
 
 import capi
-from capi import build
-from capi.allocator import keep_freed_memory
 from capi.method.masking import Grid
-from capi.train.check import random_batch
+from capi.runtime.allocator import keep_freed_memory
+from capi.train import build
+from capi.train.cost.step import random_batch
 from capi.train.step import train_step
 
 SETTINGS = ("default", "kept")

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from measure import Work, interleaved_best, peak_extra_bytes
 from torch import Tensor
 
-from capi.allocator import LARGEST_KEPT_BLOCK, keep_freed_memory
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
+from capi.runtime.allocator import LARGEST_KEPT_BLOCK, keep_freed_memory
 
 
 def plain(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from capi.data.packing import PackingSettings, pack
 from capi.data.reader import Reader
 from capi.data.retrying import read_bytes
 from capi.data.sources import Files, ImageSource, image_folder
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
 
 SIZE = (224, 224)
 SCALE, ASPECT = (0.6, 1.0), (3 / 4, 4 / 3)

@@ -13,12 +13,12 @@ import torch
 from measure import Work, interleaved_best
 
 import capi
-from capi.allocator import keep_freed_memory
-from capi.build import build_learner, mask_sampler
 from capi.config.schema import Config
 from capi.method.health import HealthMonitor
 from capi.method.masking import Grid
-from capi.train.check import random_batch
+from capi.runtime.allocator import keep_freed_memory
+from capi.train.build import build_learner, mask_sampler
+from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
 

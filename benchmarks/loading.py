@@ -26,7 +26,7 @@ from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
 from capi.models.predictor import CrossPredictor
-from capi.models.pretrained import load_released, to_released
+from capi.zoo.released import load_released, to_released
 
 Product = Callable[[], Tensor]
 PROTOTYPES = 16384

@@ -19,8 +19,8 @@ import torch
 from measure import Work, interleaved_best
 from torch import Tensor
 
-from capi.allocator import keep_freed_memory
 from capi.evals.logistic import LogisticRegression
+from capi.runtime.allocator import keep_freed_memory
 
 STRENGTHS = np.logspace(-6, 5, 8).tolist()
 EQUAL = 1e-4

@@ -9,7 +9,7 @@ import torch
 from measure import interleaved_best
 
 from capi.method.masking import Grid, MaskIndex, MaskSampler
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
 
 
 def main() -> None:

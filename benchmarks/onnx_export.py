@@ -12,10 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import get_args
 
-from capi.encoders import untrained
-from capi.onnx_export.checking import compare_speed
-from capi.onnx_export.tracing import Precision
-from capi.onnx_export.writing import write_onnx
+from capi.zoo.encoders import untrained
+from capi.zoo.onnx.check import compare_speed
+from capi.zoo.onnx.trace import Precision
+from capi.zoo.onnx.write import write_onnx
 
 COLUMNS = f"{'':14} {'MB':>7} {'ms':>8} {'PyTorch':>9}   {'cosine':>9} {'least':>9} {'largest':>9}"
 

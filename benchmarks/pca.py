@@ -14,9 +14,9 @@ import torch
 from measure import Work, interleaved_best, peak_extra_bytes
 from torch import Tensor
 
-from capi.allocator import keep_freed_memory
-from capi.visualize.pca import Components
-from capi.visualize.summary import PatchSummary
+from capi.report.pictures.pca import Components
+from capi.report.pictures.summary import PatchSummary
+from capi.runtime.allocator import keep_freed_memory
 
 
 def feature_maps(images: int, patches: int, width: int) -> list[Tensor]:

@@ -13,11 +13,11 @@ import torch
 from measure import Work, interleaved_best
 
 import capi
-from capi.build import mask_sampler
 from capi.config.schema import Config
 from capi.method.masking import Grid
-from capi.train.check import random_batch
-from capi.train.flop import iteration_flop
+from capi.train.build import mask_sampler
+from capi.train.cost.flop import iteration_flop
+from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
 

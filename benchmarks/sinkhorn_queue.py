@@ -12,12 +12,12 @@ from functools import partial
 import torch
 from measure import Work, interleaved_best, peak_extra_bytes
 
-from capi.build import build_learner, mask_sampler
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
 from capi.method.masking import Grid
-from capi.train.check import random_batch
+from capi.train.build import build_learner, mask_sampler
+from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
 

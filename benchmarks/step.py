@@ -3,7 +3,7 @@
     python benchmarks/step.py
 
 The peak is the best float32 product of 4096 x 4096 matrices, measured before and after in the same run. Only the FLOP
-that the method requires are counted (capi/train/flop.py): what is computed twice to save memory counts once.
+that the method requires are counted (capi/train/cost/flop.py): what is computed twice to save memory counts once.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import torch
 from measure import gemm_peak
 
 import capi
-from capi.allocator import keep_freed_memory
+from capi.runtime.allocator import keep_freed_memory
 
 # The paper's setting of prototypes and predictions, at batches that fit a laptop.
 PAPER = ["clustering.prototypes=16384", "masking.predict=7"]

@@ -16,10 +16,10 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import capi
-from capi.allocator import keep_freed_memory
-from capi.build import mask_sampler
 from capi.method.masking import Grid
-from capi.train.check import random_batch
+from capi.runtime.allocator import keep_freed_memory
+from capi.train.build import mask_sampler
+from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
 

@@ -11,7 +11,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from capi.ablation.studying import ablate as ablate
     from capi.api import build_learner as build_learner
     from capi.api import check as check
     from capi.api import check_data as check_data
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from capi.api import suggest as suggest
     from capi.api import transform as transform
     from capi.api import watch as watch
+    from capi.api.ablation import ablate as ablate
     from capi.config.loading import load_config as load_config
     from capi.errors import CapiError as CapiError
     from capi.types import Features as Features
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "ablate": "capi.ablation.studying",
+    "ablate": "capi.api.ablation",
     "build_learner": "capi.api",
     "check": "capi.api",
     "check_data": "capi.api",

@@ -1,7 +1,15 @@
-"""Errors a person can act on: one sentence that says what was expected, what came and what to do."""
+"""Errors a person can act on: one sentence that says what was expected, what came and what to do; and exit codes.
+
+Commands end with 0, done; 1, done with something amiss; 2, bad input; or one of the two codes below.
+"""
 
 import difflib
 from collections.abc import Iterable, Sequence
+
+# The code of a temporary failure in sysexits.h: saved because the machine was needed, to be started again.
+PREEMPTED = 75
+# Someone pressed Ctrl-C: 128 and the number of the signal, as shells have it.
+INTERRUPTED = 130
 
 
 class CapiError(ValueError):

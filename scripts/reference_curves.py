@@ -1,6 +1,6 @@
 """Make the file of reference curves of a recipe from finished runs that differ in their seed.
 
-    python scripts/reference_curves.py RUN RUN RUN --out capi/seeing/reference_curves/demo.json
+    python scripts/reference_curves.py RUN RUN RUN --out capi/report/reference_curves/demo.json
 
 Prints how often each run, compared with the others, would be told to lie outside of their band: false alarms.
 """
@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 
 from capi.errors import CapiError
+from capi.report.references import make_reference, parse_reference
 from capi.runtime.atomic import atomic_write
-from capi.seeing.references import make_reference, parse_reference
 
 
 def main() -> None:

@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from capi.build import build_student
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.predictor import CrossPredictor
+from capi.train.build import build_student
 from tests.evals.datasets.layouts import build_folder, build_masks
 
 REFERENCE = Path(__file__).parent / "reference" / "tiny"

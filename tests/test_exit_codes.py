@@ -1,7 +1,7 @@
 import os
 import signal
 
-from capi.exit_codes import INTERRUPTED, PREEMPTED
+from capi.errors import INTERRUPTED, PREEMPTED
 
 
 def test__codes_are_those_that_shells_and_schedulers_know() -> None:

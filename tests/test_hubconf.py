@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.released.registry import RELEASED
+from capi.zoo.published.registry import RELEASED
 from tests.conftest import REFERENCE
 
 ROOT = Path(__file__).parent.parent

@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from capi.data.frame import image_size_of
 from capi.method.losses import soft_cross_entropy
-from capi.types import IMAGENET, Features, Statistics, VisionEncoder, image_size_of, statistics_of
+from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
 
 
 class Means:
@@ -54,7 +55,7 @@ import sys
 for name in ("jaxtyping", "numpy", "pydantic", "yaml", "rich", "typer", "safetensors"):
     sys.modules[name] = None
 import torch
-from capi.models.pretrained import load_released
+from capi.zoo.released import load_released
 features = load_released(__import__("pathlib").Path(sys.argv[1]))(torch.randn(1, 3, 16, 16))
 print(tuple(features.feature_map.shape))
 """

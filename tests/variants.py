@@ -1,10 +1,10 @@
 """Every switch of the method, as overrides of a config."""
 
-from capi.build import build_learner, resolve_target
 from capi.config.loading import overridden, parse_config
 from capi.config.schema import Config
-from capi.encoders import open_encoder
+from capi.train.build import build_learner, resolve_target
 from capi.train.step import Learner
+from capi.zoo.encoders import open_encoder
 
 PREDICTORS = {
     "self": ["model.predictor.kind=self"],

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from capi.distributed.processes import own_device
 from capi.errors import CapiError
-from capi.evaluation.progress import EvaluationProgress
+from capi.runtime.processes import own_device
+from capi.runtime.progress import EvaluationProgress
 
 Names = str | Path | Sequence[str | Path]
 

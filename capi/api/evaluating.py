@@ -7,30 +7,32 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from capi.api import comparison, evaluation, tables
 from capi.api.arguments import Names, device_of, listed, progress_on
-from capi.benchmark import choose_workers
+from capi.api.evaluation import Evaluated
 from capi.config.benchmarks import BenchmarkConfig
+from capi.data.frame import image_size_of
+from capi.data.image_lists import list_images
 from capi.data.sources import ImageSource
-from capi.distributed.processes import joined, own_device
-from capi.encoders import open_encoder, open_noted_encoder
 from capi.errors import CapiError
+from capi.evals import extraction, prediction, similar
+from capi.evals.build import choose_workers
+from capi.evals.comparison_cells import Cell, Comparison
+from capi.evals.extraction import Extracted
 from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
+from capi.evals.prediction import Predicted
 from capi.evals.probe_files import load_probe
-from capi.evaluation import comparison, evaluating, extraction, prediction, similar, tables
-from capi.evaluation.comparison_cells import Cell, Comparison
-from capi.evaluation.evaluating import Evaluated
-from capi.evaluation.extraction import Extracted
-from capi.evaluation.image_lists import list_images
-from capi.evaluation.picturing import DEFAULT_KINDS, Pictured, load_prototypes, picture
-from capi.evaluation.prediction import Predicted
-from capi.evaluation.results import make_folder
-from capi.evaluation.similar import Match
-from capi.evaluation.teamwork import on_a_machine, prepared
-from capi.seeing import explored
-from capi.types import VisionEncoder, image_size_of
-from capi.visualize.sheets import save_picture
-from capi.weights import Weights
+from capi.evals.results import make_folder
+from capi.evals.similar import Match
+from capi.evals.teamwork import on_a_machine, prepared
+from capi.report.draw import DEFAULT_KINDS, Pictured, load_prototypes, picture
+from capi.report.explorer import open
+from capi.report.pictures.sheets import save_picture
+from capi.runtime.processes import joined, own_device
+from capi.types import VisionEncoder
+from capi.zoo.encoders import open_encoder, open_noted_encoder
+from capi.zoo.weights import Weights
 
 _LOG = logging.getLogger("capi")
 
@@ -58,7 +60,7 @@ def evaluate(
     with joined(MEETING) as processes, progress_on(console) as progress:
         with prepared(processes):
             chosen = device_of(device)
-        return evaluating.evaluate(
+        return evaluation.evaluate(
             model,
             benchmark,
             overrides,
@@ -312,7 +314,7 @@ def explore(
     `size` is the short side of images, by default that of the encoder's own size.
     """
     encoder = open_encoder(model, weights=weights, device=device_of(device))
-    explored.explore(
+    open.explore(
         model if isinstance(model, str | Path) else type(model).__name__,
         encoder,
         [Path(image) for image in listed(images)],

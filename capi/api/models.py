@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from capi import exporting
-from capi.baseline_weights import is_baseline, open_baseline
-from capi.baselines.vit import PlainViT
-from capi.encoders import load_weights
-from capi.exporting import ExportFormat, ExportOptions
+from capi.api import push as pushing
+from capi.api.push import Pushed
 from capi.models.features import CapiEncoder
-from capi.onnx_export.tracing import Precision
-from capi.sharing import pushing
-from capi.sharing.pushing import Pushed
-from capi.weights import Weights
+from capi.models.plain_vit import PlainViT
+from capi.zoo import export as exporting
+from capi.zoo.baselines.weights import is_baseline, open_baseline
+from capi.zoo.encoders import load_weights
+from capi.zoo.export import ExportFormat, ExportOptions
+from capi.zoo.onnx.trace import Precision
+from capi.zoo.weights import Weights
 
 
 def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | PlainViT:

@@ -9,29 +9,30 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from capi import checking, pretraining
 from capi.api.arguments import Names, device_of, listed, progress_on
-from capi.checking import RunCheck
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusted_code
 from capi.data.decoding import Decoder
+from capi.data.image_lists import labelled_images
 from capi.data.opening import Data, open_images
 from capi.data.packing import Packed, PackingSettings, pack
 from capi.data.survey import Survey, survey
-from capi.encoders import open_configured_encoder
 from capi.errors import CapiError, expect
-from capi.evaluation.image_lists import labelled_images
-from capi.planning.hardware import find_gpu
-from capi.planning.running import Assumptions, RunPlan, plan_run
-from capi.planning.suggesting import Suggestion, look_at
-from capi.planning.suggesting import suggest as suggest_run
-from capi.pretraining import PretrainedRun
-from capi.seeing import runs
-from capi.seeing.doctor import Diagnosis, diagnose
-from capi.seeing.watching import serve
+from capi.report import runs
+from capi.report.doctor import Diagnosis, diagnose
+from capi.report.watch import serve
+from capi.train import dry_run
+from capi.train import run as pretraining
+from capi.train.cost.hardware import find_gpu
+from capi.train.cost.plan import Assumptions, RunPlan, plan_run
+from capi.train.cost.suggest import Suggestion, look_at
+from capi.train.cost.suggest import suggest as suggest_run
+from capi.train.dry_run import RunCheck
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
+from capi.train.run import PretrainedRun
+from capi.zoo.encoders import open_configured_encoder
 
 Recipe = str | Path | Config
 
@@ -94,7 +95,7 @@ def check(
     """
     chosen = device_of(device)
     opened = partial(open_configured_encoder, trusted=trusted_code(trust), device=chosen)
-    return checking.check(config, data=data, device=chosen, rounds=rounds, progress=progress, open_encoder=opened)
+    return dry_run.check(config, data=data, device=chosen, rounds=rounds, progress=progress, open_encoder=opened)
 
 
 def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from capi.cli.app import Device, Overrides, app, echo, messages
 from capi.cli.usage import others_than, refuse_idle
-from capi.exit_codes import INTERRUPTED
+from capi.errors import INTERRUPTED
 from capi.runtime.terminal import Terminal
 
 
@@ -44,7 +44,7 @@ def ablate(
         return
     if table is None or data is None or out is None:
         raise CapiError("ablate needs a table, --data with images and labels, and --out, a folder (or --list)")
-    from capi.ablation.studying import ablate as study
+    from capi.api.ablation import ablate as study
 
     page = study(
         table,

@@ -16,8 +16,7 @@ from rich.logging import RichHandler
 
 from capi import __version__
 from capi.cli.usage import Commands, UsageError, sentence_of
-from capi.errors import CapiError, nearest
-from capi.exit_codes import INTERRUPTED
+from capi.errors import INTERRUPTED, CapiError, nearest
 from capi.runtime.terminal import Terminal, harmless, one_line
 
 app = typer.Typer(
@@ -114,7 +113,7 @@ def is_first() -> bool:
 
 def _processes() -> ModuleType | None:
     """What knows of other processes; commands that need no torch have not imported it."""
-    return sys.modules.get("capi.distributed.processes")
+    return sys.modules.get("capi.runtime.processes")
 
 
 def _is_told_elsewhere(error: CapiError) -> bool:

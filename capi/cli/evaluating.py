@@ -13,12 +13,11 @@ from typer.core import TyperCommand
 from capi.cli.app import Device, Overrides, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.results import print_comparison, print_record
 from capi.cli.usage import refuse_idle
-from capi.errors import CapiError
-from capi.exit_codes import INTERRUPTED
+from capi.errors import INTERRUPTED, CapiError
 from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
-    from capi.evaluation.comparison_cells import Comparison
+    from capi.evals.comparison_cells import Comparison
 
 MODEL_HELP = (
     "A run folder, an exported file, a released checkpoint, a folder of transformers, a published name (capi models), "
@@ -317,7 +316,7 @@ def visualize(
 ) -> None:
     """Draw what encoders see in images: PCA, components, clusters; models and sizes side by side."""
     from capi import api
-    from capi.evaluation.picturing import DEFAULT_KINDS
+    from capi.report.draw import DEFAULT_KINDS
 
     models = [word for word in words if not _is_image(word)]
     if not models:

@@ -52,7 +52,7 @@ def slurm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script, submit nothing.")] = False,
 ) -> None:
     """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and goes on."""
-    from capi.launching import SlurmOptions, slurm_script, submit
+    from capi.train.launch import SlurmOptions, slurm_script, submit
 
     options = SlurmOptions(
         nodes=nodes,

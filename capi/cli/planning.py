@@ -17,9 +17,9 @@ from capi.errors import CapiError
 from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
-    from capi.planning.measuring import Measured
-    from capi.planning.running import Assumptions, Comparison, RunPlan
-    from capi.planning.suggesting import Images, Suggestion
+    from capi.train.cost.measure import Measured
+    from capi.train.cost.plan import Assumptions, Comparison, RunPlan
+    from capi.train.cost.suggest import Images, Suggestion
 
 GIB = 2**30
 
@@ -76,8 +76,8 @@ def plan(
     if measure:
         _measure(config, images, assumptions, as_json)
         return
-    from capi.planning.hardware import find_gpu
-    from capi.planning.running import against_paper, plan_run
+    from capi.train.cost.hardware import find_gpu
+    from capi.train.cost.plan import against_paper, plan_run
 
     planned = plan_run(config, find_gpu(gpu), gpus, assumptions=assumptions)
     paper = against_paper(config, assumptions)
@@ -88,8 +88,8 @@ def plan(
 
 
 def _assumptions(mfu: float | None, pue: float, carbon_intensity: float | None) -> "Assumptions":
-    from capi.planning.power import CARBON_INTENSITY
-    from capi.planning.running import Assumptions
+    from capi.train.cost.plan import Assumptions
+    from capi.train.cost.power import CARBON_INTENSITY
 
     carbon = CARBON_INTENSITY if carbon_intensity is None else carbon_intensity
     return Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon)
@@ -205,8 +205,8 @@ def _comparison_table(title: str, other: str, rows: "list[Comparison]") -> Table
 
 def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_json: bool) -> None:
     from capi import api
-    from capi.planning.hardware import this_machine
-    from capi.planning.measuring import measure, measured_config
+    from capi.train.cost.hardware import this_machine
+    from capi.train.cost.measure import measure, measured_config
 
     device, tried, rounds = api.choose_device(), measured_config(config, images), 2
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:
@@ -230,8 +230,8 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
 
 def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
     from capi.data.opening import open_images
-    from capi.planning.hardware import find_gpu
-    from capi.planning.suggesting import look_at, suggest
+    from capi.train.cost.hardware import find_gpu
+    from capi.train.cost.suggest import look_at, suggest
 
     images = look_at(open_images(data))
     found = suggest(images, find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)
@@ -300,7 +300,7 @@ def suggestion_json(found: "Suggestion", images: "Images", data: list[str]) -> d
 
 
 def _print_gpus(as_json: bool) -> None:
-    from capi.planning.hardware import gpus
+    from capi.train.cost.hardware import gpus
 
     if as_json:
         _print_json({name: asdict(one) for name, one in gpus().items()})

@@ -65,7 +65,7 @@ def _opening(name: str, config: "Config") -> Iterator[str]:
 def _cost(config: "Config") -> str:
     if config.target.kind == "frozen":
         return "not known before the frozen encoder is opened"
-    from capi.planning import plan
+    from capi.train.cost import plan
 
     cost = plan(config)
     return (

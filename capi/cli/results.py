@@ -10,12 +10,12 @@ from rich.table import Table
 from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
-    from capi.evaluation.comparison_cells import Comparison
+    from capi.evals.comparison_cells import Comparison
 
 
 def print_record(record: Mapping[str, Any]) -> None:
     """Scores, and what departs from the paper."""
-    from capi.evaluation.results import percent, shown_size
+    from capi.evals.results import percent, shown_size
 
     console = Terminal(soft_wrap=True)
     console.print(f"{record['benchmark']}: {record['model']}")
@@ -53,7 +53,7 @@ def print_comparison(done: "Comparison") -> None:
 
 def _print_table(done: "Comparison", console: Console) -> None:
     """A table of the paper: ours, the paper's number in brackets, and what is missing."""
-    from capi.evaluation.table_view import missing, shown
+    from capi.evals.table_view import missing, shown
 
     view = done.table
     assert view is not None
@@ -72,6 +72,6 @@ def _print_table(done: "Comparison", console: Console) -> None:
 
 
 def _cell(record: Mapping[str, Any] | None) -> str:
-    from capi.evaluation.results import percent
+    from capi.evals.results import percent
 
     return "failed" if record is None else percent(next(iter(record["scores"].values())))

@@ -22,7 +22,7 @@ Carbon = Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh; 
 def doctor(run: Run) -> None:
     """Say what is well with a run and what is not, with advice. Exit code 1 when an alarm rings."""
     from capi import api
-    from capi.seeing.doctor import as_text
+    from capi.report.doctor import as_text
 
     found = api.doctor(run)
     Terminal(soft_wrap=True).print(as_text(found))

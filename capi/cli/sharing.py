@@ -12,8 +12,8 @@ from capi.cli.evaluating import OWN_SIZE
 from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
-    from capi.baselines.baseline import Baseline
-    from capi.onnx_export.writing import OnnxExported
+    from capi.zoo.baselines.baseline import Baseline
+    from capi.zoo.onnx.write import OnnxExported
 
 FORMATS = ("safetensors", "released", "transformers", "onnx")
 PRECISIONS = ("float32", "float16", "int8")
@@ -31,7 +31,7 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 @app.command()
 def models() -> None:
     """List the models that can be loaded by name: the published ones, and the baselines of other methods."""
-    from capi.released.registry import SOURCE, list_models
+    from capi.zoo.published.registry import SOURCE, list_models
 
     console = results()
     table = _narrow_table("name", "model", "trained on", "reported")
@@ -67,7 +67,7 @@ def _print_places(console: Console, places: dict[str, str]) -> None:
 
 def _print_baselines(console: Console) -> None:
     """Other methods' encoders: whose they are, under which licence, and how far each was verified."""
-    from capi.baselines.registry import OF_THE_PAPER, list_baselines
+    from capi.zoo.baselines.registry import OF_THE_PAPER, list_baselines
 
     marks = {
         text: f"[{number}]" for number, text in enumerate(dict.fromkeys(each.verified for each in list_baselines()), 1)
@@ -109,8 +109,8 @@ def export(
 ) -> None:
     """Write an encoder in a format that others read."""
     from capi.errors import CapiError
-    from capi.exporting import ExportOptions
-    from capi.exporting import export as write
+    from capi.zoo.export import ExportOptions
+    from capi.zoo.export import export as write
 
     one_of("--format", format, FORMATS)
     check_weights(weights, [model])

@@ -11,16 +11,15 @@ from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages
 from capi.cli.usage import refuse_idle
 from capi.config import loading
 from capi.config.trust import trusted_code
-from capi.errors import CapiError
-from capi.exit_codes import INTERRUPTED, PREEMPTED
+from capi.errors import INTERRUPTED, PREEMPTED, CapiError
 from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
+    from capi.api.demo import DemoSummary
     from capi.data.statistics import DataSummary
-    from capi.demo import DemoSummary
     from capi.method.targets import LossLabel
-    from capi.pretraining import PretrainedRun
-    from capi.train.check import StepCost
+    from capi.train.cost.step import StepCost
+    from capi.train.run import PretrainedRun
 
 
 DataOption = Annotated[
@@ -56,7 +55,7 @@ def pretrain(
         _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
-    from capi.train.stopping import StopRequest
+    from capi.runtime.signals import StopRequest
 
     # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
     with StopRequest() as request:
@@ -85,7 +84,7 @@ def _pretrained(
 ) -> "PretrainedRun":
     """The run, by all processes that were started: they are given the same, and one tells what is wrong with it."""
     from capi import api
-    from capi.distributed.processes import joined
+    from capi.runtime.processes import joined
 
     chosen = api.choose_device(device)
     with joined(chosen) as processes:
@@ -123,7 +122,7 @@ def demo(
     device: Device = None,
 ) -> None:
     """Pretrain a small encoder on built-in photos for some minutes, and show what it learnt."""
-    from capi.demo import run_demo
+    from capi.api.demo import run_demo
 
     one_of("--split", split, ("val", "test"))
     _refuse_both(resume, overwrite)
@@ -165,7 +164,7 @@ def _check(
     rounds: int,
 ) -> None:
     from capi import api
-    from capi.build import loss_label
+    from capi.train.build import loss_label
 
     config, chosen = loading.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:

@@ -11,7 +11,7 @@ from capi.config.benchmark_loading import load_benchmark
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.section import Section
 from capi.errors import CapiError, nearest
-from capi.paper import PAPER_SIZE
+from capi.runtime.protocol import PAPER_SIZE
 
 
 class TableColumn(Section):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from capi.data.decoding import Box
-from capi.randomness import Stream, uniforms
+from capi.runtime.randomness import Stream, uniforms
 from capi.types import Float, Int
 
 ATTEMPTS = 10

@@ -20,7 +20,7 @@ from capi.data.decoding import BrokenImageError, Pixels
 from capi.data.order import order_of
 from capi.data.reader import Reader
 from capi.errors import CapiError
-from capi.randomness import Stream, sample_keys, uniforms
+from capi.runtime.randomness import Stream, sample_keys, uniforms
 from capi.types import Int
 
 # Images that are tried in place of a broken one, before the data set is given up.

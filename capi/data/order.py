@@ -19,7 +19,7 @@ from torch import Tensor
 
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
-from capi.randomness import Stream, permuted, source_seed
+from capi.runtime.randomness import Stream, permuted, source_seed
 from capi.types import Float, Int
 
 Integers = npt.NDArray[np.int64]

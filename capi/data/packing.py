@@ -27,14 +27,14 @@ from capi.data.retrying import read_bytes
 from capi.data.shard_index import IndexFacts, Member, find_index, index_places, write_index
 from capi.data.shards import Shards
 from capi.data.sources import ENDINGS, Encoded, Files, ImageSource
-from capi.data.telling import Telling
 from capi.errors import CapiError
-from capi.randomness import Stream, permuted
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
 from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_paths_within
+from capi.runtime.progress import Telling
+from capi.runtime.randomness import Stream, permuted
 
 PLAN, MANIFEST = "packing.json", "shards.json"
 SHARD_MEGABYTES = 256

@@ -17,11 +17,11 @@ import numpy.typing as npt
 from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
-from capi.data.keeping import Kept
 from capi.data.shard_index import IndexFacts, ShardIndex, find_index, index_places, make_index
-from capi.data.telling import Telling
 from capi.errors import CapiError
+from capi.runtime.cache import Kept
 from capi.runtime.lock import locked
+from capi.runtime.progress import Telling
 
 # Images that are shuffled together: some shards, whose bytes a machine's memory keeps.
 WINDOW = 65_536

@@ -24,8 +24,8 @@ from capi.data.loader import made_ahead
 from capi.data.retrying import read_bytes
 from capi.data.sources import ImageSource
 from capi.data.statistics import SMALLEST_DEVIATION, THUMBNAIL, evenly
-from capi.data.telling import Telling
 from capi.errors import CapiError
+from capi.runtime.progress import Telling
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 # Images that a worker looks at before it reports, which are neighbours in the source.

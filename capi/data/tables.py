@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from capi.data.decoding import BrokenImageError
-from capi.data.keeping import Kept
 from capi.data.shards import OPEN_FILES, WINDOW
 from capi.errors import CapiError, nearest
+from capi.runtime.cache import Kept
 from capi.runtime.documents import parse_json
 from capi.runtime.image_files import is_below
 

@@ -20,7 +20,7 @@ from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
 from capi.evals.probe_files import Probe, encoder_facts
 from capi.evals.splits import Split, few_held_out, hold_out
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
-from capi.paper import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE
+from capi.runtime.protocol import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE
 from capi.types import VisionEncoder
 
 _IMAGES_AT_A_TIME = 1024

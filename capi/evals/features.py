@@ -21,7 +21,7 @@ from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.images import Frame, ReadBatch, StillBatches, read_in_order
 from capi.evals.tasks import MaskSource
-from capi.paper import PAPER_SIZE
+from capi.runtime.protocol import PAPER_SIZE
 from capi.types import Features, Float, Int, VisionEncoder, statistics_of
 
 VectorKind = Literal["mean_patch", "pooled", "both"]

@@ -24,7 +24,7 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.tasks import MaskSource, place_of, place_of_mask
-from capi.randomness import permuted, sample_keys
+from capi.runtime.randomness import permuted, sample_keys
 from capi.types import Int
 
 # What RandomResizedCrop draws from when nothing else is said.

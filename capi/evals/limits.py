@@ -19,7 +19,7 @@ from capi.evals.tasks import (
     SegmentationData,
     place_of_mask,
 )
-from capi.randomness import permuted
+from capi.runtime.randomness import permuted
 
 
 def limited(data: EvaluationData, *, train: int | None, tests: int | None, seed: int) -> EvaluationData:

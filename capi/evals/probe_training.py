@@ -17,7 +17,7 @@ from torch.optim import AdamW
 
 from capi.errors import CapiError
 from capi.evals.probes import Probes
-from capi.paper import PAPER_DECAYS, PAPER_RATES
+from capi.runtime.protocol import PAPER_DECAYS, PAPER_RATES
 from capi.types import Float, Int, Reduction
 
 BETAS = (0.9, 0.95)

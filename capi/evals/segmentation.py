@@ -28,7 +28,7 @@ from capi.evals.patches import PatchCollector, Patches, Standard, TrainingPatche
 from capi.evals.probe_files import Probe, encoder_facts
 from capi.evals.splits import Split, few_held_out, hold_out
 from capi.evals.tasks import MaskedImages, SegmentationData, place_of_mask
-from capi.paper import (
+from capi.runtime.protocol import (
     PAPER_DISTANCES,
     PAPER_ITERATIONS,
     PAPER_NEIGHBOURS,

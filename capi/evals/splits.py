@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.randomness import permuted
+from capi.runtime.randomness import permuted
 from capi.types import Int
 
 # Fewer held-out images than these tell settings apart by chance.

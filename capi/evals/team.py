@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from capi.distributed.leading import MAIN, Exchange
 from capi.errors import CapiError
 from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_here
 from capi.evals.images import ReadBatch
+from capi.runtime.leading import MAIN, Exchange
 from capi.types import Features, VisionEncoder
 
 _NO_PIXELS = torch.empty(0)

@@ -52,7 +52,7 @@ from capi.evals.probe_training import (
 from capi.evals.probes import LARGEST_HEAD_WIDTH, AttentiveProbes, LinearProbes, Probes, head_width
 from capi.evals.splits import Split, hold_out
 from capi.evals.tasks import ClassificationData
-from capi.paper import PAPER_SHARE, PAPER_SIZE
+from capi.runtime.protocol import PAPER_SHARE, PAPER_SIZE
 from capi.types import Features, VisionEncoder
 
 ScheduleName = Literal["auto", "paper", "small"]

@@ -7,7 +7,7 @@
 - Effective rank of the teacher's tokens, gap between student and teacher, norms of the gradients.
 
 All of it is measured on a part of a batch, as far as the target has prototypes and is made from the teacher's tokens.
-`HealthMonitor` is an `Observer` that one iteration lets look; what is well and what is not says `capi.method.alarms`.
+`HealthMonitor` is an `Observer` that one iteration lets look; what is well and what is not says `capi.train.health`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.distributed.sharding import whole
 from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
+from capi.runtime.sharding import whole
 from capi.types import Float, Int
 
 # Images and positions of a batch that are looked at; prototypes that are told apart for their mutual information with

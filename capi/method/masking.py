@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError, nearest
-from capi.randomness import Stream, uniforms
+from capi.runtime.randomness import Stream, uniforms
 from capi.types import Bool, Float, Int
 
 ASPECT_RANGE = (0.5, 2.0)

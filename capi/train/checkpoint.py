@@ -29,13 +29,13 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.optim import AdamW
 
-from capi.distributed.processes import LostProcessError, Processes, SharedError
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
+from capi.runtime.processes import LostProcessError, Processes, SharedError
 from capi.runtime.tensor_file import write_tensors
-from capi.train.checkpoint_index import parts_metadata
-from capi.train.checkpoint_reading import StoredTensors, damaged
 from capi.train.step import Learner
+from capi.zoo.checkpoint_files import StoredTensors, damaged
+from capi.zoo.checkpoint_index import parts_metadata
 
 _LOG = logging.getLogger("capi")
 # Format 2 added how often prototypes were used lately, format 3 has no pickles.

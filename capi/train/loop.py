@@ -17,16 +17,16 @@ from safetensors.torch import save_file
 
 from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
-from capi.distributed.processes import LostProcessError, Processes, SharedError, lost_process_is_an_error
 from capi.errors import CapiError
-from capi.method.alarms import Watchman
 from capi.method.health import HealthMonitor
-from capi.randomness import step_seed
 from capi.runtime.atomic import atomic_path
+from capi.runtime.processes import LostProcessError, Processes, SharedError, lost_process_is_an_error
+from capi.runtime.randomness import step_seed
+from capi.runtime.signals import StopRequest
 from capi.train.checkpoint import CheckpointError, Checkpoints, Position
+from capi.train.health import Watchman
 from capi.train.metrics import Logger
 from capi.train.step import Learner, StepMetrics, train_step
-from capi.train.stopping import StopRequest
 from capi.types import MaskedBatch
 
 _LOG = logging.getLogger("capi")

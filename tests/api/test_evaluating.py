@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 import capi
-from capi.evaluation import similar
+from capi.evals import similar
 from capi.models.features import CapiEncoder
 
 

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from tests.ablation.studies import QUICK, SMALL, labelled_photos
+from tests.api.studies import QUICK, SMALL, labelled_photos
 from tests.cli.conftest import RunHere
 
 

@@ -18,16 +18,16 @@ from capi.cli import app as shared
 from capi.cli.app import duration, messages, one_of
 from capi.config import loading
 from capi.data import packing
-from capi.distributed.processes import SharedError
 from capi.errors import CapiError
-from capi.evaluation.extraction import extract
-from capi.evaluation.picturing import DEFAULT_KINDS
-from capi.onnx_export.tracing import OLDEST_OPSET
-from capi.paper import PAPER_SIZE
-from capi.planning.power import CARBON_INTENSITY
-from capi.planning.running import MFU_OF_DATA_SHEET
-from capi.seeing.explorer_page import USUAL_PORT
-from capi.seeing.watching import DEFAULT_PORT
+from capi.evals.extraction import extract
+from capi.report.draw import DEFAULT_KINDS
+from capi.report.explorer.page import USUAL_PORT
+from capi.report.watch import DEFAULT_PORT
+from capi.runtime.processes import SharedError
+from capi.runtime.protocol import PAPER_SIZE
+from capi.train.cost.plan import MFU_OF_DATA_SHEET
+from capi.train.cost.power import CARBON_INTENSITY
+from capi.zoo.onnx.trace import OLDEST_OPSET
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [

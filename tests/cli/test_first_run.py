@@ -52,7 +52,7 @@ def photos(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test__the_suggested_command_runs_as_printed_and_the_doctor_finds_a_run_that_learns_well(
     photos: Path, tmp_path: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("capi.planning.hardware.measured_peak", lambda *_: 1e11)
+    monkeypatch.setattr("capi.train.cost.hardware.measured_peak", lambda *_: 1e11)
     monkeypatch.chdir(tmp_path)
     suggested = run_here("plan", "--suggest", photos)
     assert suggested.code == 0, suggested.stderr

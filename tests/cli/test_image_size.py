@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 import capi
 from capi.evals.feature_files import read_features
-from capi.seeing import explorer_page
+from capi.report.explorer import page
 from capi.train.metrics import FILE, read_metrics
 from tests.cli.conftest import RunHere
 
@@ -108,7 +108,7 @@ def test__extract_visualize_and_explore_take_it(
         explorers.append(explorer)
         raise capi.CapiError("far enough")
 
-    monkeypatch.setattr(explorer_page, "serving", served)
+    monkeypatch.setattr(page, "serving", served)
     assert "far enough" in run_here("explore", place / model, photos).stderr
     assert explorers[0].frame.side == min(size)
 

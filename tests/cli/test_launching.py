@@ -1,4 +1,4 @@
-"""Jobs as a user starts them; what the script does is in tests/test_launching.py."""
+"""Jobs as a user starts them; what the script does is in tests/train/test_launch.py."""
 
 from pathlib import Path
 

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
 import capi
-from capi.build import build_learner
+from capi.train.build import build_learner
 from capi.train.checkpoint import Checkpoints, Position
-from capi.train.checkpoint_reading import StoredTensors
+from capi.zoo.checkpoint_files import StoredTensors
 from tests.cli.conftest import RunHere, assert_refused
 from tests.old_runs import FOLDER, checksum, hostile_index, unpack_old_run
 

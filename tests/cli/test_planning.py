@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from capi.config.loading import load_config
-from capi.planning.hardware import gpus
+from capi.train.cost.hardware import gpus
 from tests.cli.conftest import RunHere, assert_refused
 
 
@@ -48,7 +48,7 @@ def test__a_batch_that_does_not_fit_is_told_how_to_reach_it(run_here: RunHere) -
 
 
 def test__steps_on_this_machine_are_compared(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capi.planning.hardware.measured_peak", lambda *_: 1e11)
+    monkeypatch.setattr("capi.train.cost.hardware.measured_peak", lambda *_: 1e11)
     small = ["model.width=32", "model.depth=1", "clustering.prototypes=16"]
     ran = run_here("plan", "demo", *small, "--measure", "--images", "4", "--json")
     assert ran.code == 0, ran.stderr

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.ablation.studies import QUICK, SMALL, labelled_photos
+from tests.api.studies import QUICK, SMALL, labelled_photos
 from tests.cli.conftest import RunHere
 from tests.cli.tiny_runs import TREE, draw_images
 from tests.evals.datasets.layouts import build_folder

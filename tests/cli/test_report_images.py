@@ -198,7 +198,7 @@ def test__no_other_command_looks_for_the_images_of_a_run(
 def test__a_run_on_images_elsewhere_records_no_contents(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading them would fetch them."""
     opened = open_images("photos")
-    monkeypatch.setattr("capi.pretraining.open_images", lambda *_: opened)
+    monkeypatch.setattr("capi.train.run.open_images", lambda *_: opened)
     capi.pretrain("tiny4", SMALL, data="hf://owner/name", out="far", device="cpu")
     assert "sample" not in json.loads((work / "far" / "run.json").read_text())["data"]
     assert len(json.loads((work / "run" / "run.json").read_text())["data"]["sample"]) == 64

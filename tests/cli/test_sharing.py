@@ -4,13 +4,13 @@ import pytest
 from rich.console import Console
 
 import capi
-from capi.baselines.registry import BASELINES
 from capi.cli import sharing
 from capi.config.schema import Config
-from capi.released.registry import RELEASED
+from capi.zoo.baselines.registry import BASELINES
+from capi.zoo.published.registry import RELEASED
 from tests.cli.conftest import RunHere
 from tests.conftest import REFERENCE
-from tests.test_weights import make_run
+from tests.zoo.test_weights import make_run
 
 STUDENT = REFERENCE / "student.pth"
 

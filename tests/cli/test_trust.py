@@ -11,8 +11,8 @@ import pytest
 from PIL import Image
 
 import capi
-from tests.ablation.studies import QUICK, labelled_photos
-from tests.ablation.studies import SMALL as SMALL_STUDY
+from tests.api.studies import QUICK, labelled_photos
+from tests.api.studies import SMALL as SMALL_STUDY
 from tests.cli.conftest import RunHere, assert_refused
 
 SMALL = [

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.build import build_learner, build_student, mask_sampler, resolve_target
 from capi.config.loading import load_config, recipe_names, recipe_text, recipe_title
 from capi.config.paper import paper_models
 from capi.config.schema import CONFIG_VERSION
 from capi.errors import CapiError
 from capi.method.masking import Grid
-from capi.planning import plan
+from capi.train.build import build_learner, build_student, mask_sampler, resolve_target
+from capi.train.cost import plan
 from capi.train.step import train_step
 from capi.types import Features, MaskedBatch
 

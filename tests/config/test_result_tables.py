@@ -2,11 +2,11 @@
 
 import pytest
 
-from capi.baselines.registry import BASELINES
 from capi.config.paper import paper_tables
 from capi.config.result_tables import asked_for, result_tables, table_named
 from capi.errors import CapiError
-from capi.released.registry import RELEASED
+from capi.zoo.baselines.registry import BASELINES
+from capi.zoo.published.registry import RELEASED
 
 
 def test__every_row_names_a_model_that_can_be_loaded() -> None:

@@ -3,7 +3,6 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from capi.build import _TARGETS
 from capi.config.loading import load_config, parse_config
 from capi.config.run_sections import EvaluationConfig
 from capi.config.schema import Config, MaskingConfig, ModelConfig, PredictorConfig, TargetConfig
@@ -12,6 +11,7 @@ from capi.method.masking import MASKS
 from capi.models.heads import HEADS
 from capi.models.positions import POSITIONS
 from capi.models.predictor import PREDICTORS
+from capi.train.build import _TARGETS
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:

@@ -6,7 +6,7 @@ import torch
 
 from capi.data.crops import centre_box, crop_draws, flips, normalize, random_box
 from capi.data.decoding import Box
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
 from tests.data.pictures import noise
 
 KEYS = sample_keys(0, 0, torch.arange(4000))

@@ -11,7 +11,7 @@ from capi.data.loader import REPLACEMENTS, Cropping, LoadedBatch, Share, Trainin
 from capi.data.reader import Reader
 from capi.data.sources import Encoded
 from capi.method.masking import Grid, MaskSampler
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
 from tests.data.pictures import encoded, photo
 
 SAMPLER = MaskSampler(kind="inverse_block", ratio=0.5, roll=True, predict=3)

@@ -6,7 +6,7 @@ from capi.data.mixture import Mixture
 from capi.data.order import LARGEST_TOTAL, Interleaved, Order, Shuffle, WindowShuffle, order_of
 from capi.data.sources import Encoded
 from capi.errors import CapiError
-from capi.randomness import permuted
+from capi.runtime.randomness import permuted
 
 ENDS = np.cumsum([5, 1, 0, 9, 4, 4, 7, 3])
 

@@ -11,7 +11,7 @@ from capi.data.reader import Reader
 from capi.data.sources import Encoded, Files, image_folder
 from capi.errors import CapiError
 from capi.evals.images import AugmentedBatches, Frame, ReadBatch, StillBatches, read_in_order, shuffled
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
 from tests.data.pictures import noise
 from tests.evals.toys import Masks, source_of
 

@@ -13,7 +13,7 @@ from capi.errors import CapiError
 from capi.evals import logistic
 from capi.evals.logistic import LogisticRegression
 from capi.evals.metrics import SegmentationScore
-from capi.paper import PAPER_ITERATIONS, PAPER_TOLERANCE
+from capi.runtime.protocol import PAPER_ITERATIONS, PAPER_TOLERANCE
 
 STRENGTHS = np.logspace(-6, 5, 8).tolist()
 

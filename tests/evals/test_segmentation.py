@@ -21,7 +21,7 @@ from capi.evals.segmentation import (
 from capi.evals.splits import hold_out
 from capi.evals.tasks import MaskedImages, SegmentationData
 from capi.models.pixels import PixelEncoder
-from capi.paper import PAPER_STRENGTHS
+from capi.runtime.protocol import PAPER_STRENGTHS
 from capi.types import IMAGENET, Features, VisionEncoder
 from tests.data.pictures import noise
 from tests.evals.slow_segmentation import PATCH, SIZE, Reference, in_patches, pixels_of

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from capi.data.sources import Encoded
-from capi.distributed.leading import follow, lead
-from capi.distributed.processes import SharedError
 from capi.errors import CapiError
 from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_batches, encoded_here
 from capi.evals.images import AugmentedBatches, Frame, StillBatches
 from capi.evals.team import SharedEncoding, help_encode, packed, unpacked
+from capi.runtime.leading import follow, lead
+from capi.runtime.processes import SharedError
 from capi.types import Features
 from tests.data.pictures import noise
-from tests.distributed.threads import ThreadExchange, together
 from tests.evals.toys import Masks, RandomPatches, source_of
+from tests.runtime.threads import ThreadExchange, together
 
 COUNT = 11
 ENCODING = Encoding(size=(8, 8), batch_size=2)

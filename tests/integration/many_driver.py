@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import capi
-from capi.distributed.processes import joined
+from capi.runtime.processes import joined
 
 # Widths, registers and prototypes that neither 2 nor 3 divides.
 BASE = [

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from capi.build import batch_loader, training_batches
 from capi.config.loading import load_config
 from capi.data.opening import open_images
-from capi.distributed.processes import Processes, joined
+from capi.runtime.processes import Processes, joined
+from capi.train.build import batch_loader, training_batches
 
 STEPS, BATCH_SIZE, IMAGES = 7, 6, 21
 CONFIG = [f"optimization.batch_size={BATCH_SIZE}", "data.window=5", "data.flip=false"]

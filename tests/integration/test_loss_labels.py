@@ -13,8 +13,8 @@ from PIL import Image
 
 import capi
 from capi.config.schema import Config
-from capi.seeing.reporting import gather
-from capi.visualize.report import comparison_pieces, page
+from capi.report.pages.run import comparison_pieces, page
+from capi.report.run_report import gather
 from tests.variants import varied
 
 # Written down by hand, from the papers.

@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from capi.exit_codes import PREEMPTED
+from capi.errors import PREEMPTED
 from capi.train.checkpoint import Checkpoints
-from capi.train.checkpoint_reading import StoredTensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
+from capi.zoo.checkpoint_files import StoredTensors
 from tests.integration import many_driver
 from tests.integration.launched import ended, start, succeeded
 

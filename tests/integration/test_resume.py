@@ -16,8 +16,8 @@ import torch
 from PIL import Image
 
 from capi.train.checkpoint import Checkpoints
-from capi.train.checkpoint_reading import StoredTensors
 from capi.train.metrics import WALL_CLOCK, read_metrics
+from capi.zoo.checkpoint_files import StoredTensors
 
 DRIVER = Path(__file__).with_name("driver.py")
 LAST_STEP = 44

@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 import capi
-from capi.distributed.processes import Processes
+from capi.runtime.processes import Processes
 from tests.data.pictures import encoded
 from tests.integration.launched import start, succeeded
 from tests.integration.samples_driver import BATCH_SIZE, IMAGES, STEPS, read

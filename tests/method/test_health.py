@@ -12,14 +12,14 @@ import torch.nn.functional as F
 from sklearn.metrics import mutual_info_score
 from torch import Tensor
 
-from capi.build import build_learner, mask_sampler
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.method import health
 from capi.method.clustering import OnlineClustering
 from capi.method.health import HealthMonitor, NoObserver, Observer
 from capi.method.masking import Grid
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
+from capi.train.build import build_learner, mask_sampler
 from capi.train.step import train_step
 from capi.types import MaskedBatch
 

@@ -14,7 +14,7 @@ from capi.method.masking import (
     multi_block_mask,
     roll,
 )
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
 
 GRIDS = [Grid(14, 14), Grid(8, 6), Grid(3, 17), Grid(1, 16), Grid(16, 1), Grid(2, 2)]
 KEYS = sample_keys(0, 0, torch.arange(4000))

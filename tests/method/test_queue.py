@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.build import build_learner, queue_shape
 from capi.config.schema import Config
 from capi.data.loader import Share
 from capi.errors import CapiError
@@ -17,6 +16,7 @@ from capi.method.bounded import ClusteringSettings, cluster
 from capi.method.clustering import OnlineClustering
 from capi.method.queue import QueueShape, TokenQueue
 from capi.method.sinkhorn import OneProcess
+from capi.train.build import build_learner, queue_shape
 from capi.train.checkpoint import Checkpoints, Position, tensors
 from capi.train.step import train_step
 from tests.method.queue_parts import local_part, whole_of_parts

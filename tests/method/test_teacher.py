@@ -1,8 +1,8 @@
 import torch
 
-from capi.build import build_student
 from capi.config.schema import Config
 from capi.method.teacher import Teacher
+from capi.train.build import build_student
 
 
 def test__follows_as_an_exponential_moving_average(small_config: Config) -> None:

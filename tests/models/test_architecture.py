@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from capi.build import frozen, statistics
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.models.architecture import Architecture, architecture_of, build_encoder
@@ -16,8 +15,9 @@ from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import MlpHead
 from capi.models.predictor import CrossPredictor, FusedPredictor
-from capi.models.pretrained import load_released
+from capi.train.build import frozen, statistics
 from capi.types import Statistics
+from capi.zoo.released import load_released
 from tests.variants import VARIANTS, learner_of, varied
 
 

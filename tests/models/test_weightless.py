@@ -37,7 +37,7 @@ def test__outside_everything_is_as_before() -> None:
 
 
 def test__a_config_s_model_is_built_in_moments() -> None:
-    from capi.build import build_student
+    from capi.train.build import build_student
 
     with without_weights():
         student = build_student(load_config("vitl14"))
@@ -47,7 +47,7 @@ def test__a_config_s_model_is_built_in_moments() -> None:
 
 def test__loading_a_checkpoint_does_not_import_the_compiler_of_torch() -> None:
     code = (
-        "import sys, pathlib; from capi.models.pretrained import load_released; import torch\n"
+        "import sys, pathlib; from capi.zoo.released import load_released; import torch\n"
         "load_released(pathlib.Path(sys.argv[1]))(torch.zeros(1, 3, 16, 16))\n"
         "print('torch._dynamo' in sys.modules)"
     )

@@ -11,11 +11,11 @@ from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
 from capi.method.teacher import Teacher
 from capi.models.features import CapiEncoder
-from capi.models.pretrained import load_released
 from capi.train.optimizer import student_optimizer, target_optimizer
 from capi.train.schedules import Schedule
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
+from capi.zoo.released import load_released
 from tests.conftest import REFERENCE
 
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}

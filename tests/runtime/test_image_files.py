@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from PIL import Image, UnidentifiedImageError
 
+from capi.data.image_lists import list_images
 from capi.data.opening import open_images
 from capi.data.sources import csv_images, image_folder
 from capi.errors import CapiError
-from capi.evaluation.image_lists import list_images
 from capi.runtime.image_files import open_image, read_image
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from capi.build import build_learner
 from capi.config.schema import Config
+from capi.train.build import build_learner
 from capi.train.checkpoint import Checkpoints
 from capi.train.step import Learner
 

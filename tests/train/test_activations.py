@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.build import build_learner, mask_sampler
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.method.masking import Grid
-from capi.train.activations import Activations, Keeping, student_activations
-from capi.train.check import random_batch
-from capi.train.flop import Counts
+from capi.train.build import build_learner, mask_sampler
+from capi.train.cost.activations import Activations, Keeping, student_activations
+from capi.train.cost.flop import Counts
+from capi.train.cost.step import random_batch
 from capi.train.recomputation import Recomputation, recompute
 from capi.train.step import Learner
 from tests.train.saved_bytes import saved_bytes

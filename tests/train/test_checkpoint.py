@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from capi.build import build_learner
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.train import checkpoint
+from capi.train.build import build_learner
 from capi.train.checkpoint import CheckpointError, Checkpoints, Position, tensors
 from capi.train.step import Learner
 

@@ -3,10 +3,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from capi.build import build_learner, build_student
 from capi.config.loading import load_config, parse_config
 from capi.config.schema import Config
-from capi.train.flop import encoder_flop, iteration_flop
+from capi.train.build import build_learner, build_student
+from capi.train.cost.flop import encoder_flop, iteration_flop
 from capi.train.step import train_step
 from tests.train.test_step import batch_of
 from tests.variants import PREDICTORS, TARGETS, learner_of, varied

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from capi.build import build_learner, mask_sampler
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
 from capi.errors import CapiError
-from capi.method.alarms import RULES, RunFacts, Watchman
 from capi.method.masking import Grid
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
+from capi.train.build import build_learner, mask_sampler
 from capi.train.checkpoint import Checkpoints, Position, tensors
+from capi.train.health import RULES, RunFacts, Watchman
 from capi.train.loop import Loop, LoopSettings
 from capi.types import MaskedBatch
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from capi.build import build_student
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
+from capi.train.build import build_student
 from capi.train.optimizer import set_learning_rate, student_optimizer, target_optimizer
 
 

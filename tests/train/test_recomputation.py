@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from capi.build import build_networks
 from capi.config.loading import overridden, parse_config
 from capi.config.schema import Config
 from capi.method.student import Student
+from capi.train.build import build_networks
 from capi.train.recomputation import recompute
 from tests.train.saved_bytes import saved_bytes
 

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from capi.build import build_learner, mask_sampler
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
 from capi.method.health import HealthMonitor
 from capi.method.masking import Grid
-from capi.randomness import sample_keys
+from capi.runtime.randomness import sample_keys
+from capi.train.build import build_learner, mask_sampler
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
 

@@ -1,0 +1,370 @@
+"""Several models through several benchmarks: finished cells are kept, a cell that fails does not stop the others.
+
+A cell is kept as long as nothing that its score depends on has changed: model, weights, benchmark, data, version. The
+page of the comparison is written anew after every cell.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capi.api.evaluation import evaluate
+from capi.config.benchmark_loading import EXAMPLE, load_benchmark, protocols_with
+from capi.config.benchmarks import BenchmarkConfig
+from capi.config.loading import FILE_ENDINGS, overridden, validated
+from capi.data.frame import image_size_of
+from capi.data.sources import Files
+from capi.errors import CapiError, nearest
+from capi.evals.build import fingerprints, load_data
+from capi.evals.comparison_cells import Cell, Column, Comparison
+from capi.evals.datasets import WITHOUT_FOLDER, check_task, dataset_named
+from capi.evals.features import Progress, is_out_of_memory, silent
+from capi.evals.limits import PartOfImages, PartOfMasks
+from capi.evals.probe_files import encoder_facts
+from capi.evals.results import Record, read_record
+from capi.evals.table_view import TableView
+from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
+from capi.evals.teamwork import prepared
+from capi.report.comparison.page import write_pages
+from capi.runtime.atomic import atomic_write
+from capi.runtime.documents import read_json
+from capi.runtime.leading import ALONE, Exchange, follow, lead
+from capi.runtime.numerics import NUMERICS
+from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
+from capi.runtime.processes import LostProcessError, Processes, SharedError
+from capi.zoo.encoders import open_encoder
+from capi.zoo.run_folder import versions
+from capi.zoo.weights import Weights
+
+CELLS, IDENTITY = "cells", "identity.json"
+# What may go wrong with one cell: anything, since encoders may be the user's own code.
+_FAILURES = Exception
+_NAMED_BY_THE_BENCHMARK = ("dataset", "protocol")
+_DATA_OPTIONS = frozenset(each.name for each in fields(DataOptions)) - {"verify_counts"}
+_LONG_REASON, _LONG_SLUG = 400, 40
+
+Benchmark = str | Path | Column
+OnCell = Callable[[Cell], None]
+
+
+def compare(
+    models: Sequence[str | Path],
+    benchmarks: Sequence[Benchmark],
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path,
+    weights: Weights = "teacher",
+    device: torch.device | str = "cpu",
+    progress: Progress = silent,
+    on_cell: OnCell | None = None,
+    processes: Processes = ALONE,
+    skipped: Mapping[tuple[str, str], str] | None = None,
+    table: TableView | None = None,
+) -> Comparison:
+    """Evaluate every model on every benchmark; `out` gets comparison.json, .md, .csv, .html and a folder of cells.
+
+    Overrides (`key=value`) go to each benchmark that knows the key. `on_cell` is called with a cell when its
+    computation begins and when it is done, kept or failed; the comparison that is returned has a list of the failed.
+    `skipped` has pairs of a model and a benchmark's name that are not run, with the reason; `table` is shown on top.
+    Of several `processes` the main one decides and writes; the others encode for it.
+    """
+    with prepared(processes):
+        columns = resolve_columns(benchmarks, overrides)
+        rows = tuple(dict.fromkeys(str(model) for model in models))
+        if not rows:
+            raise CapiError("there is no model to compare: give at least one")
+        if processes.is_main:
+            _made(Path(out))
+    run = _Run(_empty(rows, columns, Path(out), weights), device, progress, on_cell, processes)
+    run.comparison.table = table
+    for pair, reason in (skipped or {}).items():
+        run.comparison.cells[pair] = replace(run.comparison.cells[pair], status="skipped", reason=reason)
+    exchange = Exchange(processes)
+    if not processes.is_main:
+        found: Comparison = follow(exchange, run.assist)
+        return found
+    return run.all_cells() if processes.size == 1 else lead(exchange, run.all_cells, lambda found: found)
+
+
+def _made(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise CapiError(f"{out} is a file: --out takes the name of a folder")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CapiError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
+
+
+def _empty(models: tuple[str, ...], columns: tuple[Column, ...], out: Path, weights: Weights) -> Comparison:
+    cells = {
+        (model, column.name): Cell(model, column.name, f"{CELLS}/{cell_name(model, column, weights)}")
+        for model in models
+        for column in columns
+    }
+    return Comparison(models, columns, out, weights, cells)
+
+
+def cell_name(model: str, column: Column, weights: Weights) -> str:
+    """A folder's name that people can read, and that no other cell has."""
+    whole = json.dumps([model, column.name, weights, column.config.model_dump(mode="json")], sort_keys=True)
+    digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return f"{_slug(hide_path_of_model(model))}--{_slug(column.name)}-{digest}"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._]+", "-", text)[-_LONG_SLUG:].strip("-.") or "x"
+
+
+class _Run:
+    """The comparison in the making, and what was found out about its models and data on the way."""
+
+    def __init__(
+        self,
+        comparison: Comparison,
+        device: torch.device | str,
+        progress: Progress,
+        on_cell: OnCell | None,
+        processes: Processes,
+    ) -> None:
+        self.comparison, self.device, self.progress, self.on_cell = comparison, device, progress, on_cell
+        self.processes = processes
+        self.encoders: dict[str, dict[str, Any]] = {}
+        self.data: dict[str, dict[str, Any]] = {}
+
+    def all_cells(self) -> Comparison:
+        try:
+            write_pages(self.comparison)
+            for model in self.comparison.models:
+                for column in self.comparison.columns:
+                    if self.comparison.cells[model, column.name].status != "skipped":
+                        self.compute(model, column)
+        finally:
+            # Also when someone interrupts: what is done stays, and nothing looks as if it were still going on.
+            self.comparison.stop()
+            write_pages(self.comparison)
+        return self.comparison
+
+    def assist(self, cell: tuple[str, int]) -> None:
+        """Help with a cell that the main process computes; whether it failed is the main process's to note."""
+        model, number = cell
+        with suppress(SharedError):
+            self.scored(model, self.comparison.columns[number])
+
+    def scored(self, model: str, column: Column, out: Path | None = None) -> Record:
+        return evaluate(
+            model,
+            column.config,
+            out=out,
+            weights=self.comparison.weights,
+            device=self.device,
+            overwrite=True,
+            progress=self.progress,
+            processes=self.processes,
+        ).record
+
+    def compute(self, model: str, column: Column) -> None:
+        """Keep a cell, or compute it, or note why that is impossible."""
+        cell = self.comparison.cells[model, column.name]
+        self.change(replace(cell, status="running"))
+        self.change(self.outcome(cell, column))
+
+    def outcome(self, cell: Cell, column: Column) -> Cell:
+        folder = self.comparison.out / cell.folder
+        try:
+            identity = self.identity(cell.model, column)
+            kept = self.kept(folder, identity)
+            record = self.evaluated(folder, cell.model, column, identity) if kept is None else kept
+        except LostProcessError:
+            raise
+        except _FAILURES as error:
+            return replace(cell, status="failed", reason=reason_of(error))
+        return replace(cell, status="done", record=record, kept=kept is not None)
+
+    def evaluated(self, folder: Path, model: str, column: Column, identity: dict[str, Any]) -> Record:
+        """Without the file that identifies them, results that are being replaced are never taken for finished."""
+        (folder / IDENTITY).unlink(missing_ok=True)
+        if self.processes.size > 1:
+            Exchange(self.processes).announce((model, self.comparison.columns.index(column)))
+        record = self.scored(model, column, folder)
+        # A run that is still trained may have newer weights by now: what was evaluated is what counts.
+        identity = identity | {"encoder": record["encoder"], "data": record["data_fingerprint"]}
+        atomic_write(folder / IDENTITY, json.dumps(identity, indent=2) + "\n")
+        return record
+
+    def change(self, cell: Cell) -> None:
+        self.comparison.cells[cell.model, cell.benchmark] = cell
+        write_pages(self.comparison)
+        if self.on_cell is not None:
+            self.on_cell(cell)
+
+    def kept(self, folder: Path, identity: dict[str, Any]) -> Record | None:
+        """The finished results of the very same; None where there are none."""
+        if identity["encoder"]["fingerprint"] is None:
+            return None
+        try:
+            known = read_json(folder / IDENTITY)
+        except CapiError:
+            return None
+        return read_record(folder) if known == json.loads(json.dumps(identity)) else None
+
+    def identity(self, model: str, column: Column) -> dict[str, Any]:
+        """Everything that the score of a cell depends on."""
+        if model not in self.encoders:
+            self.encoders[model] = identify_encoder(model, self.comparison.weights)
+            if self.encoders[model]["encoder"]["fingerprint"] is None:
+                self.comparison.unrecognised.append(model)
+        if column.name not in self.data:
+            self.data[column.name] = identify_data(load_data(column.config))
+        return {
+            # Whole paths are in the digest of the folder's name.
+            "model": hide_path_of_model(model),
+            "weights": self.comparison.weights,
+            "config": hide_paths(column.config.model_dump(mode="json")),
+            "capi": versions()["capi"],
+            "numerics": NUMERICS,
+            **self.encoders[model],
+            **self.data[column.name],
+        }
+
+
+def reason_of(error: BaseException) -> str:
+    """Why a cell failed, in one line."""
+    said = " ".join(str(error).split())
+    if is_out_of_memory(error):
+        return "the memory ran out: use a smaller model, image_size or encode_batch"
+    if not isinstance(error, CapiError):
+        said = f"{type(error).__name__}: {said}"
+    return said if len(said) <= _LONG_REASON else said[: _LONG_REASON - 1] + "…"
+
+
+def identify_encoder(model: str, weights: Weights) -> dict[str, Any]:
+    """What tells an encoder from a changed one of the same name."""
+    encoder = open_encoder(model, weights=weights)
+    return {
+        "encoder": encoder_facts(encoder),
+        "image_size": image_size_of(encoder),
+        "source": _source_digest(model),
+    }
+
+
+def _source_digest(model: str) -> str | None:
+    """The file of an encoder that is the user's own Python, whose features change with it; None for all others."""
+    place, _, _ = model.rpartition(":")
+    file = place if place.endswith(".py") else getattr(sys.modules.get(place), "__file__", None)
+    if Path(model).exists() or file is None:
+        return None
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+
+
+def identify_data(data: EvaluationData) -> dict[str, Any]:
+    """The names, labels, sizes and dates of all files: reading the images themselves would take too long."""
+    digest = hashlib.sha256()
+    if isinstance(data, SegmentationData):
+        digest.update(repr((sorted(data.classes.items()), sorted(data.ignored))).encode())
+        sources = [source for part in (data.train, data.test) for source in (part.images, part.masks)]
+    else:
+        digest.update(repr(data.classes).encode())
+        digest.update(data.train.labels.numpy().tobytes())
+        for test in data.tests.values():
+            digest.update(test.answers.numpy().tobytes())
+            of_class = None if test.answer_of_class is None else test.answer_of_class.tolist()
+            digest.update(repr((of_class, test.restricted)).encode())
+        sources = [data.train.images, *(test.images for test in data.tests.values())]
+    for source in sources:
+        _add_dates(digest, source)
+    return {"data": fingerprints(data), "files": digest.hexdigest()[:16]}
+
+
+def _add_dates(digest: Any, source: object) -> None:
+    """Masks are wrapped files, parts wrap a whole; what lies in memory is known by its fingerprint already."""
+    if isinstance(source, PartOfImages | PartOfMasks):
+        source = source.source if isinstance(source, PartOfImages) else source.masks
+    files = getattr(source, "files", source)
+    if not isinstance(files, Files):
+        return
+    # Masks may lie elsewhere than their names say.
+    place = getattr(source, "path", lambda number: files.root / files.name(number))
+    for number in range(len(files)):
+        found = os.stat(place(number))
+        digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
+
+
+def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = ()) -> tuple[Column, ...]:
+    """Benchmarks with overrides and names of their own; whatever is wrong with them is an error now."""
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    overridden({}, overrides, example=EXAMPLE)
+    columns = _named(benchmarks)
+    if not columns:
+        raise CapiError("there is no benchmark to compare on: give at least one")
+    keys = {override: override.partition("=")[0].split(".")[0] for override in overrides}
+    for key in keys.values():
+        _refuse_unknown(key, columns)
+    return tuple(
+        _with_overrides(column, [override for override, key in keys.items() if _knows(column.config, key)])
+        for column in columns
+    )
+
+
+def _named(benchmarks: Sequence[Benchmark]) -> list[Column]:
+    """Benchmarks under names that tell them apart; one that is given twice counts once."""
+    given: list[str | Column] = []
+    for one in benchmarks:
+        benchmark = one if isinstance(one, Column) else str(one)
+        if benchmark not in given:
+            given.append(benchmark)
+    configs = [one.config if isinstance(one, Column) else load_benchmark(one) for one in given]
+    for config in configs:
+        check_task(config.dataset, config.task)
+    names = _told_apart([one.name if isinstance(one, Column) else one for one in given])
+    return [Column(name, config) for name, config in zip(names, configs, strict=True)]
+
+
+def _told_apart(full: Sequence[str]) -> list[str]:
+    """A file goes by its stem, unless another has the same; what is then still equal is numbered."""
+    short = [Path(name).stem if name.endswith(FILE_ENDINGS) else name for name in full]
+    counts = Counter(short)
+    names: list[str] = []
+    for stem, whole in zip(short, full, strict=True):
+        base = stem if counts[stem] == 1 else hide_path(whole)
+        tries = (base if number == 1 else f"{base} ({number})" for number in itertools.count(1))
+        names.append(next(name for name in tries if name not in names))
+    return names
+
+
+def _with_overrides(column: Column, overrides: Sequence[str]) -> Column:
+    tree = overridden(column.config.model_dump(mode="json"), overrides)
+    return Column(column.name, validated(type(column.config), tree, column.name))
+
+
+def _knows(config: BenchmarkConfig, key: str) -> bool:
+    """Whether a key means something to a benchmark: to its protocol and, where it is about files, to its data set."""
+    if key not in type(config).model_fields:
+        return False
+    if key == "data":
+        return config.dataset not in WITHOUT_FOLDER
+    return key not in _DATA_OPTIONS or key in dataset_named(config.dataset).heeds
+
+
+def _refuse_unknown(key: str, columns: Sequence[Column]) -> None:
+    known = {name for column in columns for name in type(column.config).model_fields} - {*_NAMED_BY_THE_BENCHMARK}
+    if key in _NAMED_BY_THE_BENCHMARK:
+        raise CapiError(f"{key}= cannot be given to a comparison: the name of a benchmark is DATASET/PROTOCOL")
+    names = ", ".join(column.name for column in columns)
+    if owners := protocols_with(key, but=[column.config.protocol for column in columns]):
+        raise CapiError(f"{key} is an option of {owners}, but the benchmarks are {names}: leave it out")
+    if key not in known:
+        raise CapiError(f'there is no key "{key}" in any of {names}{nearest(key, sorted(known))}')
+    if not any(_knows(column.config, key) for column in columns):
+        names = ", ".join(dict.fromkeys(column.config.dataset for column in columns))
+        raise CapiError(f"{key}= means nothing to the data sets of this comparison ({names}): leave it out")

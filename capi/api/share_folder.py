@@ -1,0 +1,271 @@
+"""The folder that others get of a run: weights, config, pictures and a model card.
+
+It is made to be read by strangers. So it names no place on the machine of whoever trained the model, and photos of the
+training data are only in it when they are asked for.
+"""
+
+import math
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from PIL import Image
+
+from capi.config.schema import Config
+from capi.data.recorded import spaced
+from capi.errors import CapiError
+from capi.evals.results import JSON, read_record
+from capi.models.architecture import architecture_of
+from capi.models.features import CapiEncoder
+from capi.report.card import MARK, ModelCard, TrainingScore, as_markdown, plain, require_licence
+from capi.report.pages.data import Column, RunReport
+from capi.report.pictures.painters import Drawn
+from capi.report.pictures.sheets import Row, save_picture, sheet_of
+from capi.report.run_report import gather
+from capi.runtime.atomic import atomic_folder, atomic_write
+from capi.runtime.image_files import open_image
+from capi.runtime.privacy import hide_path, hide_paths
+from capi.train.run import run_config
+from capi.zoo.huggingface.files import write_files
+from capi.zoo.run_folder import CONFIG, RunFolder
+from capi.zoo.weights import Weights, load_run
+
+CARD = "README.md"
+CURVES, SNAPSHOTS = "curves.png", "snapshots.png"
+_SNAPSHOT = re.compile(r"step_(\d+)_(\d+)\.png")
+_STEPS_SHOWN, _IMAGES_SHOWN = 5, 4
+Record = Mapping[str, Any]
+
+
+def prepare_folder(
+    run: Path,
+    out: Path,
+    *,
+    name: str,
+    licence: str,
+    weights: Weights = "teacher",
+    data_description: str = "",
+    results: Sequence[Path] = (),
+    photos: bool = False,
+    watts: float | None = None,
+    carbon: float | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write what a repository `name` (owner/name) would hold; the folder appears complete or not at all.
+
+    `results` are folders of `capi evaluate` beside those within the run; `photos` shows training images beside what the
+    encoder sees in them. `overwrite` replaces a folder that was written here before.
+    """
+    require_licence(licence)
+    _check_place(out, overwrite)
+    records = [*_results_within(run), *_results_given(results)]
+    report, config = gather(run, watts=watts, carbon=carbon), run_config(RunFolder(run))
+    encoder = load_run(run, weights)
+    try:
+        with atomic_folder(out.resolve()) as partial:
+            write_files(encoder, partial, image_size=config.data.height_and_width)
+            shared = hide_paths(config.model_dump(mode="json"))
+            atomic_write(partial / CONFIG, yaml.safe_dump(shared, sort_keys=False))
+            pictures = _write_pictures(RunFolder(run).pictures, partial, photos=photos)
+            card = ModelCard(
+                repo_id=name,
+                licence=licence,
+                data_description=data_description,
+                results=records,
+                pictures=pictures,
+                **_facts_of_model(encoder, config),
+                **_facts_of_run(run, report, config, weights),
+            )
+            atomic_write(partial / CARD, as_markdown(card))
+    except OSError as error:
+        raise CapiError(f"{out} cannot be written ({error.strerror or error}): give --out another place") from error
+    return out
+
+
+def _facts_of_model(encoder: CapiEncoder, config: Config) -> dict[str, Any]:
+    return {
+        "architecture": architecture_of(encoder),
+        "parameters": sum(weight.numel() for weight in encoder.encoder.parameters()),
+        "image_size": config.data.height_and_width,
+        "target": config.target.kind,
+    }
+
+
+def _facts_of_run(run: Path, report: RunReport, config: Config, weights: str) -> dict[str, Any]:
+    record = RunFolder(run).record()
+    return {
+        "training": _training(report, config, weights),
+        "data": _data(record),
+        "origin": _origin(record, config),
+        "training_scores": _training_scores(report.columns, weights),
+        "alarms": [finding.sentence for finding in report.alarms],
+        "cost": report.cost,
+        "assumptions": report.assumptions,
+        "provenance": _provenance(record),
+    }
+
+
+def _training(report: RunReport, config: Config, weights: str) -> str:
+    total, batch = config.optimization.steps, config.optimization.batch_size
+    done = report.state.step or 0
+    steps = f"{done:,} steps" if done >= total else f"{done:,} of {total:,} steps: the run was not finished"
+    whose = {"teacher": "the moving average of the trained weights", "student": "the weights as trained"}[weights]
+    return f"Trained with batches of {batch:,} images for {steps}. The weights are {whose} (the {weights})."
+
+
+def _data(record: Record) -> str:
+    known = _section(record.get("data"))
+    places = [each["path"] for each in known.get("sources", ())] or [known.get("path", "an unknown place")]
+    named = " and ".join(_place(str(place)) for place in places)
+    return f"{known.get('images', 'an unknown number of')} images of {named}, without labels."
+
+
+def _place(place: str) -> str:
+    """Where images came from, without the path that leads there."""
+    if place == "demo":
+        return "the photos that come with `capi demo`"
+    if place.startswith("hf://"):
+        return f"the data set {plain(hide_path(place.removeprefix('hf://')))}"
+    name = place.partition("?column=")[0]
+    kind = "files called" if name.endswith((".tar", ".parquet", ".arrow", ".csv")) else "a folder called"
+    return f"{kind} {plain(Path(place).name)}"
+
+
+def _origin(record: Record, config: Config) -> str:
+    """What it learnt from beside its images: weights that it started with, an encoder that made its targets."""
+    told = []
+    started = record.get("init")
+    if isinstance(started, Mapping):
+        digest = str(started.get("sha256", "unknown"))[:16]
+        told.append(
+            f"It started from the weights of {plain(hide_path(str(started.get('encoder'))))} (sha256 of the tensors "
+            f"{plain(digest)}), not from fresh ones."
+        )
+    if config.target.kind == "frozen":
+        told.append(f"Its targets are features of {plain(hide_path(str(config.target.frozen.encoder)))}.")
+    return " ".join(told)
+
+
+def _training_scores(columns: Mapping[str, Column], weights: str) -> list[TrainingScore]:
+    """The evaluations of a run are the metrics with a path for a name, which ends in whose weights were looked at."""
+    scores = []
+    for name, column in columns.items():
+        benchmark, slash, whose = name.rpartition("/")
+        if slash and whose == weights and len(column.values):
+            first = column.values[0] if column.steps[0] == 0 else math.nan
+            scores.append(TrainingScore(benchmark, _known(first), _known(column.values[-1]), int(column.steps[-1])))
+    return scores
+
+
+def _known(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None
+
+
+def _provenance(record: Record) -> list[tuple[str, str]]:
+    """Seed, versions and device of the last start; no folders and no command, which name places."""
+    starts = record.get("starts")
+    last = _section(starts[-1]) if isinstance(starts, list) and starts else {}
+    versions, git = _section(last.get("versions")), _section(last.get("git"))
+    changed = ", with changes since" if git.get("changed") else ""
+    facts = {
+        "Seed": record.get("seed"),
+        "Fingerprint of the data": _section(record.get("data")).get("fingerprint"),
+        "Last start": last.get("time"),
+        "Device": _section(last.get("machine")).get("accelerator") or last.get("device"),
+        "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or None,
+        "Code": f"commit {git['commit']}{changed}" if "commit" in git else None,
+    }
+    return [(name, str(value)) for name, value in facts.items() if value is not None]
+
+
+def _section(value: object) -> Record:
+    """A part of a record that should be one, and is empty where it is something else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def _results_within(run: Path) -> Iterator[Record]:
+    """What `capi evaluate` left in the run's own folder."""
+    for path in sorted(run.rglob(JSON)):
+        if (record := _readable(path.parent)) is not None:
+            yield record
+
+
+def _results_given(folders: Sequence[Path]) -> Iterator[Record]:
+    for folder in folders:
+        record = _readable(folder.parent if folder.name == JSON else folder)
+        if record is None:
+            raise CapiError(f"{folder} holds no results of `capi evaluate`: give the folder that it wrote")
+        yield record
+
+
+def _readable(folder: Path) -> Record | None:
+    """Results with all that a card tells of them."""
+    record = read_record(folder)
+    kinds = {"benchmark": str, "scores": dict, "deviations": list}
+    if record is None or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+        return None
+    whole = all(isinstance(value, int | float) or value is None for value in record["scores"].values())
+    return record if whole else None
+
+
+def _write_pictures(pictures: Path, out: Path, *, photos: bool) -> list[tuple[str, str]]:
+    """Curves and snapshots into the folder, as far as there are any; their names and captions."""
+    written = []
+    if (pictures / CURVES).is_file():
+        shutil.copyfile(pictures / CURVES, out / CURVES)
+        written.append((CURVES, "Losses and other measures over the training."))
+    rows, steps = _snapshot_rows(pictures / "snapshots", photos=photos)
+    if rows:
+        heads = [*(["photo"] if photos else []), *(f"step {step:,}" for step in steps)]
+        save_picture(sheet_of("What the encoder sees", [], heads, rows), out / SNAPSHOTS)
+        written.append((SNAPSHOTS, "Principal components of the patch features as colours, of the same images each."))
+    return written
+
+
+def _snapshot_rows(folder: Path, *, photos: bool) -> tuple[list[Row], list[int]]:
+    found: dict[int, dict[int, Path]] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        if match := _SNAPSHOT.fullmatch(path.name):
+            found.setdefault(int(match[2]), {})[int(match[1])] = path
+    every = sorted({step for pictures in found.values() for step in pictures})
+    steps = [every[place] for place in spaced(len(every), _STEPS_SHOWN)]
+    rows = []
+    for image in sorted(found)[:_IMAGES_SHOWN]:
+        cells = [_opened(folder / f"photo_{image}.jpg")] if photos else []
+        rows.append(Row("", [*cells, *(_opened(found[image].get(step)) for step in steps)]))
+    return rows, steps
+
+
+def _opened(path: Path | None) -> Drawn | None:
+    """A picture that the run drew; None where it is missing or broken."""
+    if path is None:
+        return None
+    try:
+        with open_image(path, ("PNG", "JPEG")) as picture:
+            return Drawn(picture.convert("RGB"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+        return None
+
+
+def _check_place(out: Path, overwrite: bool) -> None:
+    """Told before the work. Only what was written here before is replaced."""
+    if out.exists() and not out.is_dir():
+        raise CapiError(f"{out} is a file: --out takes a folder")
+    if not out.is_dir() or not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise CapiError(f"{out} is not empty: choose another --out, or replace it with --overwrite")
+    if not _is_ours(out):
+        raise CapiError(
+            f"{out} holds something that `capi push` did not write and does not replace: choose another --out"
+        )
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return MARK in (folder / CARD).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return False

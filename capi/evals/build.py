@@ -1,0 +1,247 @@
+"""From a benchmark's config to a protocol with its data, for a command or for the course of a run."""
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from capi.config.benchmark_loading import load_benchmark
+from capi.config.benchmarks import (
+    AttentiveConfig,
+    BenchmarkConfig,
+    KnnConfig,
+    KnnSegmentationConfig,
+    LinearConfig,
+    LogisticSegmentationConfig,
+    ProbeConfig,
+    SegmentationConfig,
+)
+from capi.config.loading import FILE_ENDINGS
+from capi.config.run_sections import EvaluationConfig
+from capi.config.schema import Config
+from capi.evals.classification import KnnClassification
+from capi.evals.datasets import load_classification, load_segmentation
+from capi.evals.features import Encoding, Progress, silent
+from capi.evals.limits import limited
+from capi.evals.outcome import EvaluationProtocol
+from capi.evals.probe_training import ProbeSetting
+from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
+from capi.evals.tasks import ClassificationData, DataOptions, EvaluationData, SegmentationData
+from capi.evals.trained import AttentiveClassification, LinearClassification
+from capi.method.student import Student
+from capi.train.build import frozen, statistics
+from capi.train.step import Learner
+
+# Fewer images than this are read as fast without a process of their own.
+_FEW_IMAGES = 256
+
+
+def load_data(config: BenchmarkConfig) -> EvaluationData:
+    """Find the files of a benchmark's data set, or of the part that is asked for."""
+    data = _whole_data(config)
+    return limited(data, train=config.limit_train, tests=config.limit_tests, seed=config.seed)
+
+
+def _whole_data(config: BenchmarkConfig) -> EvaluationData:
+    root = None if config.data is None else Path(config.data)
+    options = DataOptions(
+        train=config.train,
+        tests=config.tests,
+        label=config.label,
+        exclude=None if config.exclude is None else Path(config.exclude),
+        more={name: Path(path) for name, path in config.more.items()},
+        verify_counts=config.verify_counts,
+    )
+    if not isinstance(config, SegmentationConfig):
+        return load_classification(config.dataset, root, options)
+    ignored = None if config.ignored is None else frozenset(config.ignored)
+    return load_segmentation(config.dataset, root, replace(options, ignored=ignored, class_names=config.class_names))
+
+
+def build_encoding(
+    config: BenchmarkConfig,
+    own_size: tuple[int, int],
+    *,
+    device: torch.device | str = "cpu",
+    folder: Path | None = None,
+    progress: Progress = silent,
+    images: int = 0,
+    processes: int = 1,
+) -> Encoding:
+    """How an encoder of this size of its own is run.
+
+    `images` is about how many there are to read, for each of `processes` on a machine.
+    """
+    return Encoding(
+        size=config.height_and_width or own_size,
+        batch_size=config.encode_batch,
+        workers=choose_workers(config.workers, torch.device(device), images, processes),
+        device=device,
+        precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
+        folder=folder,
+        memory_bytes=int(config.memory_gib * 2**30),
+        progress=progress,
+    )
+
+
+def choose_workers(asked: int | None, device: torch.device, images: int, processes: int = 1) -> int:
+    """One process reads ahead of a CPU that encodes; accelerators share all that the machine has."""
+    if asked is not None or images < _FEW_IMAGES:
+        return asked or 0
+    return 1 if device.type == "cpu" else max(min((os.cpu_count() or 1) // processes - 1, 12), 1)
+
+
+def count_images(data: EvaluationData) -> int:
+    """All images that an evaluation reads."""
+    if isinstance(data, SegmentationData):
+        return len(data.train.images) + len(data.test.images)
+    return len(data.train.images) + sum(len(test.images) for test in data.tests.values())
+
+
+def fingerprints(data: EvaluationData) -> dict[str, str]:
+    """What identifies the images and masks by name, and their labels."""
+    if isinstance(data, SegmentationData):
+        parts = {"train": data.train, data.test_name: data.test}
+        return {name: f"{part.images.fingerprint}/{part.masks.fingerprint}" for name, part in parts.items()}
+    labels = {"train": (data.train.images, data.train.labels)}
+    labels |= {name: (test.images, test.answers) for name, test in data.tests.items()}
+    return {
+        name: f"{images.fingerprint}/{hashlib.sha256(answers.contiguous().numpy().tobytes()).hexdigest()[:16]}"
+        for name, (images, answers) in labels.items()
+    }
+
+
+def build_protocol(config: BenchmarkConfig, data: EvaluationData, encoding: Encoding) -> EvaluationProtocol:
+    """The protocol that a config asks for."""
+    return _BUILDERS[type(config)](config, data, encoding)
+
+
+def _knn(config: KnnConfig, data: ClassificationData, encoding: Encoding) -> EvaluationProtocol:
+    return KnnClassification(
+        data,
+        encoding,
+        neighbours=config.neighbours,
+        votes=config.votes,
+        temperature=config.temperature,
+        features=config.features,
+        validation_share=config.validation_share,
+        seed=config.seed,
+    )
+
+
+def _attentive(config: AttentiveConfig, data: ClassificationData, encoding: Encoding) -> EvaluationProtocol:
+    return AttentiveClassification(data, encoding, **_probe_options(config))
+
+
+def _linear(config: LinearConfig, data: ClassificationData, encoding: Encoding) -> EvaluationProtocol:
+    return LinearClassification(data, encoding, inputs=config.features, **_probe_options(config))
+
+
+def _probe_options(config: ProbeConfig) -> dict[str, Any]:
+    return {
+        "schedule": config.schedule,
+        "iterations": config.iterations,
+        "batch_size": config.batch_size,
+        "settings": tuple(
+            ProbeSetting(rate, decay) for decay in config.weight_decays for rate in config.learning_rates
+        ),
+        "loss_mean": config.loss_mean,
+        "validation_share": config.validation_share,
+        "seed": config.seed,
+    }
+
+
+def _knn_segmentation(config: KnnSegmentationConfig, data: SegmentationData, encoding: Encoding) -> EvaluationProtocol:
+    return KnnSegmentation(
+        data,
+        encoding,
+        neighbours=config.neighbours,
+        distances=config.distances,
+        ignored_labels_vote=config.ignored_labels_vote,
+        ties=config.ties,
+        **_segmentation_options(config),
+    )
+
+
+def _logistic_segmentation(
+    config: LogisticSegmentationConfig, data: SegmentationData, encoding: Encoding
+) -> EvaluationProtocol:
+    return LogisticSegmentation(
+        data,
+        encoding,
+        strengths=config.strengths,
+        tolerance=config.tolerance,
+        max_iterations=config.max_iterations,
+        **_segmentation_options(config),
+    )
+
+
+def _segmentation_options(config: SegmentationConfig) -> dict[str, Any]:
+    return {
+        "standardize": config.standardize,
+        "validation_share": config.validation_share,
+        "seed": config.seed,
+        "pictures": config.pictures,
+    }
+
+
+_BUILDERS: dict[type[BenchmarkConfig], Callable[[Any, Any, Encoding], EvaluationProtocol]] = {
+    AttentiveConfig: _attentive,
+    KnnConfig: _knn,
+    KnnSegmentationConfig: _knn_segmentation,
+    LinearConfig: _linear,
+    LogisticSegmentationConfig: _logistic_segmentation,
+}
+
+
+class LearnerEvaluation:
+    """A benchmark that teacher or student go through while they are trained."""
+
+    def __init__(self, name: str, protocol: EvaluationProtocol, settings: EvaluationConfig, config: Config) -> None:
+        self.name, self.protocol, self.settings, self.config = name, protocol, settings, config
+        self.every_steps = settings.every_steps
+
+    def run(self, learner: Learner, step: int) -> dict[str, float]:  # noqa: ARG002 - the contract
+        """The score to quote as `benchmark/weights`, any others with their name between."""
+        models = {"teacher": learner.teacher.average, "student": learner.student}
+        scores: dict[str, float] = {}
+        for weights in self.settings.weights:
+            quoted, *others = self._scores(models[weights])
+            scores[f"{self.name}/{weights}"] = quoted[1]
+            scores |= {f"{self.name}/{name}/{weights}": score for name, score in others}
+        return scores
+
+    def _scores(self, model: Student) -> list[tuple[str, float]]:
+        was_training = model.training
+        model.eval()
+        try:
+            return list(self.protocol.run(frozen(model, statistics(self.config))).scores.items())
+        finally:
+            model.train(was_training)
+
+
+def build_evaluations(config: Config, device: torch.device) -> list[LearnerEvaluation]:
+    """The evaluations of a run, under names that tell them apart in its metrics."""
+    names: list[str] = []
+    for settings in config.evaluations:
+        base = Path(settings.benchmark).stem if settings.benchmark.endswith(FILE_ENDINGS) else settings.benchmark
+        tries = (base if number == 1 else f"{base}-{number}" for number in itertools.count(1))
+        names.append(next(name for name in tries if name not in names))
+    return [
+        build_evaluation(config, settings, name, device)
+        for settings, name in zip(config.evaluations, names, strict=True)
+    ]
+
+
+def build_evaluation(config: Config, settings: EvaluationConfig, name: str, device: torch.device) -> LearnerEvaluation:
+    """An evaluation of a run, at the run's own size as afterwards; images are read once and kept."""
+    benchmark = load_benchmark(settings.benchmark, options=settings.options)
+    data = load_data(benchmark)
+    encoding = build_encoding(benchmark, config.data.height_and_width, device=device, images=count_images(data))
+    protocol = build_protocol(benchmark, data, replace(encoding, kept={}))
+    return LearnerEvaluation(name, protocol, settings, config)

@@ -1,0 +1,167 @@
+"""A table of the paper over a comparison: its rows and columns as printed, our scores beside the paper's."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from capi.evals.results import table
+
+if TYPE_CHECKING:
+    from capi.evals.comparison_cells import Cell
+
+    Cells = Mapping[tuple[str, str], Cell]
+
+
+_NOTHING = "-"
+# Why a model is not run on a benchmark that only other rows need.
+NOT_IN_TABLE = "it is not in this table"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell of the table: the benchmark that it needs, which score of it, and what the paper prints."""
+
+    benchmark: str
+    score: str | None
+    printed: float | None
+    missing: str = ""
+    """Why there cannot be a score, where that is known beforehand."""
+
+
+@dataclass(frozen=True)
+class ViewRow:
+    """What is printed before the scores, the model, and a cell for each column."""
+
+    cells: tuple[str, ...]
+    model: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class TableView:
+    """One table; scores of the paper are shown where `paper` says so."""
+
+    name: str
+    title: str
+    label: str
+    heads: tuple[str, ...]
+    columns: tuple[tuple[str, str], ...]
+    """What stands above a column (or nothing) and its name."""
+    rows: tuple[ViewRow, ...]
+    notes: tuple[str, ...] = ()
+    paper: bool = True
+
+
+def ours(row: ViewRow, entry: Entry, cells: "Cells") -> float | None:
+    """Our score of a cell in per cent; None where there is none yet."""
+    cell = cells[row.model, entry.benchmark]
+    if cell.record is None:
+        return None
+    scores = cell.record["scores"]
+    value = next(iter(scores.values()), None) if entry.score is None else scores.get(entry.score)
+    return None if value is None else 100 * value
+
+
+def why_not(row: ViewRow, entry: Entry, cells: "Cells") -> str:
+    """Why a cell has no score; empty where it has one, or where it is still to come."""
+    cell = cells[row.model, entry.benchmark]
+    if ours(row, entry, cells) is not None or cell.status in ("pending", "running"):
+        return ""
+    if cell.status != "done":
+        return cell.reason
+    return entry.missing or f'the results have no score "{entry.score}"'
+
+
+def missing(view: TableView, cells: "Cells") -> dict[str, list[str]]:
+    """What is missing, each reason once, with the cells that it is about."""
+    about: dict[str, list[str]] = {}
+    for row in view.rows:
+        for (group, name), entry in zip(view.columns, row.entries, strict=True):
+            if reason := why_not(row, entry, cells):
+                about.setdefault(reason, []).append(
+                    f"{', '.join(filter(None, row.cells))}: {f'{group} {name}'.strip()}"
+                )
+    return about
+
+
+def as_plain(view: TableView, cells: "Cells") -> dict[str, Any]:
+    """For programs: per cent, null where there is nothing."""
+    return {
+        "table": view.name,
+        "title": view.title,
+        "label": view.label,
+        "columns": [f"{group} {name}".strip() for group, name in view.columns],
+        "rows": [
+            {
+                "row": list(row.cells),
+                "model": row.model,
+                "ours": [ours(row, entry, cells) for entry in row.entries],
+                "paper": [entry.printed for entry in row.entries],
+                "missing": [why_not(row, entry, cells) or None for entry in row.entries],
+            }
+            for row in view.rows
+        ],
+        "notes": list(view.notes),
+    }
+
+
+def as_markdown(view: TableView, cells: "Cells") -> list[str]:
+    """The table, how it is read, and what is missing."""
+    head = [*view.heads, *(f"{group} {name}".strip() for group, name in view.columns)]
+    rows = [[*row.cells, *(shown(row, entry, cells, view.paper) for entry in row.entries)] for row in view.rows]
+    parts = [f"## {view.title} ({view.label})", table(head, rows), _legend(view)]
+    parts += ["\n".join(f"- {note}" for note in view.notes)] if view.notes else []
+    if reasons := missing(view, cells):
+        lines = (f"- {reason} ({_few(about)})" for reason, about in reasons.items())
+        parts += ["### Missing", "\n".join(lines)]
+    return parts
+
+
+def _legend(view: TableView) -> str:
+    return "Ours in per cent" + (", with the paper's number of this table in brackets." if view.paper else ".")
+
+
+def shown(row: ViewRow, entry: Entry, cells: "Cells", paper: bool) -> str:
+    """Our score, or a dash, and where it is asked for the paper's in brackets."""
+    found = ours(row, entry, cells)
+    own = _NOTHING if found is None else f"{found:.1f}"
+    return own if not paper or entry.printed is None else f"{own} ({entry.printed:.1f})"
+
+
+def _few(about: list[str], most: int = 4) -> str:
+    return "; ".join(about[:most]) + (f" and {len(about) - most} more cells" if len(about) > most else "")
+
+
+def as_html(view: TableView, cells: "Cells") -> Iterator[str]:
+    """The same for the page; everything is escaped."""
+    yield f'<h2>{escape(view.title)} <span class="soft">{escape(view.label)}</span></h2>'
+    yield f'<p class="soft">{escape(_legend(view).replace("in brackets", "below"))}</p>'
+    heads = "".join(f"<th>{escape(head)}</th>" for head in view.heads)
+    names = "".join(
+        f'<th class="number">{f"<span class=soft>{escape(group)}</span><br>" if group else ""}{escape(name)}</th>'
+        for group, name in view.columns
+    )
+    body = "\n".join(_row(row, view, cells) for row in view.rows)
+    yield f'<div class="box" tabindex="0"><table><thead><tr>{heads}{names}</tr></thead>'
+    yield f"<tbody>{body}</tbody></table></div>"
+    yield "".join(f'<p class="soft">{escape(note)}</p>' for note in view.notes)
+    if reasons := missing(view, cells):
+        lines = "".join(
+            f'<li>{escape(reason)}<br><span class="soft">{escape(_few(about))}</span></li>'
+            for reason, about in reasons.items()
+        )
+        yield f"<h3>Missing</h3><ul>{lines}</ul>"
+
+
+def _row(row: ViewRow, view: TableView, cells: "Cells") -> str:
+    texts = "".join(f"<td>{escape(text)}</td>" for text in row.cells)
+    return f"<tr>{texts}{''.join(_number(row, entry, view, cells) for entry in row.entries)}</tr>"
+
+
+def _number(row: ViewRow, entry: Entry, view: TableView, cells: "Cells") -> str:
+    found = ours(row, entry, cells)
+    reason = why_not(row, entry, cells)
+    own = f"{found:.1f}" if found is not None else f'<span title="{escape(reason)}">{_NOTHING}</span>'
+    printed = f'<br><span class="soft">{entry.printed:.1f}</span>' if view.paper and entry.printed is not None else ""
+    return f'<td class="number">{own}{printed}</td>'

@@ -1,0 +1,17 @@
+"""What people look at: pictures, pages, doctor, watch, explorer.
+
+`capi.report(run)` writes the report of a run. Importing this package would hide that function, so it can be called too.
+"""
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class _Callable(ModuleType):
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return importlib.import_module("capi.api").report(*arguments, **options)
+
+
+sys.modules[__name__].__class__ = _Callable

@@ -1,0 +1,196 @@
+"""A comparison on disk: comparison.json and .csv for programs, .md and .html for people.
+
+All four are written anew after every cell, so that a look during the comparison shows what is there.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from capi.evals.comparison_cells import Cell, Column, Comparison, Remark, shareable, short_names
+from capi.evals.results import percent, table
+from capi.evals.table_view import NOT_IN_TABLE
+from capi.evals.table_view import as_markdown as table_markdown
+from capi.evals.table_view import as_plain as plain_table
+from capi.report.comparison.html import as_html
+from capi.runtime.atomic import atomic_write
+from capi.runtime.privacy import hide_paths
+from capi.zoo.run_folder import versions
+
+NAME = "comparison"
+FORMAT_VERSION = 1
+CSV_HEAD = ("model", "benchmark", "score", "value", "seconds", "chosen", "status", "reason", "licence", "image_size")
+
+
+def write_pages(comparison: Comparison) -> None:
+    """Each file is the old one or the new one, never a part."""
+    comparison = shareable(comparison)
+    pages = {"json": as_json(comparison), "csv": as_csv(comparison), "md": as_markdown(comparison)}
+    for ending, text in (pages | {"html": as_html(comparison, facts(comparison))}).items():
+        atomic_write(comparison.out / f"{NAME}.{ending}", text)
+
+
+def as_json(comparison: Comparison) -> str:
+    """Everything but the grids, which lie in the folders of the cells."""
+    tree = {
+        "version": FORMAT_VERSION,
+        "models": list(comparison.models),
+        "benchmarks": {column.name: hide_paths(column.config.model_dump(mode="json")) for column in comparison.columns},
+        "weights": comparison.weights,
+        "never_kept": comparison.unrecognised,
+        "licences": {model: comparison.licence(model) for model in comparison.models},
+        "table": None if comparison.table is None else plain_table(comparison.table, comparison.cells),
+        "cells": [_as_plain(cell) for cell in comparison.in_order],
+        "versions": versions(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+
+
+def _as_plain(cell: Cell) -> dict[str, Any]:
+    record = {} if cell.record is None else {name: value for name, value in cell.record.items() if name != "grid"}
+    plain = {"model": cell.model, "benchmark": cell.benchmark, "status": cell.status, "folder": cell.folder}
+    return plain | {"kept": cell.kept, "reason": cell.reason or None, "results": record or None}
+
+
+def as_csv(comparison: Comparison) -> str:
+    """A row for each score of each cell; a cell without a score has a row that says why."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(CSV_HEAD)
+    for cell in comparison.in_order:
+        writer.writerows(_csv_rows(cell))
+    return text.getvalue()
+
+
+def _csv_rows(cell: Cell) -> Iterator[tuple[object, ...]]:
+    if cell.record is None:
+        yield cell.model, cell.benchmark, None, None, None, None, cell.status, cell.reason, None, None
+        return
+    chosen = json.dumps(cell.record["chosen"], ensure_ascii=False)
+    size = "x".join(map(str, cell.record["image_size"]))
+    end = (cell.record["seconds"], chosen, cell.status, cell.reason, cell.record.get("licence"), size)
+    for name, value in cell.record["scores"].items():
+        yield cell.model, cell.benchmark, name, value, *end
+
+
+def facts(comparison: Comparison) -> dict[str, str]:
+    """When, where and with what the cells were computed; a comparison may be put together over time."""
+    records = [cell.record for cell in comparison.done if cell.record is not None]
+    dates = sorted(record["date"] for record in records)
+    kept = sum(cell.kept for cell in comparison.done)
+    skipped = sum(cell.status == "skipped" and cell.reason != NOT_IN_TABLE for cell in comparison.in_order)
+    found = {
+        "cells": f"{len(records)} done ({kept} of them kept from before), {len(comparison.failed)} failed, "
+        f"{len(comparison.unfinished)} pending" + (f", {skipped} skipped" if skipped else ""),
+        "seconds": f"{sum(record['seconds'] for record in records):.1f}",
+        "evaluated": " to ".join(dict.fromkeys((*dates[:1], *dates[-1:]))),
+        "weights of runs": comparison.weights,
+        "device": _listed(record["device"] for record in records),
+        "capi": _listed(record["versions"]["capi"] for record in records),
+        "torch": _listed(record["versions"]["torch"] for record in records),
+        "python": _listed(record["versions"]["python"] for record in records),
+        "page written": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def _listed(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values)))
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """The table first, then what must be known to read it."""
+    names = {model: plain_text(name) for model, name in short_names(comparison.models).items()}
+    parts = ["# Comparison"]
+    if comparison.unfinished:
+        parts.append(f"{len(comparison.unfinished)} of {len(comparison.cells)} cells are still to come.")
+    if comparison.table is not None:
+        parts += [*table_markdown(comparison.table, comparison.cells), "## All cells"]
+    parts.append(_table_of_scores(comparison, names))
+    parts.append("\n".join(_footnotes(comparison)))
+    for kind, title in comparison.remark_titles.items():
+        parts += _remarks(comparison, kind, title, names)
+    parts += ["## Seconds", _table_of_seconds(comparison, names)]
+    parts += ["## Models", "\n".join(_model_lines(comparison, names))]
+    parts += ["## Facts", table(("what", "value"), list(facts(comparison).items()))]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def plain_text(text: str) -> str:
+    """Text that Markdown shows as it is, and in which no HTML is run."""
+    escaped = re.sub(r"([\\`*\[\]])", r"\\\1", " ".join(text.split()))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _head(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
+    titles = [(plain_text(column.name), plain_text(comparison.score_name(column.name))) for column in columns]
+    return ["model", "image size", *(f"{name} ({score})" if score else name for name, score in titles)]
+
+
+def _table_of_scores(comparison: Comparison, names: dict[str, str]) -> str:
+    numbers = {
+        (cell.model, cell.benchmark): number for number, cells in enumerate(comparison.failures, 1) for cell in cells
+    }
+    best = {column.name: comparison.best(column.name) for column in comparison.columns}
+
+    def shown(cell: Cell) -> str:
+        if cell.status == "failed":
+            return f"failed[^{numbers[cell.model, cell.benchmark]}]"
+        if cell.status != "done":
+            return cell.status
+        return f"**{percent(cell.value)}**" if cell.model in best[cell.benchmark] else percent(cell.value)
+
+    rows = [
+        [
+            names[model],
+            comparison.image_size(model),
+            *(shown(comparison.cells[model, column.name]) for column in comparison.columns),
+        ]
+        for model in comparison.models
+    ]
+    return table(_head(comparison, comparison.columns), rows)
+
+
+def _footnotes(comparison: Comparison) -> Iterator[str]:
+    for number, cells in enumerate(comparison.failures, 1):
+        where = ", ".join(cell.benchmark for cell in cells)
+        yield f"[^{number}]: {plain_text(cells[0].model)} on {plain_text(where)}: {plain_text(cells[0].reason)}"
+
+
+def _remarks(comparison: Comparison, kind: Remark, title: str, names: dict[str, str]) -> list[str]:
+    parts = []
+    for column in comparison.columns:
+        if remarks := comparison.remarks(column.name, kind):
+            lines = (_remark(text, [names[model] for model in about]) for text, about in remarks.items())
+            parts += [f"### {plain_text(column.name)}", "\n".join(lines)]
+    return [f"## {title}", *parts] if parts else []
+
+
+def _remark(text: str, about: Sequence[str]) -> str:
+    return f"- {plain_text(text)}" + (f" ({', '.join(about)})" if about else "")
+
+
+def _table_of_seconds(comparison: Comparison, names: dict[str, str]) -> str:
+    def shown(cell: Cell) -> str:
+        return "-" if cell.record is None else f"{cell.record['seconds']:.1f}" + (" (kept)" if cell.kept else "")
+
+    head = ["model", *(plain_text(column.name) for column in comparison.columns)]
+    cells = comparison.cells
+    rows = [
+        [names[model], *(shown(cells[model, column.name]) for column in comparison.columns)]
+        for model in comparison.models
+    ]
+    return table(head, rows)
+
+
+def _model_lines(comparison: Comparison, names: dict[str, str]) -> Iterator[str]:
+    for model in comparison.models:
+        whole = plain_text(model)
+        line = f"- {names[model]}" + (f": {whole}" if whole != names[model] else "")
+        line += "".join(f"; {note}" for note in comparison.model_notes(model))
+        yield line

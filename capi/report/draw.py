@@ -1,0 +1,303 @@
+"""What frozen features look like: PCA, components, clusters and atoms of images by several models, at several sizes.
+
+Written are a PNG for each image and kind, a sheet for each kind, and a page that shows all. Any number of images needs
+the memory of a few: one pass sums up all patches where pictures are to be comparable, another one draws.
+"""
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from capi.data.demo import demo_photos
+from capi.data.frame import image_size_of
+from capi.data.sources import Encoded, ImageSource
+from capi.errors import CapiError, nearest
+from capi.evals.comparison_cells import shared_names, short_names
+from capi.evals.features import Encoding
+from capi.evals.prediction import FAILED, find_images
+from capi.evals.results import make_folder
+from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, photos
+from capi.report.pictures.figures import DrawnModel, Photo, figure_of
+from capi.report.pictures.page import Figure, ImageCard, Section, as_page
+from capi.report.pictures.painters import PAINTERS, Drawn, Painter, PrototypeMaps
+from capi.report.pictures.pca import photos_of
+from capi.report.pictures.sheets import save_picture, tiled
+from capi.report.pictures.summary import PatchSummary
+from capi.runtime.atomic import atomic_open, atomic_write
+from capi.runtime.links import make_folder as make_folder_inside
+from capi.runtime.privacy import hide_paths_within
+from capi.train.checkpoint import Checkpoints
+from capi.train.run import run_config
+from capi.types import VisionEncoder
+from capi.zoo.checkpoint_files import StoredTensors
+from capi.zoo.run_folder import RunFolder
+
+KINDS = (*PAINTERS, "prototypes")
+DEFAULT_KINDS = ("pca", "components", "clusters")
+PAGE = "index.html"
+# Photos of the demo that stand in where no images are given, each of another category.
+_BUILT_IN = 6
+# Short sides of the pictures that are written, and how much there is on a sheet at most.
+_SIDE, _SMALL_SIDE = 256, 128
+_SHEET_IMAGES = 12
+
+
+@dataclass(frozen=True)
+class Pictured:
+    """What was written where, the page first; and why some images could not be drawn."""
+
+    folder: Path
+    files: list[Path]
+    failed: dict[str, str]
+
+    @property
+    def page(self) -> Path:
+        return self.folder / PAGE
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """The prototypes of a run, which an exported encoder does not have."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass
+class _Column:
+    """One model at one resolution, and what it drew of the images that are on the sheets."""
+
+    name: str
+    encoder: VisionEncoder
+    frame: PictureFrame
+    folder: str
+    painters: dict[str, Painter]
+    shown: dict[str, dict[int, list[Drawn]]] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.frame.side} px"
+
+    def drawn(self, kind: str) -> DrawnModel:
+        return DrawnModel(self.name, f"{self.frame.side} px", self.shown.get(kind, {}))
+
+
+def picture(
+    models: Mapping[str, VisionEncoder],
+    images: Sequence[Path],
+    out: Path,
+    *,
+    sizes: Sequence[int] = (),
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    joint: bool = False,
+    whole: bool = False,
+    encoding: Encoding | None = None,
+    prototypes: Mapping[str, Prototypes] | None = None,
+    overwrite: bool = False,
+) -> Pictured:
+    """Draw images (files and folders; none: six built-in photos) by all models at all sizes.
+
+    Without sizes each model has its own, of which the short side counts. `joint` fits components to all images
+    together, `whole` shows images in their own aspect instead of the square in their middle. The kind "prototypes"
+    draws the models that `prototypes` has an entry for.
+    """
+    encoding, prototypes = encoding or Encoding(), prototypes or {}
+    _check_request(models, sizes, kinds, prototypes)
+    source = find_images(images) if images else built_in_photos()
+    _check_place(out, overwrite)
+    columns = _columns(models, sizes, kinds, prototypes, joint=joint, whole=whole)
+    make_folder(out)
+    (out / FAILED).unlink(missing_ok=True)
+    job = _Job(source, out, encoding, columns, tuple(dict.fromkeys(kinds)))
+    job.draw_photos()
+    for column in columns:
+        job.draw_column(column)
+    return job.finish()
+
+
+def built_in_photos() -> Encoded:
+    """Some photos of the demo, which the recipe `demo` does not train on."""
+    try:
+        photos = demo_photos("val")
+    except CapiError as error:
+        raise CapiError(f"{error}, or give images") from error
+    firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))][:_BUILT_IN]
+    images = photos.images
+    return Encoded([images.names[number] for number in firsts], [images.contents[number] for number in firsts])
+
+
+def load_prototypes(run: Path) -> Prototypes:
+    """The prototypes of a run's newest checkpoint."""
+    folder = RunFolder(run)
+    config = run_config(folder)
+    if config.target.kind != "clustering":
+        raise CapiError(
+            f"{run} has no prototypes: it was trained with target.kind={config.target.kind}; choose other pictures"
+        )
+    steps = Checkpoints(folder.checkpoints).steps()
+    if not steps:
+        raise CapiError(f"{run} holds no checkpoint yet: wait for the first one, or train with --resume")
+    with torch.device("meta"):
+        wanted = {"clustering.prototypes": torch.empty(config.clustering.prototypes, config.model.width)}
+        if config.clustering.bias:
+            wanted["clustering.bias"] = torch.empty(config.clustering.prototypes)
+    taken = StoredTensors(Checkpoints(folder.checkpoints).path(steps[-1])).take(wanted)
+    return Prototypes(taken["clustering.prototypes"], taken.get("clustering.bias"))
+
+
+def _check_request(
+    models: Mapping[str, VisionEncoder],
+    sizes: Sequence[int],
+    kinds: Sequence[str],
+    prototypes: Mapping[str, Prototypes],
+) -> None:
+    if not models:
+        raise CapiError("there is no model to draw with: give at least one")
+    if min(sizes, default=1) < 1:
+        raise CapiError(f"sizes must be at least 1 pixel, but {list(sizes)} came: give such as 224")
+    if not kinds:
+        raise CapiError(f"there is nothing to draw: choose from {', '.join(KINDS)}")
+    for kind in kinds:
+        if kind not in KINDS:
+            raise CapiError(f'there is no picture "{kind}"{nearest(kind, KINDS)}: choose from {", ".join(KINDS)}')
+    if "prototypes" in kinds and not prototypes.keys() & models.keys():
+        raise CapiError("none of the models has prototypes to draw: give a run folder, or leave that kind out")
+    for name in prototypes.keys() & models.keys():
+        if prototypes[name].weight.shape[1] != models[name].width:
+            width = prototypes[name].weight.shape[1]
+            raise CapiError(
+                f"{name} has width {models[name].width}, but its prototypes {width}: they are of another model"
+            )
+
+
+def _check_place(out: Path, overwrite: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise CapiError(f"{out} is a file: --out takes the name of a folder")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise CapiError(f"{out} is not empty: choose another --out, or write into it with --overwrite")
+
+
+def _columns(
+    models: Mapping[str, VisionEncoder],
+    sizes: Sequence[int],
+    kinds: Sequence[str],
+    prototypes: Mapping[str, Prototypes],
+    *,
+    joint: bool,
+    whole: bool,
+) -> list[_Column]:
+    """Models from left to right, each at all its sizes; sizes that patches round to the same one count once."""
+    shared, columns = shared_names(list(models)), list[_Column]()
+    shortened = short_names(list(shared.values()))
+    names = {model: shortened[name] for model, name in shared.items()}
+    for number, (model, encoder) in enumerate(models.items()):
+        asked = sizes or [min(image_size_of(encoder))]
+        for side in dict.fromkeys(PictureFrame(size, encoder.patch_size).side for size in asked):
+            painters = {kind: PAINTERS[kind](joint) for kind in kinds if kind in PAINTERS}
+            if "prototypes" in kinds and model in prototypes:
+                painters["prototypes"] = PrototypeMaps(prototypes[model].weight, prototypes[model].bias)
+            folder = f"{number + 1}-{_plain(names[model])}-{side}"
+            columns.append(
+                _Column(names[model], encoder, PictureFrame(side, encoder.patch_size, whole), folder, painters)
+            )
+    return columns
+
+
+def _plain(name: str) -> str:
+    """A model's name as part of a folder's."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-60:] or "model"
+
+
+@dataclass
+class _Job:
+    """What is being drawn, and what of it is done."""
+
+    source: ImageSource
+    out: Path
+    encoding: Encoding
+    columns: list[_Column]
+    kinds: tuple[str, ...]
+    failed: dict[str, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    shown: dict[int, Photo] = field(default_factory=dict)
+    figures: dict[int, list[Figure]] = field(default_factory=dict)
+
+    def draw_photos(self) -> None:
+        """What the first model is shown of each image."""
+        first, workers = self.columns[0], self.encoding.workers
+        drawn = photos(self.source, first.frame, first.encoder, side=_SIDE, workers=workers, failed=self.failed)
+        for number, pixels in drawn:
+            photo = photos_of(pixels[None])[0]
+            self._save(photo, f"photos/{self.source.name(number)}.jpg", number, "photo")
+            if len(self.shown) < _SHEET_IMAGES:
+                self.shown[number] = Photo(self.source.name(number), photo)
+            self.encoding.progress("photos", number + 1, len(self.source))
+        if not self.figures:
+            name, reason = next(iter(self.failed.items()))
+            raise CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
+
+    def draw_column(self, column: _Column) -> None:
+        maps = FeatureMaps(column.encoder, self.source, column.frame, self.encoding, column.label, failed=self.failed)
+        together = [painter for painter in column.painters.values() if painter.together]
+        if together:
+            summary = PatchSummary()
+            for found in maps:
+                summary.add(found.feature_map.flatten(0, 1))
+            for painter in together if summary.seen else []:
+                painter.fit(summary)
+        for number, feature_map in maps:
+            for kind, painter in column.painters.items():
+                self._draw(column, kind, number, painter.draw(feature_map))
+
+    def _draw(self, column: _Column, kind: str, number: int, drawn: list[Drawn]) -> None:
+        caption = f"{column.painters[kind].title}: {column.label}"
+        many = len(drawn) > 1
+        tiles = tiled(drawn, _SMALL_SIDE if many else _SIDE)
+        self._save(tiles, f"{kind}/{column.folder}/{self._file(number)}", number, caption, wide=many)
+        if number in self.shown:
+            column.shown.setdefault(kind, {})[number] = drawn
+
+    def _file(self, number: int) -> str:
+        return f"{self.source.name(number)}.png"
+
+    def _save(self, image: Image.Image, name: str, number: int, caption: str, *, wide: bool = False) -> None:
+        self._write(image, name)
+        self.figures.setdefault(number, []).append(Figure(name, caption, wide))
+
+    def _write(self, image: Image.Image, name: str) -> None:
+        path = self.out / name
+        make_folder_inside(path.parent, inside=self.out)
+        # Squares of one colour become small at the quickest level already.
+        save_picture(image, path, compress_level=1)
+        self.files.append(path)
+
+    def finish(self) -> Pictured:
+        """The sheets, the page, and the list of what failed."""
+        sections = []
+        for kind in self.kinds:
+            columns = [column for column in self.columns if kind in column.painters]
+            painter = columns[0].painters[kind]
+            drawn = [column.drawn(kind) for column in columns]
+            self._write(figure_of(painter, self.shown, drawn, images=len(self.figures)), f"{kind}.png")
+            sections.append(Section(kind, painter.title, painter.explanation, f"{kind}.png"))
+        cards = [ImageCard(self.source.name(number), figures) for number, figures in sorted(self.figures.items())]
+        failed = {name: hide_paths_within(reason) for name, reason in self.failed.items()}
+        page = as_page(sections, cards, failed, self._facts())
+        atomic_write(self.out / PAGE, page)
+        if failed:
+            place = self.out / FAILED
+            with atomic_open(place, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+                csv.writer(file).writerows([("file", "reason"), *failed.items()])
+        return Pictured(self.out, [self.out / PAGE, *self.files], self.failed)
+
+    def _facts(self) -> list[str]:
+        models = ", ".join(dict.fromkeys(column.name for column in self.columns))
+        sides = ", ".join(str(side) for side in sorted({column.frame.side for column in self.columns}))
+        aspect = "in their own aspect" if self.columns[0].frame.whole else "the square in their middle"
+        return [f"{models} · {len(self.figures)} images, {aspect} · short side of {sides} px"]

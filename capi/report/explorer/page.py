@@ -1,0 +1,218 @@
+"""The explorer as a page in the browser, on this machine alone: pick an image, click a patch, hide a region.
+
+Only this module knows gradio, and imports it when it is needed. The page fetches nothing from elsewhere; uploads and
+pictures lie in a temporary folder that is removed at the end. What goes wrong with an image is told on the page.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from capi.errors import CapiError
+from capi.method.masking import MaskSampler
+from capi.report.draw import Prototypes
+from capi.report.explorer.html import STYLE
+from capi.report.explorer.layout import ExplorerLayout
+from capi.report.explorer.session import Explorer
+from capi.report.pictures.predictions import STUDENT_TEMPERATURE
+from capi.runtime.hosts import is_loopback
+from capi.types import VisionEncoder
+
+Result = TypeVar("Result")
+HOST = "127.0.0.1"
+MAX_UPLOAD = "32mb"
+MAX_SESSIONS = 16
+USUAL_PORT = 7860
+
+
+def explore(
+    model_name: str,
+    encoder: VisionEncoder,
+    images: Sequence[Path],
+    *,
+    prototypes: Prototypes | None,
+    size: int | None = None,
+    host: str = HOST,
+    port: int | None = None,
+    open_browser: bool = False,
+    announce: Callable[[str], None],
+    temperature: float = STUDENT_TEMPERATURE,
+    masks: MaskSampler | None = None,
+) -> None:
+    """Serve the explorer until Ctrl-C. Without images there are six photos of the demo."""
+    explorer = Explorer(encoder, images, prototypes=prototypes, size=size, temperature=temperature, masks=masks)
+    if not is_loopback(host):
+        announce(f"everyone who reaches {host} can use this page: bind to {HOST} to keep it to yourself")
+    with serving(explorer, model_name, host=host, port=port, open_browser=open_browser) as address:
+        announce(f"exploring {model_name} at {address} (Ctrl-C ends it)")
+        _wait()
+    announce("the explorer has ended")
+
+
+def _wait() -> None:
+    """Until Ctrl-C, or until the process is told to end: the temporary folder is removed in both cases."""
+    ended = threading.Event()
+    # Only the first thread of a process hears of signals.
+    hears = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, lambda *_: ended.set()) if hears else None
+    try:
+        # In small steps, since not every system wakes a thread that waits.
+        while not ended.wait(1.0):
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        if hears:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def serving(
+    explorer: Explorer,
+    model_name: str,
+    *,
+    host: str = HOST,
+    port: int | None = None,
+    open_browser: bool = False,
+) -> Iterator[str]:
+    """The page as long as the block lasts; gives its address."""
+    chosen = free_port(host) if port is None else _tried(host, port)
+    with _own_settings():
+        page = build_page(explorer, model_name)
+        try:
+            address = _in_loop(lambda: _launched(page, host, chosen, open_browser))
+            threading.Thread(target=explorer.collect, daemon=True).start()
+            yield address
+        finally:
+            page.close(verbose=False)
+
+
+def build_page(explorer: Explorer, model_name: str) -> Any:
+    """The gradio page, not yet served."""
+    gradio = _gradio()
+    return _in_loop(lambda: ExplorerLayout(gradio, explorer, model_name)).page
+
+
+def free_port(host: str = HOST) -> int:
+    """The usual port of such pages, or any that is free."""
+    try:
+        return _tried(host, USUAL_PORT)
+    except CapiError:
+        return _tried(host, 0)
+
+
+def _tried(host: str, port: int) -> int:
+    """The port if it can be used, which gradio would not tell from other errors; for 0 one that is free."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        # As the server does it: what a page before this one has just left can be used again.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise CapiError(f"no page can be served at {host}, port {port} ({reason}): choose another") from error
+        found: int = listener.getsockname()[1]
+        return found
+
+
+def _launched(page: Any, host: str, port: int, open_browser: bool) -> str:
+    page.queue(api_open=False).launch(
+        server_name=host,
+        server_port=port,
+        inbrowser=open_browser,
+        share=False,
+        quiet=True,
+        prevent_thread_lock=True,
+        show_error=False,
+        footer_links=[],
+        run_history=False,
+        ssr_mode=False,
+        mcp_server=False,
+        pwa=False,
+        enable_monitoring=False,
+        allowed_paths=[],
+        max_file_size=MAX_UPLOAD,
+        state_session_capacity=MAX_SESSIONS,
+        # No pages that describe the interface.
+        app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None, "middleware": _guards(host)},
+        theme=_theme(),
+        css=STYLE,
+    )
+    address: str = page.local_url
+    return address
+
+
+def _guards(host: str) -> list[Any]:
+    """On this machine alone, requests under a foreign name are refused: a page from elsewhere may have made them."""
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
+
+    # The library cuts names at the first colon, which an address of IPv6 does not survive.
+    if not is_loopback(host) or ":" in host:
+        return []
+    return [Middleware(TrustedHostMiddleware, allowed_hosts=[*{HOST, "localhost", host}], www_redirect=False)]
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """A temporary folder for uploads and pictures, nothing that calls home, and no paths that others allowed."""
+    with tempfile.TemporaryDirectory(prefix="capi-explore-", ignore_cleanup_errors=True) as folder:
+        wanted = {
+            "GRADIO_TEMP_DIR": folder,
+            "GRADIO_ANALYTICS_ENABLED": "False",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "GRADIO_ALLOWED_PATHS": "",
+            "GRADIO_SHARE": "False",
+            "GRADIO_RUN_HISTORY": "False",
+        }
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _gradio() -> Any:
+    # Before gradio is imported, which looks at it.
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+    try:
+        with warnings.catch_warnings():
+            # What gradio's own libraries say about each other is nothing that a user could change.
+            warnings.simplefilter("ignore")
+            import gradio
+    except ImportError as error:
+        raise CapiError("the explorer needs gradio: pip install 'capi[explore]'") from error
+    return gradio
+
+
+def _theme() -> Any:
+    gradio = _gradio()
+    return gradio.themes.Default(
+        primary_hue="blue", font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+    )
+
+
+def _in_loop(action: Callable[[], Result]) -> Result:
+    """Do something within an event loop: where none runs, gradio opens one for each of its locks and closes none."""
+
+    async def done() -> Result:
+        return action()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(done())
+    return action()

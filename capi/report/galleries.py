@@ -1,0 +1,125 @@
+"""The prototype gallery of a run: what each of some prototypes stands for, as strips of patches that belong to it.
+
+RUN/pictures/prototypes/index.json     how many images, a note, and number, share and file of each prototype shown
+RUN/pictures/prototypes/00012.png      the patches that belong to prototype 12 most, in context, the best one first
+"""
+
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+
+from capi.data.recorded import SAMPLE, spaced
+from capi.data.sources import ImageSource
+from capi.errors import CapiError
+from capi.evals.features import Encoding
+from capi.evals.limits import PartOfImages
+from capi.report.draw import Prototypes, load_prototypes
+from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, SizedImages
+from capi.report.pictures.gallery import FROM_ONE_IMAGE, PrototypeIndex, member_crops, spread_over_use, strip
+from capi.report.snapshots import photo_of, run_frame
+from capi.runtime.atomic import atomic_folder
+from capi.train.run import run_config
+from capi.types import VisionEncoder, statistics_of
+from capi.zoo.run_folder import RunFolder
+from capi.zoo.weights import load_run
+
+FOLDER, INDEX = "prototypes", "index.json"
+# Patches of a strip at most, and their side in pixels.
+PATCHES, SIDE = 8, 64
+
+
+def write_gallery(
+    run: Path, source: ImageSource, *, images: int = SAMPLE, prototypes: int = 24, encoding: Encoding | None = None
+) -> Path:
+    """Find and draw the patches of a run's prototypes among at most so many of its images; returns the folder.
+
+    `encoding` says how the encoder is run; its size is not used, since pictures have the run's own.
+    """
+    encoding = encoding or Encoding()
+    folder, encoder = RunFolder(run), load_run(run).to(encoding.device)
+    known = load_prototypes(run)
+    frame = run_frame(run_config(folder).data.height_and_width, encoder.patch_size)
+    some = PartOfImages(source, torch.tensor(spaced(len(source), images), dtype=torch.int64))
+    failed: dict[str, str] = {}
+    index = index_images(encoder, known, some, frame, encoding, best=PATCHES, failed=failed)
+    shown = spread_over_use(index.shares, prototypes)
+    seen = SizedImages(some, frame, len(statistics_of(encoder).mean))
+    photos = _photos(seen, encoding, total=len({place.image for one in shown for place in index.members(one)}))
+    crops = member_crops(index, shown, photos, frame.grid, patches=PATCHES, side=SIDE)
+    facts = _facts(index, shown, frame.grid, readable=len(some) - len(failed), failed=len(failed))
+    place = folder.pictures / FOLDER
+    try:
+        with atomic_folder(place) as made:
+            for number in shown:
+                strip(crops[number], side=SIDE).save(made / _file(number), format="PNG")
+            (made / INDEX).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    except OSError as error:
+        raise CapiError(f"{place} cannot be written ({error.strerror or error})") from error
+    return place
+
+
+def index_images(
+    encoder: VisionEncoder,
+    prototypes: Prototypes,
+    source: ImageSource,
+    frame: PictureFrame,
+    encoding: Encoding,
+    *,
+    best: int = 16,
+    failed: dict[str, str] | None = None,
+) -> PrototypeIndex:
+    """The best patches of each prototype among all images of a source; `failed` is told which cannot be read, and why.
+
+    The encoder is on the device that `encoding` names.
+    """
+    failed = {} if failed is None else failed
+    device = encoding.device
+    bias = None if prototypes.bias is None else prototypes.bias.to(device)
+    index = PrototypeIndex(prototypes.weight.to(device), bias, best)
+    # Each map is looked at once, so none is kept.
+    for number, feature_map in FeatureMaps(encoder, source, frame, encoding, "prototypes", 0, failed):
+        index.add(number, feature_map)
+    if not index.seen:
+        name, reason = next(iter(failed.items()), ("none", "there are none"))
+        raise CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
+    return index
+
+
+def _photos(images: SizedImages, encoding: Encoding, total: int) -> Callable[[int], Image.Image]:
+    """Photos by number, as large as the strips show them; how many there were is told."""
+    height, width = images.frame.size((1, 1))
+    patches = min(height, width) // images.frame.patch_size
+    done = itertools.count(1)
+
+    def read(number: int) -> Image.Image:
+        photo = photo_of(images, number, round(patches * SIDE / 3))
+        encoding.progress("photos", next(done), total)
+        return photo
+
+    return read
+
+
+def _facts(
+    index: PrototypeIndex, shown: Sequence[int], grid: tuple[int, int], *, readable: int, failed: int
+) -> dict[str, Any]:
+    """What the index file holds."""
+    shares = index.shares.tolist()
+    used = sum(share > 0 for share in shares)
+    left_out = f" {failed} more could not be read." if failed else ""
+    note = (
+        f"Of {len(shares)} prototypes, {used} are the nearest one of any patch of {readable} images, each of "
+        f"{grid[0]} x {grid[1]} patches.{left_out} Shown are {len(shown)} of them, spread evenly from the most to the "
+        "least used: the patches that are closest to each, outlined, with what is around them; at most "
+        f"{FROM_ONE_IMAGE} patches of one image."
+    )
+    listed = [{"number": number, "share": shares[number], "file": _file(number)} for number in shown]
+    return {"images": readable, "note": note, "prototypes": listed}
+
+
+def _file(number: int) -> str:
+    return f"{number:05d}.png"

@@ -1,0 +1,126 @@
+"""What a report is made of: one run as plain data, gathered elsewhere, so that drawing needs no files."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from capi.method.targets import LossLabel
+from capi.report.pictures.sheets import printable
+from capi.train.health import Finding
+
+StateKind = Literal["running", "finished", "stopped", "unknown"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One metric of a run, in the order of its steps; a value is NaN where there was no number."""
+
+    steps: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+    @property
+    def last(self) -> float | None:
+        """The newest value; None where there is none at all."""
+        return float(self.values[-1]) if len(self.values) else None
+
+
+@dataclass(frozen=True)
+class RunState:
+    """Where a run stands. `step` is None before the first metrics, `total` where the config cannot be read."""
+
+    kind: StateKind
+    step: int | None
+    total: int | None
+
+    @property
+    def mark(self) -> str:
+        """One word, and a sign that needs no colour."""
+        signs = {"running": "▶", "finished": "✓", "stopped": "■", "unknown": "?"}
+        return f"{signs[self.kind]} {'unclear' if self.kind == 'unknown' else self.kind}"
+
+    @property
+    def sentence(self) -> str:
+        if self.step is None:
+            return {
+                "running": "The run is going on and has not written metrics yet.",
+                "unknown": "There are no metrics yet.",
+            }.get(self.kind, "There are no metrics: the run ended before it wrote any.")
+        of_total = f"{self.step:,}" + (f" of {self.total:,}" if self.total else "")
+        return {
+            "running": f"The run is going on, at step {of_total}.",
+            "finished": f"The run has finished all {self.step:,} steps.",
+            "stopped": f"The run stopped at step {of_total}. The command that started it goes on with --resume.",
+            "unknown": f"The run has reached step {of_total}; whether it goes on cannot be told on this system.",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that the page carries inside itself."""
+
+    address: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Emergence:
+    """A fixed image, and what the encoder made of it at a growing number of steps."""
+
+    number: int
+    photo: Picture | None
+    pictures: Sequence[tuple[int, Picture]]
+
+
+@dataclass(frozen=True)
+class PrototypeStrip:
+    """The patches that belong most to a prototype, and the share of all patches that are nearest to it."""
+
+    number: int
+    share: float | None
+    strip: Picture
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """Everything that the report of a run shows."""
+
+    name: str
+    state: RunState
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    findings: Sequence[Finding] = ()
+    rung: Sequence[tuple[int, Finding]] = ()
+    notes: Sequence[str] = ()
+    emergence: Sequence[Emergence] = ()
+    emergence_note: str = ""
+    prototypes: Sequence[PrototypeStrip] = ()
+    prototypes_note: str = ""
+    cost: Sequence[tuple[str, str]] = ()
+    assumptions: Sequence[str] = ()
+    loss: LossLabel | None = None
+    """What the student's loss is; None where neither run.json nor the config says it."""
+    config: str = ""
+    provenance: Sequence[tuple[str, str]] = ()
+
+    @property
+    def alarms(self) -> list[Finding]:
+        """Those that ring now."""
+        return [finding for finding in self.findings if finding.state == "alarm"]
+
+
+def text(value: Any) -> str:
+    """Anything from outside, so that it can only be text in a page."""
+    return escape(printable(str(value)))
+
+
+def number(value: float | None) -> str:
+    """A value for people, with the digits that matter."""
+    if value is None:
+        return "not measured"
+    if not np.isfinite(value):
+        return "no number"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

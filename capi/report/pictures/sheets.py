@@ -1,0 +1,174 @@
+"""Many pictures on one sheet: rows and columns with titles, every picture in its own aspect, patches as squares."""
+
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw
+
+from capi.report.pictures.painters import Drawn, Legend
+from capi.report.pictures.text import font
+from capi.runtime.atomic import atomic_open
+
+_MARGIN, _GAP, _LINE = 14, 8, 17
+_INK, _FAINT, _PAPER, _EMPTY = "#1c2430", "#5c6675", "white", "#eceff3"
+_LABEL = 24
+# Larger, since tiles are made smaller on a phone.
+_TILE_FONT, _TILE_LINE = 15, 20
+_BAR = (160, 12)
+_NARROWEST = 420
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a sheet: what it is, and its pictures; None where one is missing."""
+
+    label: str
+    cells: Sequence[Drawn | None]
+
+
+def save_picture(picture: Image.Image, path: Path, *, compress_level: int = 6) -> None:
+    """Write a PNG, or a JPEG where the name asks for one; the file is as before or complete."""
+    # There may be many thousands, each of which can be drawn again: no flush to the disk for each.
+    with atomic_open(path, sync=False) as file:
+        if path.suffix.lower() in {".jpg", ".jpeg"}:
+            picture.save(file, format="JPEG", quality=90)
+        else:
+            picture.save(file, format="PNG", compress_level=compress_level)
+
+
+def enlarged(picture: Image.Image, side: int) -> Image.Image:
+    """Each pixel as a square of whole pixels, so that the short side comes close to `side`."""
+    factor = max(round(side / min(picture.size)), 1)
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+
+
+def contained(picture: Image.Image, side: int) -> Image.Image:
+    """As large as fits into a square, in its own aspect. What is small is enlarged without blurring."""
+    scale = side / max(picture.size)
+    size = max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)
+    method = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
+    return picture.convert("RGB").resize(size, method)
+
+
+def tiled(drawn: Sequence[Drawn], side: int, per_row: int = 4) -> Image.Image:
+    """The pictures of one image, each under its title; a single one without a title is just enlarged."""
+    if len(drawn) == 1 and not drawn[0].title:
+        return enlarged(drawn[0].picture, side)
+    pictures = [enlarged(one.picture, side) for one in drawn]
+    width, height = pictures[0].width + _GAP, pictures[0].height + _GAP + _TILE_LINE
+    columns, rows = min(per_row, len(drawn)), math.ceil(len(drawn) / per_row)
+    sheet = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (one, picture) in enumerate(zip(drawn, pictures, strict=True)):
+        left, top = _GAP + number % per_row * width, _GAP + number // per_row * height
+        text = fitting(f"{one.title} · {one.caption}" if one.caption else one.title, picture.width, _TILE_FONT)
+        draw.text((left, top), text, fill=_INK, font=font(_TILE_FONT))
+        sheet.paste(picture, (left, top + _TILE_LINE))
+    return sheet
+
+
+def sheet_of(
+    title: str,
+    notes: Sequence[str],
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    *,
+    side: int = 168,
+    legend: Legend | None = None,
+) -> Image.Image:
+    """A title, what there is to know, and a table of pictures."""
+    width = max(2 * _MARGIN + len(columns) * (side + _GAP) - _GAP, _NARROWEST)
+    head = _head(title, notes, width, legend)
+    heads = [column.split("\n") for column in columns]
+    top = head.height + _LINE * max((len(lines) for lines in heads), default=1) + 4
+    heights = [_height(row, side) + _GAP for row in rows]
+    sheet = Image.new("RGB", (width, top + sum(heights) + _MARGIN - _GAP), _PAPER)
+    sheet.paste(head, (0, 0))
+    draw = ImageDraw.Draw(sheet)
+    for number, lines in enumerate(heads):
+        _write(draw, (_MARGIN + number * (side + _GAP), head.height), lines, side)
+    for row, height in zip(rows, heights, strict=True):
+        _draw_row(sheet, draw, row, top, side)
+        top += height
+    return sheet
+
+
+def _height(row: Row, side: int) -> int:
+    """What the label of a row and its tallest picture need."""
+    pictures = [
+        side if cell is None else contained(cell.picture, side).height + _LINE * bool(cell.caption)
+        for cell in row.cells
+    ]
+    return _LABEL + max(pictures)
+
+
+def _draw_row(sheet: Image.Image, draw: Any, row: Row, top: int, side: int) -> None:
+    """The label stands above the pictures: names are long, and narrow screens have no room beside them."""
+    draw.text((_MARGIN, top + 4), fitting(row.label, sheet.width - 2 * _MARGIN), fill=_INK, font=font())
+    top += _LABEL
+    for number, cell in enumerate(row.cells):
+        across = _MARGIN + number * (side + _GAP)
+        if cell is None:
+            draw.rectangle((across, top, across + side - 1, top + side - 1), fill=_EMPTY)
+            draw.text((across + side / 2, top + side / 2), "cannot be read", fill=_FAINT, font=font(), anchor="mm")
+            continue
+        picture = contained(cell.picture, side)
+        sheet.paste(picture, (across + (side - picture.width) // 2, top))
+        if cell.caption:
+            middle = across + side / 2, top + picture.height + 2
+            draw.text(middle, fitting(cell.caption, side), fill=_FAINT, font=font(), anchor="ma")
+
+
+def _head(title: str, notes: Sequence[str], width: int, legend: Legend | None) -> Image.Image:
+    """The lines above the table, broken to its width."""
+    letters = max(int((width - 2 * _MARGIN) / font().getlength("n")), 20)
+    lines = [line for note in notes for line in textwrap.wrap(note, letters)]
+    bar = None if legend is None else _bar(legend, width)
+    height = _MARGIN + 26 + _LINE * len(lines) + (0 if bar is None else bar.height + 4) + 8
+    head = Image.new("RGB", (width, height), _PAPER)
+    draw = ImageDraw.Draw(head)
+    draw.text((_MARGIN, _MARGIN), fitting(title, width - 2 * _MARGIN, 17), fill=_INK, font=font(17))
+    for number, line in enumerate(lines):
+        draw.text((_MARGIN, _MARGIN + 26 + number * _LINE), line, fill=_FAINT, font=font())
+    if bar is not None:
+        head.paste(bar, (0, _MARGIN + 26 + len(lines) * _LINE + 4))
+    return head
+
+
+def _bar(legend: Legend, width: int) -> Image.Image:
+    """A range of colours, or one after the other, between what its ends mean."""
+    sheet = Image.new("RGB", (width, _LINE), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    draw.text((_MARGIN, 0), legend.low, fill=_FAINT, font=font())
+    start = _MARGIN + math.ceil(font().getlength(legend.low)) + 6
+    sheet.paste(legend.bar.resize(_BAR, Image.Resampling.NEAREST), (start, 2))
+    draw.text((start + _BAR[0] + 6, 0), legend.high, fill=_FAINT, font=font())
+    return sheet
+
+
+def _write(draw: Any, corner: tuple[int, int], lines: Sequence[str], width: int) -> None:
+    for number, line in enumerate(lines):
+        fill = _INK if number == 0 else _FAINT
+        draw.text((corner[0], corner[1] + number * _LINE), fitting(line, width), fill=fill, font=font())
+
+
+def fitting(text: str, width: int, size: int = 12) -> str:
+    """As much of both ends of a text as fits into so many pixels; the end of a name tells more than its beginning."""
+    writing, clean = font(size), printable(text)
+    if writing.getlength(clean) <= width:
+        return clean
+    for kept in range(len(clean) - 1, 0, -1):
+        tail = (kept + 1) // 2
+        short = f"{clean[: kept - tail]}…{clean[len(clean) - tail :]}"
+        if writing.getlength(short) <= width:
+            return short
+    return "…"
+
+
+def printable(text: str) -> str:
+    """A file's name may hold bytes that are no text, and line breaks."""
+    return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())

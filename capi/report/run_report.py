@@ -1,0 +1,282 @@
+"""A run folder gathered into a report, and the report written beside the run."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from capi.errors import CapiError
+from capi.method.targets import LossLabel
+from capi.report.costs import Cost, cost_of, require_costs, seconds_of_starts
+from capi.report.metrics_reader import MetricsReader
+from capi.report.pages.data import Column, PrototypeStrip, RunReport, RunState
+from capi.report.pages.run import page, run_pieces
+from capi.report.picture_files import read_emergence, read_prototypes
+from capi.runtime.atomic import atomic_write
+from capi.runtime.liveness import is_being_trained
+from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
+from capi.train.build import loss_label
+from capi.train.health import Finding, Rule, RunFacts, Watchman
+from capi.train.metrics import FILE
+from capi.train.run import run_config, run_facts
+from capi.zoo.run_folder import CONFIG, RECORD, RunFolder
+
+REPORT = "report.html"
+_STARTS_SHOWN = 20
+# Without a config nobody knows the ranges; the watchman then only looks on.
+_NO_FACTS = RunFacts(prototypes=1, width=1, total_steps=0)
+_LONGEST_LABEL = 60
+_LOST = "The run is lost from here on: go back to an earlier checkpoint, with a lower optimization.learning_rate."
+
+
+def write_report(
+    run: Path,
+    out: Path | None = None,
+    *,
+    watts: float | None = None,
+    carbon: float | None = None,
+    missing: str = "",
+) -> Path:
+    """Write the report of a run, as RUN/report.html or to `out`, and say where it is.
+
+    `missing` says why there are no pictures of prototypes.
+    """
+    run_report = gather(run, watts=watts, carbon=carbon)
+    if missing and not run_report.prototypes:
+        note = f'The prototypes are not drawn: {missing}. "capi explore RUN" shows them for any folder of images.'
+        run_report = replace(run_report, prototypes_note=note)
+    written = page(run_pieces(run_report))
+    target = run / REPORT if out is None else out / REPORT if out.is_dir() else out
+    try:
+        atomic_write(target, written)
+    except OSError as error:
+        raise CapiError(f"{target} cannot be written ({error.strerror}): give --out another place") from error
+    return target
+
+
+def gather(run: Path, *, watts: float | None = None, carbon: float | None = None) -> RunReport:
+    """Everything there is to show of a run."""
+    return FollowedRun(run, watts=watts, carbon=carbon).read()
+
+
+class FollowedRun:
+    """A run that is read again and again; metrics are read on from where the last reading ended."""
+
+    def __init__(
+        self, run: Path, *, name: str | None = None, watts: float | None = None, carbon: float | None = None
+    ) -> None:
+        require_costs(watts, carbon)
+        self.folder, self.name = RunFolder(run), name or run.resolve().name
+        self.watts, self.carbon = watts, carbon
+        with self._told():
+            self.folder.config_text()
+            self.folder.record(also_newer=True)
+            self._begin()
+
+    def stamp(self) -> tuple[Any, ...]:
+        """Changes when anything changes that the report shows."""
+        pictures = self.folder.pictures
+        watched = (FILE, RECORD, CONFIG)
+        return (
+            *(_file_stamp(self.folder.path / name) for name in watched),
+            *(_file_stamp(pictures / name) for name in ("snapshots", "prototypes", "prototypes/index.json")),
+            is_being_trained(self.folder.path),
+        )
+
+    def read(self) -> RunReport:
+        """The report as things stand."""
+        with self._told():
+            return self._read()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Files that cannot be read are an error that a person can act on."""
+        try:
+            yield
+        except (OSError, UnicodeDecodeError) as error:
+            raise CapiError(
+                f"{self.folder.path} cannot be read as a run ({error}): restore it, or leave it out"
+            ) from error
+
+    def _read(self) -> RunReport:
+        record = self.folder.record(also_newer=True)
+        if self._config_stamp != _file_stamp(self.folder.path / CONFIG):
+            # Another run took this one's place.
+            self._begin()
+        trained_now = is_being_trained(self.folder.path)
+        self.metrics.read()
+        columns = self.metrics.columns()
+        emergence, emergence_note = read_emergence(self.folder.pictures / "snapshots")
+        prototypes, prototypes_note = self._prototypes()
+        cost = self._cost(columns, _starts(record))
+        return RunReport(
+            name=self.name,
+            state=self._state(trained_now),
+            columns=columns,
+            findings=self._findings(columns, loss_of(record, self._facts)),
+            rung=tuple(self._rung),
+            notes=self._notes(columns),
+            emergence=emergence,
+            emergence_note=emergence_note,
+            prototypes=prototypes,
+            prototypes_note=prototypes_note,
+            loss=loss_of(record, self._facts),
+            cost=cost.facts,
+            assumptions=cost.assumptions,
+            config=hide_paths_of_yaml(self.folder.config_text()),
+            provenance=provenance(record, self.folder.path),
+        )
+
+    def _begin(self) -> None:
+        self._config_stamp = _file_stamp(self.folder.path / CONFIG)
+        self._facts, self._unreadable = self._read_facts()
+        self._forget()
+        self.metrics = MetricsReader(self.folder.path / FILE, self._see, self._forget)
+
+    def _read_facts(self) -> tuple[RunFacts | None, str]:
+        try:
+            return run_facts(run_config(self.folder)), ""
+        except CapiError as error:
+            said = hide_paths_within(str(error), self.folder.path)
+            return None, f"The config cannot be read, so health is not judged: {said}"
+
+    def _see(self, record: dict[str, Any]) -> None:
+        if self._facts:
+            self._rung += [(record["step"], finding) for finding in self._watchman.see(record)]
+
+    def _forget(self) -> None:
+        self._watchman, self._rung = Watchman(self._facts or _NO_FACTS), list[tuple[int, Finding]]()
+
+    def _findings(self, columns: Mapping[str, Column], loss: LossLabel | None) -> Sequence[Finding]:
+        """What the watchman says; and a loss that ends in no number is an alarm, whatever else is well."""
+        if not self._facts:
+            return ()
+        lost = [rule for rule in _loss_rules(loss) if rule.key in columns and _ends_in_no_number(columns[rule.key])]
+        broken = [Finding(rule, "alarm", math.nan, rule.limits(self._facts), _LOST) for rule in lost]
+        return [*broken, *self._watchman.findings()]
+
+    def _prototypes(self) -> tuple[list[PrototypeStrip], str]:
+        """The strips, and a note; only a clustering has prototypes to be drawn."""
+        if self._facts and self._facts.target != "clustering":
+            return [], f"Nothing is clustered in this run (target.kind={self._facts.target}): it has no prototypes."
+        return read_prototypes(self.folder.pictures / "prototypes")
+
+    def _state(self, trained_now: bool | None) -> RunState:
+        step, total = self.metrics.step, self._facts.total_steps if self._facts else None
+        if trained_now:
+            return RunState("running", step, total)
+        if step is not None and total is not None and step >= total:
+            return RunState("finished", step, total)
+        return RunState("unknown" if trained_now is None else "stopped", step, total)
+
+    def _cost(self, columns: Mapping[str, Column], starts: Sequence[Mapping[str, Any]]) -> Cost:
+        clock = columns.get("seconds", Column(np.empty(0, np.int64), np.empty(0)))
+        began = [_whole(one.get("step")) for one in starts]
+        return cost_of(seconds_of_starts(clock, began), starts, watts=self.watts, carbon=self.carbon)
+
+    def _notes(self, columns: Mapping[str, Column]) -> list[str]:
+        """What the reader should know about the data."""
+        notes = [self._unreadable] if self._unreadable else []
+        reader = self.metrics
+        if reader.broken:
+            lines = "1 line" if reader.broken == 1 else f"{reader.broken} lines"
+            notes.append(f"Left out of {FILE}, since it is no record: {lines}.")
+        if reader.cut_off:
+            notes.append(f"The last line of {FILE} is cut off and was left out.")
+        if reader.not_numbers:
+            notes.append(f"Not drawn, since they are no numbers: {', '.join(sorted(reader.not_numbers)[:10])}.")
+        lost = [key for key, column in columns.items() if _ends_in_no_number(column)]
+        if lost:
+            notes.append(f"The last value is no number: {', '.join(sorted(lost))}.")
+        return notes
+
+
+def loss_of(record: Mapping[str, Any], facts: RunFacts | None) -> LossLabel | None:
+    """What the student's loss is: as run.json says, or by the kind of target where an older version wrote it."""
+    noted = record.get("loss")
+    words = (noted.get("name"), noted.get("unit")) if isinstance(noted, Mapping) else ()
+    if words and all(isinstance(word, str) and 0 < len(word) <= _LONGEST_LABEL for word in words):
+        return LossLabel(*map(str, words))
+    return loss_label(facts.target) if facts else None
+
+
+def _loss_rules(loss: LossLabel | None) -> tuple[Rule, Rule]:
+    """Losses have no healthy range, but must be numbers."""
+    meaning = loss.meaning if loss else "How far predictions are from the targets."
+    return (
+        Rule("student_loss", "Loss of the student", meaning),
+        Rule("clustering_loss", "Loss of the clustering", "Cross-entropy to the balanced assignments, in nat."),
+    )
+
+
+def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
+    """Where a run comes from: its data, and each start with command, machine and versions. Paths are names alone."""
+    data = record.get("data")
+    known: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    starts = _starts(record)
+    facts = [
+        ("Folder", folder.resolve().name),
+        ("Data", f"{known.get('images', 'unknown number of')} images of {_data_names(known)}"),
+        ("Fingerprint of the data", str(known.get("fingerprint", "unknown"))),
+        ("Seed", str(record.get("seed", "unknown"))),
+    ]
+    if len(starts) > _STARTS_SHOWN:
+        facts.append(("Starts", f"{len(starts)}, of which the last {_STARTS_SHOWN} follow"))
+    first = max(len(starts) - _STARTS_SHOWN, 0)
+    for number, start in enumerate(starts[first:], first + 1):
+        facts += _start_facts(start, f"Start {number}" if len(starts) > 1 else "Start")
+    return facts
+
+
+def _data_names(known: Mapping[str, Any]) -> str:
+    sources = known.get("sources")
+    if isinstance(sources, list) and all(isinstance(one, Mapping) for one in sources):
+        return ", ".join(hide_path(str(one.get("path"))) for one in sources)
+    return hide_path(str(known.get("path", "an unknown place")))
+
+
+def _start_facts(start: Mapping[str, Any], title: str) -> list[tuple[str, str]]:
+    command = start.get("command")
+    words = hide_paths_of_command(command) if isinstance(command, list) else "unknown"
+    machine, versions, git = (start.get(key) for key in ("machine", "versions", "git"))
+    lines = [
+        (title, f"{start.get('time', 'unknown time')}, at step {start.get('step', 'unknown')}"),
+        ("Command", words),
+        ("Machine", ", ".join([f"device {start.get('device', 'unknown')}", *_pairs(machine)])),
+        ("Versions", ", ".join(_pairs(versions)) or "unknown"),
+    ]
+    if isinstance(git, Mapping):
+        changed = ", with changes since" if git.get("changed") else ""
+        lines.append(("Code", f"commit {git.get('commit', 'unknown')}{changed}"))
+    return lines
+
+
+def _pairs(values: object) -> list[str]:
+    return [f"{key} {value}" for key, value in values.items()] if isinstance(values, Mapping) else []
+
+
+def _starts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    starts = record.get("starts", [])
+    return [one for one in starts if isinstance(one, Mapping)] if isinstance(starts, list) else []
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _ends_in_no_number(column: Column) -> bool:
+    """A measure that had numbers and has none now."""
+    last = column.last
+    return last is not None and math.isnan(last) and not np.isnan(column.values).all()
+
+
+def _file_stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

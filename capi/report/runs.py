@@ -1,0 +1,76 @@
+"""What a run leaves to be seen: pictures while it goes on, a gallery of its prototypes and a report when it ends."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from capi.config.schema import Config
+from capi.data.opening import Data, open_images
+from capi.data.recorded import RecordedImagesError, open_recorded
+from capi.data.sources import ImageSource
+from capi.errors import CapiError
+from capi.evals.features import Encoding, Progress, silent
+from capi.report.galleries import FOLDER, INDEX, write_gallery
+from capi.report.run_report import write_report
+from capi.report.snapshots import Snapshots
+from capi.train import build
+from capi.train.checkpoint import Checkpoints
+from capi.train.loop import Evaluation
+from capi.train.run import run_config
+from capi.zoo.run_folder import RunFolder
+
+_LOG = logging.getLogger("capi")
+
+
+def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -> Sequence[Evaluation]:
+    """The snapshots that a config asks for: before the first step, after the last, and evenly in between."""
+    if not config.run.snapshots:
+        return []
+    every = -(-config.optimization.steps // config.run.snapshots)
+    size = config.data.height_and_width
+    return [Snapshots(source, build.statistics(config), size, folder.pictures / "snapshots", every)]
+
+
+def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> Path | None:
+    """The report of a run that has ended. Whatever goes wrong here is told, and the run stands all the same."""
+    try:
+        if finished:
+            draw_gallery(run, partial(open_images, data), device=device)
+        return write_report(run)
+    except (CapiError, OSError, RuntimeError, MemoryError) as error:
+        _LOG.warning("the report could not be written (%s): the run is complete; try `capi report %s`", error, run)
+        return None
+
+
+def draw_gallery(
+    run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: Progress = silent
+) -> str:
+    """Draw the prototypes by images, where the run has any. Returns why its own images cannot be shown, if so."""
+    try:
+        if run_config(RunFolder(run)).target.kind == "clustering":
+            write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
+    except CapiError as error:
+        _LOG.warning("the prototypes could not be drawn: %s", error)
+        return str(error) if isinstance(error, RecordedImagesError) else ""
+    return ""
+
+
+def report(
+    run: Path,
+    out: Path | None = None,
+    *,
+    watts: float | None = None,
+    carbon: float | None = None,
+    device: torch.device,
+    progress: Progress = silent,
+) -> Path:
+    """Write the report of a run anew; the gallery is drawn if there is none yet and a checkpoint to draw it from."""
+    folder, missing = RunFolder(run), ""
+    record = folder.record(also_newer=True)
+    drawn = (folder.pictures / FOLDER / INDEX).exists()
+    if not drawn and Checkpoints(folder.checkpoints).steps():
+        missing = draw_gallery(run, partial(open_recorded, record), device=device, progress=progress)
+    return write_report(run, out, watts=watts, carbon=carbon, missing=missing)

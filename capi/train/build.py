@@ -1,0 +1,414 @@
+"""From a config to components: the one place where the config's names meet the components' arguments."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from capi.config.schema import Config
+from capi.data.crops import normalize
+from capi.data.decoding import Decoder
+from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
+from capi.data.reader import Reader
+from capi.data.sources import ImageSource
+from capi.data.statistics import summarize
+from capi.errors import CapiError, expect
+from capi.method.bounded import ClusteringSettings
+from capi.method.clustering import OnlineClustering
+from capi.method.ema_head import EmaHead, rising_temperature
+from capi.method.feature_targets import FeatureTargets
+from capi.method.frozen_targets import FrozenTargets
+from capi.method.masking import Grid, MaskSampler
+from capi.method.pixel_targets import PixelTargets
+from capi.method.queue import QueueShape
+from capi.method.student import Student
+from capi.method.targets import LossLabel, Target
+from capi.method.teacher import Teacher
+from capi.models.architecture import weightless
+from capi.models.encoder import Encoder
+from capi.models.features import CapiEncoder
+from capi.models.heads import HEADS, LinearMap
+from capi.models.layers import Block
+from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
+from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.processes import Processes
+from capi.train.loop import LoopSettings
+from capi.train.optimizer import student_optimizer, target_optimizer
+from capi.train.recomputation import recompute
+from capi.train.schedules import Schedule
+from capi.train.step import Learner
+from capi.types import MaskedBatch, Statistics, VisionEncoder
+
+
+def build_student(config: Config) -> Student:
+    """Encoder, predictor and head as a config describes them, with fresh weights."""
+    model = config.model
+    encoder = Encoder(
+        width=model.width,
+        depth=model.depth,
+        heads=model.heads,
+        patch_size=model.patch_size,
+        registers=model.registers,
+        channels=model.channels,
+        mlp_width=round(model.width * model.mlp_ratio),
+        positions=model.positions,
+        grid=config.grid,
+        drop_rate=model.stochastic_depth,
+    )
+    predictor = _PREDICTORS[model.predictor.kind](config)
+    return Student(encoder=encoder, predictor=predictor, head=_build_head(config))
+
+
+def weightless_student(config: Config, names: Sequence[str], source: str) -> Student:
+    """The student of a config that `source` gave, without memory for its weights, which `names` lists."""
+    predictor = None if config.model.predictor.kind == "fused" else config.model.predictor_depth
+    depths = {"model.depth": ("encoder", config.model.depth), "model.predictor.depth": ("predictor", predictor)}
+    with weightless(names, depths, source):
+        return build_student(config)
+
+
+def _build_head(config: Config) -> nn.Module:
+    """What the student's output is: prototype logits, or the values that the target has for a patch."""
+    model, target = config.model, config.target
+    if target.has_prototypes:
+        return HEADS[model.head](width=model.predictor_width, prototypes=config.clustering.prototypes)
+    widths = {
+        "features": model.width,
+        "pixels": model.channels * model.patch_size**2,
+        "frozen": target.frozen.width,
+    }
+    outputs = widths[target.kind]
+    if outputs is None:
+        raise CapiError("target.frozen.width is not known before a run has opened the encoder: give it in the config")
+    return LinearMap(width=model.predictor_width, outputs=outputs)
+
+
+def _split_shape(config: Config) -> dict[str, Any]:
+    model = config.model
+    return {
+        "width": model.predictor_width,
+        "depth": model.predictor_depth,
+        "heads": model.predictor_heads,
+        "context_width": model.width,
+        "mlp_width": round(model.predictor_width * model.mlp_ratio),
+        "positions": model.positions,
+        "grid": config.grid,
+        "drop_rate": model.stochastic_depth,
+    }
+
+
+_PREDICTORS: dict[str, Callable[[Config], Predictor]] = {
+    "cross": lambda config: CrossPredictor(**_split_shape(config)),
+    "self": lambda config: SelfPredictor(**_split_shape(config), mask_tokens=config.model.predictor.mask_tokens),
+    "fused": lambda config: FusedPredictor(width=config.model.width),
+}
+
+
+class Networks(NamedTuple):
+    """What has weights."""
+
+    student: Student
+    teacher: Teacher
+    target: Target
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The transformer blocks that are trained."""
+        return [module for module in self.student.modules() if isinstance(module, Block)]
+
+
+def build_learner(
+    config: Config, device: torch.device | str = "cpu", frozen_encoder: VisionEncoder | None = None
+) -> Learner:
+    """Everything one iteration needs, freshly initialised from the config's seed.
+
+    `frozen_encoder` is what makes the targets of kind `frozen`; `resolve_target` opens it.
+    """
+    expect("the config", config, Config, "what capi.load_config gives")
+    keep_freed_memory()
+    networks = build_networks(config, device, frozen_encoder)
+    recompute(networks.blocks, config.run.activation_checkpointing)
+    return assemble(config, networks, torch.device(device))
+
+
+def build_networks(
+    config: Config,
+    device: torch.device | str = "cpu",
+    frozen_encoder: VisionEncoder | None = None,
+    processes: int = 1,
+) -> Networks:
+    """Student, teacher and target, as one of so many processes has them, freshly initialised from the config's seed."""
+    torch.manual_seed(config.seed)
+    student = build_student(config).to(device)
+    teacher = Teacher(student)
+    target = _TARGETS[config.target.kind](config, teacher, frozen_encoder, processes)
+    return Networks(student, teacher, target.to(device))
+
+
+def assemble(config: Config, networks: Networks, device: torch.device) -> Learner:
+    """Networks, wherever their weights lie, with their optimisers and schedules."""
+    student, teacher, target = networks
+    optimization = config.optimization
+    schedule = Schedule(
+        total_steps=optimization.steps,
+        warmup_steps=optimization.warmup_steps,
+        cosine_kept=optimization.cosine_kept,
+    )
+    return Learner(
+        student=student,
+        teacher=teacher,
+        target=target,
+        student_optimizer=student_optimizer(
+            student,
+            weight_decay=optimization.weight_decay,
+            norm_decay_multiplier=optimization.norm_decay_multiplier,
+            patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
+        ),
+        target_optimizer=target_optimizer(
+            target,
+            weight_decay=config.clustering.weight_decay,
+            rate_multiplier=config.clustering.learning_rate_multiplier,
+        ),
+        learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
+        teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
+        precision=choose_precision(config.run.precision, device),
+    )
+
+
+def _clustering(config: Config, _: Teacher, __: VisionEncoder | None, processes: int) -> Target:
+    return OnlineClustering(
+        width=config.model.width,
+        prototypes=config.clustering.prototypes,
+        bias=config.clustering.bias,
+        settings=_clustering_settings(config),
+        student_temperature=config.optimization.student_temperature,
+        queue=queue_shape(config, processes),
+    )
+
+
+def queue_shape(config: Config, processes: int = 1) -> QueueShape | None:
+    """What one of so many processes keeps of earlier batches; None where none are kept."""
+    optimization = config.optimization
+    if not config.clustering.queue:
+        return None
+    return QueueShape(
+        batches=config.clustering.queue // optimization.batch_size,
+        images=optimization.batch_size // processes,
+        positions=Grid(*config.grid).size,
+        micro_batches=optimization.micro_batches,
+    )
+
+
+def _ema_head(config: Config, teacher: Teacher, *_: object) -> Target:
+    settings, steps = config.target.ema_head, config.optimization.warmup_steps
+    return EmaHead(
+        head=teacher.average.head,
+        prototypes=config.clustering.prototypes,
+        teacher_temperature=partial(
+            rising_temperature, start=settings.first_temperature, end=settings.temperature, steps=steps
+        ),
+        student_temperature=settings.student_temperature,
+        balance=settings.balance,
+        centre_momentum=settings.centre_momentum,
+        iterations=settings.iterations,
+    )
+
+
+def _frozen_targets(config: Config, _: Teacher, encoder: VisionEncoder | None, *__: object) -> Target:
+    if encoder is None:
+        raise CapiError("target.kind=frozen needs its encoder opened: give it to build_learner")
+    return FrozenTargets(encoder=encoder, patch_size=config.model.patch_size, statistics=statistics(config))
+
+
+_TARGETS: dict[str, Callable[[Config, Teacher, VisionEncoder | None, int], Target]] = {
+    "clustering": _clustering,
+    "ema_head": _ema_head,
+    "features": lambda *_: FeatureTargets(),
+    "pixels": lambda config, *_: PixelTargets(patch_size=config.model.patch_size),
+    "frozen": _frozen_targets,
+}
+
+
+_TARGET_CLASSES: dict[str, type[Target]] = {
+    one.name: one for one in (OnlineClustering, EmaHead, FeatureTargets, PixelTargets, FrozenTargets)
+}
+
+
+def loss_label(kind: str) -> LossLabel:
+    """Name and unit of the student's loss to targets of this kind."""
+    target = _TARGET_CLASSES[kind]
+    return LossLabel(target.loss_name, target.loss_unit)
+
+
+def resolve_target(
+    config: Config, open_encoder: Callable[[str], VisionEncoder] | None
+) -> tuple[Config, VisionEncoder | None]:
+    """The encoder of targets of kind `frozen`, opened, and the config with its width; other targets need none."""
+    frozen_target = config.target.frozen
+    if config.target.kind != "frozen" or frozen_target.encoder is None:
+        return config, None
+    if open_encoder is None:
+        raise CapiError("target.kind=frozen needs something that opens encoders by name: use capi.pretrain")
+    encoder = open_encoder(frozen_target.encoder)
+    if frozen_target.width not in (None, encoder.width):
+        raise CapiError(
+            f"target.frozen.width is {frozen_target.width}, but {frozen_target.encoder} has features of width "
+            f"{encoder.width}: leave it out"
+        )
+    known = frozen_target.model_copy(update={"width": encoder.width})
+    return config.model_copy(update={"target": config.target.model_copy(update={"frozen": known})}), encoder
+
+
+def choose_precision(name: str, device: torch.device) -> torch.dtype:
+    """bfloat16 where the device computes it fast; on a CPU it would be hundreds of times slower."""
+    if name == "auto":
+        fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        return torch.bfloat16 if fast else torch.float32
+    return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def compile_blocks(learner: Learner) -> None:
+    """Compile the blocks of student and teacher in place, one for all that are alike; names stay as they are."""
+    for network in (learner.student, learner.teacher):
+        for block in network.modules():
+            if isinstance(block, Block):
+                # The forward alone: what puts sharded weights together around it stays as it is.
+                block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
+
+
+def mask_sampler(config: Config) -> MaskSampler:
+    """The masks of a config, once it is sure that they fit its grid."""
+    masking = config.masking
+    sampler = MaskSampler(kind=masking.kind, ratio=masking.ratio, roll=masking.roll, predict=masking.predict)
+    sampler.counts(Grid(*config.grid))
+    return sampler
+
+
+class GridMasks:
+    """Masks for one grid, as the loader's workers draw them."""
+
+    def __init__(self, sampler: MaskSampler, grid: Grid) -> None:
+        self.sampler, self.grid = sampler, grid
+
+    def __call__(self, keys: Tensor) -> tuple[Tensor, Tensor]:
+        return self.sampler(self.grid, keys)
+
+
+def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -> Reader:
+    """How the images of a run are read."""
+    decoder = Decoder(
+        channels=config.model.channels,
+        max_pixels=int(config.data.max_megapixels * 1e6),
+        smallest_side=config.model.patch_size,
+        reduced=config.data.reduced_decoding,
+        crop_first=True,
+    )
+    return Reader(source, decoder, cache_bytes)
+
+
+def resolve_statistics(config: Config, source: ImageSource) -> Config:
+    """The config with `auto` means and deviations replaced by those of the images."""
+    if "auto" not in {config.data.mean, config.data.std}:
+        return config
+    summary = summarize(build_reader(config, source))
+    mean = tuple(summary.mean) if config.data.mean == "auto" else config.data.mean
+    std = tuple(summary.std) if config.data.std == "auto" else config.data.std
+    return config.model_copy(update={"data": config.data.model_copy(update={"mean": mean, "std": std})})
+
+
+def statistics(config: Config) -> Statistics:
+    """Mean and deviation of the channels, once they are known."""
+    mean, std = config.data.mean, config.data.std
+    if isinstance(mean, str) or isinstance(std, str):
+        raise CapiError("data.mean and data.std are `auto`, which only a run with images can replace by numbers")
+    return Statistics(mean, std)
+
+
+def choose_workers(config: Config, device: torch.device, cores: int) -> int:
+    """On a CPU one process ahead of the training is enough; an accelerator wants all that the machine has."""
+    if config.data.workers is not None:
+        return config.data.workers
+    return 1 if device.type == "cpu" else max(min(cores - 1, 12), 1)
+
+
+def choose_share(config: Config, processes: Processes) -> Share:
+    """The part of each batch that is this process's."""
+    size, micro_batches = config.optimization.batch_size, config.optimization.micro_batches
+    if size % (micro_batches * processes.size):
+        parts = f"{processes.size} processes" + (f" of {micro_batches} micro-batches each" if micro_batches > 1 else "")
+        raise CapiError(
+            f"optimization.batch_size = {size} cannot be shared equally by {parts}: set a multiple of "
+            f"{micro_batches * processes.size}"
+        )
+    return Share(size, micro_batches, processes.rank, processes.size)
+
+
+def training_batches(
+    config: Config, source: ImageSource, workers: int, processes: Processes | None = None
+) -> TrainingBatches:
+    """The batches of a run, by number; of several processes, this one's part of them."""
+    data = config.data
+    return TrainingBatches(
+        build_reader(config, source, cache_bytes=data.cache_mib * 2**20 // max(workers, 1)),
+        cropping=Cropping(data.height_and_width, data.crop_scale, data.crop_aspect, data.flip),
+        share=choose_share(config, processes or Processes()),
+        masks=GridMasks(mask_sampler(config), Grid(*config.grid)),
+        seed=config.seed,
+        window=data.window,
+    )
+
+
+def batch_loader(
+    batches: TrainingBatches, workers: int, device: torch.device
+) -> Callable[[int, int], Iterator[list[LoadedBatch]]]:
+    """A function from a range of steps to their batches."""
+    return partial(load_batches, batches, workers=workers, pin_memory=device.type == "cuda")
+
+
+def device_mover(config: Config, device: torch.device) -> Callable[[LoadedBatch], MaskedBatch]:
+    """Pixels become normalised images on the device, masks go along."""
+    mean, std = statistics(config)
+
+    def move(loaded: LoadedBatch) -> MaskedBatch:
+        images = normalize(loaded.images, mean, std, device)
+        return MaskedBatch(images, loaded.visible_index.to(device), loaded.predict_index.to(device))
+
+    return move
+
+
+def loop_settings(config: Config) -> LoopSettings:
+    """The loop's part of a config."""
+    return LoopSettings(
+        total_steps=config.optimization.steps,
+        batch_size=config.optimization.batch_size,
+        seed=config.seed,
+        log_steps=config.run.log_steps,
+        save_steps=config.checkpoint.every_steps,
+        save_minutes=config.checkpoint.every_minutes,
+        non_finite=config.run.non_finite,
+        non_finite_limit=config.run.non_finite_limit,
+    )
+
+
+def frozen(student: Student, statistics: Statistics, image_size: tuple[int, int] | None = None) -> CapiEncoder:
+    """A student or a teacher's average as an encoder for evaluation; it shares the weights."""
+    return CapiEncoder(
+        encoder=student.encoder,
+        predictor=student.predictor,
+        head=student.head,
+        statistics=statistics,
+        image_size=image_size,
+    )
+
+
+def _clustering_settings(config: Config) -> ClusteringSettings:
+    clustering = config.clustering
+    return ClusteringSettings(
+        sinkhorn=clustering.sinkhorn,
+        iterations=clustering.iterations,
+        target_temperature=clustering.target_temperature,
+        prediction_temperature=clustering.prediction_temperature,
+        chunk_bytes=None if clustering.chunk_mib is None else clustering.chunk_mib * 2**20,
+    )

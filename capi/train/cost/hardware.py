@@ -1,0 +1,109 @@
+"""GPUs by name, with what their data sheets say; and `this`, the machine at hand, whose peak is measured."""
+
+import time
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+import torch
+import yaml
+
+from capi.errors import CapiError, nearest
+from capi.train.cost.power import board_power
+from capi.train.cost.step import memory_of
+
+THIS = "this"
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a plan has to know of a GPU, or of a machine without one: bytes, FLOP/s, watts.
+
+    `measured` peaks are those of a large product; others stand in the data sheet, and no product reaches them.
+    """
+
+    name: str
+    title: str
+    memory: float
+    bfloat16: float | None
+    float32: float
+    watts: float | None
+    accelerator: bool = True
+    measured: bool = False
+
+    def precision(self, wanted: str) -> Precision:
+        """What `run.precision` comes to: bfloat16 only where the chip has it."""
+        if wanted == "bfloat16" and self.bfloat16 is None:
+            raise CapiError(f"{self.title} has no bfloat16: leave run.precision at auto, or set it to float32")
+        return "float32" if wanted == "float32" or self.bfloat16 is None else "bfloat16"
+
+    def peak(self, precision: Precision) -> float:
+        return self.float32 if precision == "float32" or self.bfloat16 is None else self.bfloat16
+
+
+@cache
+def gpus() -> dict[str, Gpu]:
+    """All that there is data of, by name."""
+    text = (resources.files("capi.train.cost") / "gpus.yaml").read_text(encoding="utf-8")
+    return {name: _from_data_sheet(name, sheet) for name, sheet in yaml.safe_load(text).items()}
+
+
+def _from_data_sheet(name: str, sheet: dict[str, Any]) -> Gpu:
+    rounded = sheet["bfloat16"]
+    return Gpu(
+        name=name,
+        title=sheet["title"],
+        memory=sheet["memory"] * 1e9,
+        bfloat16=None if rounded is None else rounded * 1e12,
+        float32=sheet["float32"] * 1e12,
+        watts=board_power(sheet["title"]),
+    )
+
+
+def find_gpu(name: str, *, device: torch.device | None = None) -> Gpu:
+    """A GPU of the table, or this machine with its peak measured."""
+    if name == THIS:
+        return this_machine(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    if name not in gpus():
+        # A name that is cut short means the ones that go on with it.
+        longer = [known for known in gpus() if known.startswith(name)]
+        close = nearest(name, longer or [*gpus(), THIS])
+        raise CapiError(f'there is no GPU "{name}"{close} (known: {THIS}, {", ".join(gpus())})')
+    return gpus()[name]
+
+
+def this_machine(device: torch.device, size: int | None = None) -> Gpu:
+    """The machine at hand: all its memory, and the best of a few large products."""
+    accelerator = device.type == "cuda"
+    side = size or (8192 if accelerator else 2048)
+    rounded = measured_peak(device, torch.bfloat16, side) if accelerator and _has_bfloat16() else None
+    title = torch.cuda.get_device_name(device) if accelerator else f"this machine, {torch.get_num_threads()} threads"
+    return Gpu(
+        name=THIS,
+        title=title,
+        memory=float(memory_of(device)),
+        bfloat16=rounded,
+        float32=measured_peak(device, torch.float32, side),
+        watts=None,
+        accelerator=accelerator,
+        measured=True,
+    )
+
+
+def _has_bfloat16() -> bool:
+    return torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def measured_peak(device: torch.device, dtype: torch.dtype, size: int, rounds: int = 4) -> float:
+    """FLOP/s of the best product of square matrices."""
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    out, best = torch.empty_like(left), float("inf")
+    for _ in range(rounds + 1):
+        start = time.perf_counter()
+        torch.mm(left, right, out=out)
+        # Reading one value waits for the device.
+        out[0, 0].item()
+        best = min(best, time.perf_counter() - start)
+    return 2 * size**3 / best

@@ -1,0 +1,294 @@
+"""A whole run on some GPUs, planned on paper: memory, what fits, hours, energy, and what each saving is worth.
+
+Nothing here is fitted to the cost that the paper reports for its own run; `against_paper` says how far off the plan is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+
+from capi.config.loading import differences, load_config
+from capi.config.schema import Config
+from capi.errors import CapiError
+from capi.method.masking import Grid
+from capi.train.build import build_learner, mask_sampler
+from capi.train.cost.flop import TRAINING, Counts, IterationFlop, iteration_flop
+from capi.train.cost.hardware import Gpu, find_gpu
+from capi.train.cost.memory import MemoryPlan, Planned, Saving
+from capi.train.cost.power import CARBON_INTENSITY
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a plan cannot know. None chooses `mfu` by where the peak comes from."""
+
+    # The share of the peak that required FLOP reach. Large transformers were trained at 21 to 46 % of the data sheet
+    # (GPT-3 21.3, MT-NLG 30.2, Gopher 32.5, PaLM 46.2: table 3 of the PaLM paper); 35 % lies near the middle. Of the
+    # speed of a measured product the steps of docs/performance.md reach 58 to 75 %.
+    mfu: float | None = None
+    # Power of the whole data centre over that of its computers: what Google publishes for its own, 1.10.
+    pue: float = 1.1
+    # kgCO2eq a kWh, the world's average.
+    carbon_intensity: float = CARBON_INTENSITY
+    # The share of a GPU's memory that tensors can have; the rest goes to its context, communication and fragments.
+    usable: float = 0.9
+
+    def mfu_of(self, gpu: Gpu) -> float:
+        return self.mfu or (MFU_OF_MEASURED if gpu.measured else MFU_OF_DATA_SHEET)
+
+
+MFU_OF_DATA_SHEET, MFU_OF_MEASURED = 0.35, 0.6
+
+
+class Effort(NamedTuple):
+    """What a whole run takes. Energy is not known where the power is not."""
+
+    seconds_a_step: float
+    hours: float
+    gpu_hours: float
+    kwh: float | None
+    kg_co2: float | None
+
+
+class Variant(NamedTuple):
+    """The plan with one saving changed."""
+
+    name: str
+    saving: Saving
+    memory: MemoryPlan
+    largest_images: int
+
+
+class Accumulation(NamedTuple):
+    """How the recipe's batch is reached: in so many micro-batches, or not at all; and the largest batch that can be."""
+
+    micro_batches: int | None
+    largest_batch: int
+
+
+class Comparison(NamedTuple):
+    """A number of the plan beside the one that was measured."""
+
+    name: str
+    planned: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        return self.planned / self.measured - 1
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """Everything that `capi plan` says of a recipe on some GPUs."""
+
+    gpu: Gpu
+    gpus: int
+    assumptions: Assumptions
+    saving: Saving
+    batch_size: int
+    encoder_parameters: int
+    trained_parameters: int
+    flop_an_image: IterationFlop
+    images_seen: int
+    memory: MemoryPlan
+    usable_memory: float
+    largest_images: int
+    accumulation: Accumulation
+    variants: list[Variant]
+    effort: Effort
+
+    @property
+    def images_a_gpu(self) -> int:
+        return self.batch_size // self.gpus
+
+    @property
+    def fits(self) -> bool:
+        return self.memory.peak <= self.usable_memory
+
+    @property
+    def mfu(self) -> float:
+        return self.assumptions.mfu_of(self.gpu)
+
+
+def plan_run(
+    config: Config,
+    gpu: Gpu,
+    gpus: int = 1,
+    *,
+    assumptions: Assumptions | None = None,
+    saving: Saving | None = None,
+) -> RunPlan:
+    """The plan of a config on so many GPUs; `saving` in place of what the config says."""
+    chosen, saving = assumptions or Assumptions(), saving or saving_of(config, gpu, gpus)
+    _refuse_uneven(config, gpus, saving)
+    planned, usable = networks(config, gpu), gpu.memory * chosen.usable
+    batch = config.optimization.batch_size
+    each = batch // gpus
+    flop = flop_of(planned, each // saving.micro_batches)
+    return RunPlan(
+        gpu=gpu,
+        gpus=gpus,
+        assumptions=chosen,
+        saving=saving,
+        batch_size=batch,
+        encoder_parameters=planned.encoder_parameters,
+        trained_parameters=planned.trained_parameters,
+        flop_an_image=flop,
+        images_seen=batch * config.optimization.steps,
+        memory=planned.memory(each, saving),
+        usable_memory=usable,
+        largest_images=largest_images(planned, saving, usable),
+        accumulation=accumulation(planned, saving, each, gpus, usable),
+        variants=[
+            Variant(name, other, planned.memory(each, other), largest_images(planned, other, usable))
+            for name, other in variants(saving, gpu, gpus).items()
+        ],
+        effort=effort(config, flop, gpu, gpus, saving, chosen),
+    )
+
+
+def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
+    """What a config does against shortage of memory."""
+    shards = config.distributed.shards or gpus
+    if gpus % shards:
+        raise CapiError(f"distributed.shards is {shards}, which does not divide {gpus} GPUs: set a divisor")
+    return Saving(
+        shards=shards,
+        checkpointing=config.run.activation_checkpointing,
+        mixed_precision=gpu.precision(config.run.precision) == "bfloat16",
+        micro_batches=config.optimization.micro_batches,
+    )
+
+
+def networks(config: Config, gpu: Gpu | None = None) -> Planned:
+    """The networks of a config without memory for weights, and its tokens; without a GPU for any accelerator."""
+    if config.target.kind == "frozen":
+        raise CapiError(
+            "what a frozen encoder costs is not known before it is opened: try the recipe with `capi pretrain --check`"
+        )
+    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    # On the meta device tensors have shapes and no values, so that the largest model is built in a moment.
+    with torch.device("meta"):
+        learner = build_learner(config, "meta")
+    counts = Counts(config.model.registers, Grid(*config.grid).size, visible, predicted)
+    return Planned(config, learner, counts, accelerator=gpu is None or gpu.accelerator)
+
+
+def flop_of(planned: Planned, images: int) -> IterationFlop:
+    """FLOP of one image, where so many are computed together."""
+    return iteration_flop(
+        planned.learner.student,
+        planned.learner.target,
+        batch_size=max(images, 1),
+        patches=planned.counts.patches,
+        visible=planned.counts.visible,
+        predicted=planned.counts.predicted,
+    )
+
+
+def _refuse_uneven(config: Config, gpus: int, saving: Saving) -> None:
+    batch = config.optimization.batch_size
+    if gpus < 1 or batch % (gpus * saving.micro_batches):
+        raise CapiError(
+            f"a batch of {batch} images cannot be divided among {gpus} GPUs in {saving.micro_batches} equal "
+            "micro-batches each: change --gpus, optimization.batch_size or optimization.micro_batches"
+        )
+
+
+def variants(saving: Saving, gpu: Gpu, gpus: int) -> dict[str, Saving]:
+    """The saving as it is, then with each one turned on or off."""
+    found = {"as planned": saving}
+    if gpus > 1:
+        found["replicated on every GPU"] = replace(saving, shards=1)
+        found[f"sharded over {gpus} GPUs"] = replace(saving, shards=gpus)
+    for mode, name in (
+        ("off", "activations kept"),
+        ("selective", "activations of products alone kept"),
+        ("full", "activations computed anew"),
+    ):
+        found[name] = replace(saving, checkpointing=mode)  # type: ignore[arg-type]
+    if gpu.bfloat16 is not None:
+        found["bfloat16"] = replace(saving, mixed_precision=True)
+    found["float32"] = replace(saving, mixed_precision=False)
+    found["in one piece"] = replace(saving, micro_batches=1)
+    found[f"{2 * saving.micro_batches} micro-batches"] = replace(saving, micro_batches=2 * saving.micro_batches)
+    found["plain clustering, b x n x k at once"] = replace(saving, bounded_clustering=False)
+    return {name: other for name, other in found.items() if name == "as planned" or other != saving}
+
+
+def largest_images(planned: Planned, saving: Saving, usable: float) -> int:
+    """How many images a GPU can have in an iteration with this saving, in equal micro-batches."""
+    parts = saving.micro_batches
+    return parts * _largest(lambda number: planned.memory(parts * number, saving).peak, usable)
+
+
+def accumulation(planned: Planned, saving: Saving, images: int, gpus: int, usable: float) -> Accumulation:
+    """The fewest micro-batches in which a GPU's images fit. The teacher's tokens of all of them stay in memory."""
+
+    def peak(number: int, parts: int) -> int:
+        return planned.memory(number, replace(saving, micro_batches=parts)).peak
+
+    wanted = (parts for parts in range(1, images + 1) if images % parts == 0 and peak(images, parts) <= usable)
+    return Accumulation(next(wanted, None), gpus * _largest(lambda number: peak(number, number), usable))
+
+
+def _largest(peak: Callable[[int], int], usable: float) -> int:
+    """The largest number whose peak can be had, 0 if none; peaks rise, and nearly in proportion."""
+    first, many = peak(1), 256
+    if first > usable:
+        return 0
+    # A straight line says where to look first; from there in steps that grow, and then by halves.
+    guess = max(int((usable - first) * (many - 1) / max(peak(many) - first, 1)), 2)
+    step = max(guess // 64, 1)
+    low, high = 1, guess
+    while peak(high) <= usable:
+        low, high, step = high, high + step, 2 * step
+    while high - low > step and peak(high - step) > usable:
+        high, step = high - step, 2 * step
+    low = max(low, high - step)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if peak(middle) <= usable else (low, middle)
+    return low
+
+
+def effort(
+    config: Config, flop: IterationFlop, gpu: Gpu, gpus: int, saving: Saving, assumptions: Assumptions
+) -> Effort:
+    """Time from FLOP, energy from time. Blocks that are computed anew cost one more forward pass."""
+    again = (flop.student_encoder + flop.predictor) / TRAINING if saving.checkpointing == "full" else 0.0
+    peak = gpu.peak("bfloat16" if saving.mixed_precision else "float32")
+    batch, steps = config.optimization.batch_size, config.optimization.steps
+    seconds = (sum(flop) + again) * batch / (gpus * peak * assumptions.mfu_of(gpu))
+    hours = seconds * steps / 3600
+    kwh = None if gpu.watts is None else hours * gpus * gpu.watts / 1000 * assumptions.pue
+    return Effort(seconds, hours, hours * gpus, kwh, None if kwh is None else kwh * assumptions.carbon_intensity)
+
+
+# What the paper says of "a CAPI ViT-L model", its main one: 180 h on 32 A100-80GB.
+PAPER_RECIPE, PAPER_GPU, PAPER_GPUS = "vitl14", "a100-80g", 32
+PAPER_GPU_HOURS, PAPER_KWH, PAPER_KG = 5763.0, 2651.0, 928.0
+# Keys that change neither FLOP nor power.
+_FREE = (
+    *("version", "seed", "run", "checkpoint", "evaluations", "init", "distributed"),
+    *("data.workers", "data.cache_mib", "data.broken_limit", "data.mean", "data.std", "data.reduced_decoding"),
+    *("optimization.micro_batches", "clustering.chunk_mib"),
+)
+
+
+def against_paper(config: Config, assumptions: Assumptions | None = None) -> list[Comparison] | None:
+    """The plan of the paper's main model on the paper's GPUs beside what it reports; None for another recipe."""
+    if differences(load_config(PAPER_RECIPE), config, _FREE):
+        return None
+    plain = load_config(PAPER_RECIPE)
+    planned = plan_run(plain, find_gpu(PAPER_GPU), PAPER_GPUS, assumptions=assumptions).effort
+    assert planned.kwh is not None
+    assert planned.kg_co2 is not None
+    return [
+        Comparison("GPU hours", planned.gpu_hours, PAPER_GPU_HOURS),
+        Comparison("kWh", planned.kwh, PAPER_KWH),
+        Comparison("kgCO2eq", planned.kg_co2, PAPER_KG),
+    ]

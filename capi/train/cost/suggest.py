@@ -1,0 +1,295 @@
+"""What to choose for so many images on this hardware: a recipe and values, each with its reason and where that is from.
+
+The rules are those of docs/small-data.md as far as it has measured them, else the paper's own values, else rules of
+thumb, and each says which.
+"""
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Literal, NamedTuple
+
+from capi.config.loading import load_config
+from capi.config.schema import Config
+from capi.data.decoding import BrokenImageError, ChannelsError
+from capi.data.reader import Reader
+from capi.data.sources import ImageSource
+from capi.data.statistics import evenly, quick_statistics, significant, statistics_warning
+from capi.errors import CapiError
+from capi.train.build import build_reader, statistics
+from capi.train.cost.hardware import Gpu
+from capi.train.cost.plan import Assumptions, RunPlan, plan_run
+from capi.types import Statistics
+
+Origin = Literal["measured", "paper", "rule of thumb"]
+
+PASSES, FEWEST_PASSES, FEWEST_STEPS = 100, 30, 1300
+# Prototypes for each image of a batch: 256 to 64 and 512 to 128 did well in docs/small-data.md.
+PROTOTYPES_AN_IMAGE = 4
+SMALLEST_BATCH = 64
+_SAMPLE = 64
+# What machines with many GPUs usually have.
+GPUS_A_MACHINE = 8
+
+
+class Choice(NamedTuple):
+    """A value, why, and where that is from."""
+
+    key: str
+    value: object
+    reason: str
+    origin: Origin
+
+
+class Rung(NamedTuple):
+    """A recipe for so many images and more, with values that were found to suit them."""
+
+    recipe: str
+    images: int
+    side: int
+    batch: int
+    changes: tuple[Choice, ...] = ()
+
+
+_PETS = "docs/small-data.md, the run on 3680 photos"
+_LADDER = (
+    Rung("small", 0, 48, 64),
+    Rung(
+        "small",
+        2000,
+        64,
+        128,
+        (Choice("model.depth", 6, f"as in {_PETS}", "measured"),),
+    ),
+    Rung("vits16", 20_000, 224, 512),
+    Rung("vitb14", 1_000_000, 224, 4096),
+    Rung("vitl16", 10_000_000, 224, 16384),
+    Rung("vitl14", 50_000_000, 224, 16384),
+)
+# Images that a patch of 8 pixels would cut into too few.
+_TINY = Rung("tiny4", 0, 32, 128)
+_TINY_SIDE = 48
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a suggestion has to know of the images."""
+
+    count: int
+    side: int
+    channels: int = 3
+    statistics: Statistics | None = None
+    """Mean and std of a few of them, where they are known."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A run for some images: its recipe, what changes in it, and its plan."""
+
+    recipe: Choice
+    choices: list[Choice]
+    config: Config
+    plan: RunPlan
+
+    @property
+    def overrides(self) -> list[str]:
+        return [f"{choice.key}={choice.value}" for choice in self.choices]
+
+    def command(self, data: str | Sequence[str], out: str = "RUN") -> str:
+        """What starts the run."""
+        gpus, start = self.plan.gpus, ["capi", "pretrain"]
+        if gpus > GPUS_A_MACHINE and gpus % GPUS_A_MACHINE == 0:
+            nodes = str(gpus // GPUS_A_MACHINE)
+            start = ["capi", "launch", "slurm", "--nodes", nodes, "--gpus-per-node", str(GPUS_A_MACHINE)]
+        elif gpus > 1:
+            start = ["torchrun", "--nproc-per-node", str(gpus), "-m", *start]
+        sources = [word for name in ([data] if isinstance(data, str) else data) for word in ("--data", name)]
+        return shlex.join([*start, str(self.recipe.value), *self.overrides, *sources, "--out", out])
+
+
+def look_at(source: ImageSource) -> Images:
+    """How many images there are, how long the shorter side of a typical one is, and what channels they have."""
+    reader = build_reader(load_config("small"), source)
+    sides, errors = _sides(reader)
+    others = Counter(error.channels for error in errors if isinstance(error, ChannelsError))
+    if not sides and others:
+        reader = Reader(source, replace(reader.decoder, channels=others.most_common(1)[0][0]))
+        sides, errors = _sides(reader)
+    if not sides:
+        tried = min(len(source), _SAMPLE)
+        raise CapiError(f"none of {tried} images could be read ({errors[0]}): --suggest needs images to look at")
+    return Images(len(source), int(median(sides)), reader.decoder.channels, quick_statistics(reader))
+
+
+def _sides(reader: Reader) -> tuple[list[int], list[BrokenImageError]]:
+    """The shorter sides of some images, and why others could not be read."""
+    sides, errors = [], []
+    for index in evenly(len(reader.source), _SAMPLE):
+        try:
+            sides.append(min(reader.size(index)))
+        except BrokenImageError as error:
+            errors.append(error)
+    return sides, errors
+
+
+def suggest(
+    images: Images, gpu: Gpu, gpus: int = 1, *, hours: float = 24.0, assumptions: Assumptions | None = None
+) -> Suggestion:
+    """The largest recipe that so many images deserve and that so many hours allow."""
+    wanted = [_TINY] if images.side < _TINY_SIDE else [rung for rung in _LADDER if rung.images <= images.count]
+    for rung in reversed(wanted):
+        found = _on(rung, images, gpu, gpus, assumptions)
+        if found is not None and found.plan.effort.hours > hours:
+            # Passes over the images give way to the hours, and a large recipe to a smaller one.
+            steps = max(int(found.config.optimization.steps * hours / found.plan.effort.hours), 1)
+            enough = steps * found.plan.batch_size >= FEWEST_PASSES * images.count
+            found = _on(rung, images, gpu, gpus, assumptions, steps) if enough or rung is wanted[0] else None
+        if found is not None:
+            return found
+    raise CapiError(
+        f"no recipe fits the {gpu.memory / 1e9:.0f} GB of {gpu.title}, not even {wanted[0].recipe}: give another --gpu"
+    )
+
+
+def _on(
+    rung: Rung, images: Images, gpu: Gpu, gpus: int, assumptions: Assumptions | None, steps: int | None = None
+) -> Suggestion | None:
+    """A rung for these images; None where no accumulation makes it fit."""
+    recipe = Choice("recipe", rung.recipe, *_recipe_reason(rung, images))
+    choices = list(_choices(rung, images, gpus, steps))
+    config = _config(rung.recipe, choices)
+    plan = plan_run(config, gpu, gpus, assumptions=assumptions)
+    parts = plan.accumulation.micro_batches
+    if parts is None:
+        return None
+    if parts > 1:
+        reason = f"a GPU has room for {plan.largest_images} of its {plan.images_a_gpu} images at once, as planned"
+        choices.append(Choice("optimization.micro_batches", parts, reason, "rule of thumb"))
+        config = _config(rung.recipe, choices)
+        plan = plan_run(config, gpu, gpus, assumptions=assumptions)
+    return Suggestion(recipe, choices, config, plan)
+
+
+def _config(recipe: str, choices: Iterable[Choice]) -> Config:
+    return load_config(recipe, [f"{choice.key}={choice.value}" for choice in choices])
+
+
+def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
+    if rung is _TINY:
+        return f"images of {images.side} px: its patches of 4 px still make a grid of 8 x 8", "rule of thumb"
+    if rung.recipe == "small":
+        return "learnt from 675 and from 3680 photos, docs/small-data.md", "measured"
+    if rung.recipe.startswith("vitl"):
+        data = "ImageNet-22k, 14 million images" if rung.recipe == "vitl16" else "LVD-142M"
+        return f"what the paper trains on {data}", "paper"
+    return (
+        f"between the recipes that were measured and those of the paper, from {rung.images:,} images on",
+        "rule of thumb",
+    )
+
+
+def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterator[Choice]:
+    recipe = load_config(rung.recipe)
+    side, batch = _side(rung, recipe, images), _batch(rung, images, gpus)
+    if side != recipe.data.height_and_width[0]:
+        reason, origin = _side_reason(rung, images, side)
+        yield Choice("data.image_size", side, reason, origin)
+    yield from rung.changes
+    yield from _channel_choices(recipe, images)
+    yield Choice("optimization.batch_size", batch, *_batch_reason(batch))
+    yield _prototypes(recipe, batch)
+    length = steps or _length(rung, recipe, batch, images)
+    yield Choice("optimization.steps", length, *_length_reason(rung, length, batch, images, steps is not None))
+    yield _momentum(length)
+
+
+def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
+    """Channels that the images have, and their own mean and std where the recipe's are far off or too few."""
+    if images.channels != recipe.model.channels:
+        yield Choice("model.channels", images.channels, "what the images have", "measured")
+        reason = f"one for each of {images.channels} channels"
+    elif images.statistics and statistics_warning(images.statistics, statistics(recipe)):
+        mean, std = (significant(values) for values in images.statistics)
+        reason = f"the images have mean {mean} and std {std}, far from the recipe's"
+    else:
+        return
+    for name in ("data.mean", "data.std"):
+        yield Choice(name, "auto", reason, "measured")
+
+
+def _side(rung: Rung, recipe: Config, images: Images) -> int:
+    """No larger than the images are, and whole patches."""
+    patch = recipe.model.patch_size
+    return max(min(rung.side, images.side) // patch * patch, 4 * patch)
+
+
+def _side_reason(rung: Rung, images: Images, side: int) -> tuple[str, Origin]:
+    if side == rung.side:
+        return f"as in {_PETS}", "measured"
+    return f"images of {images.side} px have no detail beyond that", "rule of thumb"
+
+
+def _batch(rung: Rung, images: Images, gpus: int) -> int:
+    """The rung's, but at least 16 batches in a pass over the images; and one that so many GPUs divide."""
+    batch = rung.batch
+    while batch > SMALLEST_BATCH and 16 * batch > images.count:
+        batch //= 2
+    return -(-batch // gpus) * gpus
+
+
+def _batch_reason(batch: int) -> tuple[str, Origin]:
+    if batch <= 128:
+        return "64 and 128 did about as well, 256 less (trials c1, c3, b7)", "measured"
+    if batch == 16384:
+        return "the paper's", "paper"
+    return "so that a pass over the images has at least 16 batches", "rule of thumb"
+
+
+def _prototypes(recipe: Config, batch: int) -> Choice:
+    """As many as a batch can be balanced over."""
+    least = min(PROTOTYPES_AN_IMAGE * batch, 16384)
+    if batch == 16384:
+        return Choice("clustering.prototypes", 16384, "the paper's", "paper")
+    if batch <= 128:
+        reason = f"{PROTOTYPES_AN_IMAGE} for each image of a batch; 2048 for 128 images stay vague (trial b3)"
+        return Choice("clustering.prototypes", least, reason, "measured")
+    reason = f"{PROTOTYPES_AN_IMAGE} for each image of a batch, as was measured with small ones"
+    return Choice("clustering.prototypes", min(least, max(recipe.clustering.prototypes, 4096)), reason, "rule of thumb")
+
+
+def _length(rung: Rung, recipe: Config, batch: int, images: Images) -> int:
+    """A hundred passes; where the paper has trained the recipe, no more images than it did."""
+    wanted = PASSES * images.count // batch
+    if rung.recipe.startswith("vitl"):
+        wanted = min(wanted, recipe.optimization.steps * recipe.optimization.batch_size // batch)
+    return max(wanted, FEWEST_STEPS)
+
+
+def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened: bool) -> tuple[str, Origin]:
+    passes = steps * batch / images.count
+    if rung.recipe.startswith("vitl") and passes < PASSES - 1 and not shortened:
+        return f"the paper's, {passes:.0f} passes over the images", "paper"
+    if shortened:
+        return f"what the hours allow: {passes:.0f} passes over the images", "rule of thumb"
+    if steps == FEWEST_STEPS:
+        return f"as in the recipe small, {passes:.0f} passes over the images", "measured"
+    return (
+        f"{passes:.0f} passes over the images; measured were 97 and 123, the paper's vitl16 has about 115",
+        "measured" if images.count < 20_000 else "paper",
+    )
+
+
+def _momentum(steps: int) -> Choice:
+    """A teacher that follows within a small share of the run."""
+    key, why = "optimization.teacher_momentum", "the teacher must follow within the run"
+    if steps <= 2000:
+        return Choice(
+            key, 0.97, f"{why}: better than 0.99 and 0.996, as good as 0.93 (trials a3, a2, b4, c5)", "measured"
+        )
+    if steps <= 20_000:
+        return Choice(key, 0.99, f"{why}: as in {_PETS}", "measured")
+    if steps <= 200_000:
+        return Choice(key, 0.996, "the paper's for 100 000 iterations", "paper")
+    return Choice(key, 0.999, "the paper's for 500 000 iterations", "paper")

@@ -1,0 +1,121 @@
+"""What a run would cost: real iterations of a config, on noise or on the user's images. Nothing is written."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from capi.config.schema import Config
+from capi.data.loader import LoadedBatch
+from capi.data.opening import Data, open_images
+from capi.data.statistics import DataSummary, statistics_warning, summarize
+from capi.errors import CapiError
+from capi.method.masking import Grid
+from capi.train import build
+from capi.train.build import build_learner, mask_sampler
+from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
+from capi.train.initial_weights import initialise
+from capi.types import MaskedBatch, VisionEncoder
+
+
+@dataclass(frozen=True)
+class RunCheck:
+    """What a run would cost, and what its images are like; without images there is only the first."""
+
+    cost: StepCost
+    data: DataSummary | None
+    images_per_second_read: float | None
+    warning: str | None = None
+    """Where the images are far from what the config normalizes them with."""
+
+
+def check(
+    config: Config,
+    *,
+    data: Data | None = None,
+    device: torch.device,
+    rounds: int = 3,
+    progress: Callable[[], None] = lambda: None,
+    open_encoder: Callable[[str], VisionEncoder] | None = None,
+) -> RunCheck:
+    """Build a config, run real iterations, and say what they cost. Nothing is written.
+
+    With `data` the images are the user's and are looked at; without, they are noise. `open_encoder` opens the encoder
+    that makes the targets of kind `frozen`, and the one that `init` starts from.
+    """
+    visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
+    if least_bytes(config, visible) > memory_of(device):
+        raise CapiError(_too_large(config))
+    summary, read_rate = None, None
+    try:
+        if data is None:
+            batches = [_noise(config, device) for _ in range(config.optimization.micro_batches)]
+        else:
+            config, summary, read_rate, loaded = _look_at(config, data)
+            batches = [build.device_mover(config, device)(part) for part in loaded]
+        config, frozen_encoder = build.resolve_target(config, open_encoder)
+        learner = build_learner(config, device, frozen_encoder)
+        # What the run would start from must be there and fit.
+        initialise(learner, config, open_encoder)
+        cost = measure_step(learner, batches, Grid(*config.grid).size, rounds, progress)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise CapiError(_too_large(config)) from error
+    except RuntimeError as error:
+        # What torch raises when the memory of a CPU runs out has no class of its own.
+        if "alloc" not in str(error):
+            raise
+        raise CapiError(_too_large(config)) from error
+    if not math.isfinite(cost.student_loss):
+        raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
+    warning = statistics_warning(summary.statistics, build.statistics(config)) if summary else None
+    return RunCheck(cost, summary, read_rate, warning)
+
+
+def _noise(config: Config, device: torch.device) -> MaskedBatch:
+    return random_batch(
+        masks=mask_sampler(config),
+        grid=Grid(*config.grid),
+        image_shape=(config.model.channels, *config.data.height_and_width),
+        batch_size=config.optimization.batch_size // config.optimization.micro_batches,
+        seed=config.seed,
+        device=device,
+    )
+
+
+def _look_at(config: Config, data: Data) -> tuple[Config, DataSummary, float, list[LoadedBatch]]:
+    """A sample of the images, and the first batch, timed."""
+    source = open_images(data)
+    config = build.resolve_statistics(config, source)
+    summary = summarize(build.build_reader(config, source))
+    batches = build.training_batches(config, source, workers=0)
+    start = time.perf_counter()
+    loaded = [batches[number] for number in range(config.optimization.micro_batches)]
+    for part in loaded:
+        if part.failure:
+            raise CapiError(part.failure)
+    return config, summary, config.optimization.batch_size / (time.perf_counter() - start), loaded
+
+
+def least_bytes(config: Config, visible: int) -> int:
+    """Less than an iteration can do with: images, weights with their optimiser, what backward keeps, the queue."""
+    model, batch_size = config.model, config.optimization.batch_size
+    height, width = config.data.height_and_width
+    images = batch_size * model.channels * height * width
+    # Weights, gradients, two moments and the teacher's copy.
+    weights = 5 * (12 * model.depth * model.width**2 + 2 * config.clustering.prototypes * model.width)
+    # Norms, queries, keys, values, attention, and the MLP's hidden layer before and after its GELU.
+    token = model.width * (6 + 2 * model.mlp_ratio)
+    at_once = batch_size // config.optimization.micro_batches
+    kept = at_once * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
+    # In bfloat16.
+    queue = config.clustering.queue * Grid(*config.grid).size * model.width / 2
+    return int(4 * (images + weights + kept + queue))
+
+
+def _too_large(config: Config) -> str:
+    return (
+        f"a batch of {config.optimization.batch_size} images does not fit the memory of this machine: raise "
+        "optimization.micro_batches, or lower optimization.batch_size or the model"
+    )

@@ -1,0 +1,266 @@
+"""Continued pretraining: a new run starts from the weights of a trained model in place of fresh ones.
+
+Encoder, predictor and head of the student are filled, and the teacher is its copy; from a run of ours the prototypes
+come along. `init.strict` asks that encoder and predictor fit in everything. The head and the prototypes belong to a
+target, which a new run may change: they are taken where they fit, and it is told where they do not.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from capi.config.schema import Config
+from capi.data.statistics import significant
+from capi.errors import CapiError, some_of
+from capi.method.clustering import OnlineClustering
+from capi.models.architecture import Architecture, architecture_of
+from capi.models.features import CapiEncoder
+from capi.train import build
+from capi.train.checkpoint import Checkpoints
+from capi.train.step import Learner
+from capi.types import VisionEncoder
+from capi.zoo.checkpoint_files import StoredTensors
+from capi.zoo.run_folder import RunFolder
+
+Tensors = Mapping[str, Tensor]
+_MUST_FIT = ("encoder", "predictor")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What became of the encoder, the predictor, the head or the prototypes, by the names of their tensors."""
+
+    name: str
+    loaded: tuple[str, ...]
+    parameters: int
+    """Numbers in the loaded tensors."""
+    missing: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    misshapen: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        return not (self.missing or self.extra or self.misshapen)
+
+    @property
+    def sentence(self) -> str:
+        """In one line."""
+        faults = (
+            ("fresh (not there)", self.missing),
+            ("fresh (another shape)", self.misshapen),
+            ("left out (the run has no such tensors)", self.extra),
+        )
+        told = [f"{some_of(names)} {what}" for what, names in faults if names]
+        counted = f"{_counted(len(self.loaded), 'tensor')} with {_counted(self.parameters, 'parameter')} loaded"
+        return f"{self.name}: {'; '.join([counted, *told])}"
+
+
+@dataclass(frozen=True)
+class Initialised:
+    """What a run started from: for people in `lines`, for its provenance in `record`."""
+
+    source: str
+    sha256: str
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        heading = f"starts from {self.source} (sha256 of its tensors {self.sha256[:16]})"
+        return [heading, *(f"  {part.sentence}" for part in self.parts), *(f"  {note}" for note in self.notes)]
+
+    @property
+    def record(self) -> dict[str, Any]:
+        loaded = {part.name: {"tensors": len(part.loaded), "parameters": part.parameters} for part in self.parts}
+        return {"encoder": self.source, "sha256": self.sha256, "loaded": loaded, "notes": list(self.notes)}
+
+
+def initialise(
+    learner: Learner, config: Config, open_encoder: Callable[[str], VisionEncoder] | None
+) -> Initialised | None:
+    """Fill a fresh learner as `init` asks; None where it asks for nothing. Nothing is changed where it is refused."""
+    source = config.init.encoder
+    if source is None:
+        return None
+    given, student = _opened(source, open_encoder), learner.student
+    wanted = architecture_of(given)
+    differing = _differences(architecture_of(build.frozen(student, given.statistics)), wanted)
+    parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
+    if config.init.strict:
+        _refuse_misfits(source, differing, wanted, parts)
+    elif not parts[0].loaded:
+        raise CapiError(f"nothing of {source} fits the encoder of the config: {_remedies(differing, wanted)}")
+    for part in parts:
+        _copy(part, getattr(student, part.name), getattr(given, part.name))
+    learner.teacher.average.load_state_dict(student.state_dict())
+    prototypes, untold = _take_prototypes(learner, source)
+    notes = [_unseen(difference) for difference in differing if difference.key in _SHAPELESS]
+    notes += _statistics_note(config, given) + untold
+    return Initialised(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
+
+
+def _opened(source: str, open_encoder: Callable[[str], VisionEncoder] | None) -> CapiEncoder:
+    if open_encoder is None:
+        raise CapiError("init.encoder needs something that opens encoders by name: use capi.pretrain")
+    given = open_encoder(source)
+    if not isinstance(given, CapiEncoder):
+        raise CapiError(
+            f"init.encoder={source} is a {type(given).__name__}, whose weights a run cannot start from: name a run, a "
+            "file or a folder with the weights of a CAPI model"
+        )
+    return given
+
+
+def fingerprint(state: Tensors) -> str:
+    """A checksum of tensors and their names, whatever file or device they lie in."""
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """A key of the config, its value there and the one that the weights want."""
+
+    key: str
+    ours: Any
+    theirs: Any
+
+
+# They change what is computed, but the shape of no tensor.
+_SHAPELESS = ("model.heads", "model.positions", "model.predictor.heads")
+_KEYS = {
+    "width": "model.width",
+    "depth": "model.depth",
+    "heads": "model.heads",
+    "patch_size": "model.patch_size",
+    "registers": "model.registers",
+    "channels": "model.channels",
+    "positions": "model.positions",
+    "predictor_kind": "model.predictor.kind",
+    "predictor_width": "model.predictor.width",
+    "predictor_depth": "model.predictor.depth",
+    "predictor_heads": "model.predictor.heads",
+}
+
+
+def _differences(ours: Architecture, theirs: Architecture) -> list[_Difference]:
+    """Where two architectures differ in encoder or predictor, by the keys of the config."""
+    pairs = {key: (getattr(ours, name), getattr(theirs, name)) for name, key in _KEYS.items()}
+    pairs["model.mlp_ratio"] = (ours.mlp_width / ours.width, theirs.mlp_width / theirs.width)
+    pairs["data.image_size"] = (_native_size(ours), _native_size(theirs))
+    found = [_Difference(key, *values) for key, values in pairs.items() if values[0] != values[1]]
+    # A size that only one of them has follows from the kind, which is told already.
+    return [one for one in found if one.ours is not None and one.theirs is not None]
+
+
+def _native_size(architecture: Architecture) -> list[int] | None:
+    """Height and width of the images that learned positions belong to."""
+    return None if architecture.grid is None else [side * architecture.patch_size for side in architecture.grid]
+
+
+def _remedies(differing: list[_Difference], theirs: Architecture) -> str:
+    told = [f"{one.key} is {_spoken(one.ours)} and its weights have {_spoken(one.theirs)}" for one in differing]
+    wanted = {one.key: one.theirs for one in differing}
+    if wanted.keys() & {"model.width", "model.depth", "model.heads"}:
+        # What a config leaves open of the predictor follows the encoder, which is about to change.
+        sizes = {key: getattr(theirs, name) for name, key in _KEYS.items() if name.startswith("predictor_")}
+        wanted |= {key: value for key, value in sizes.items() if value is not None and key != "model.predictor.kind"}
+    return f"{', '.join(told)}: set {' '.join(f'{key}={_spoken(value)}' for key, value in wanted.items())}"
+
+
+def _spoken(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _unseen(difference: _Difference) -> str:
+    return (
+        f"{difference.key} is {difference.ours}, but these weights were trained with {difference.theirs}: they will "
+        "compute something else"
+    )
+
+
+def _compare(name: str, own: nn.Module, given: nn.Module | None) -> Part:
+    return _compared(name, own.state_dict(), {} if given is None else given.state_dict())
+
+
+def _compared(name: str, own: Tensors, given: Tensors) -> Part:
+    shared = [key for key in own if key in given]
+    loaded = tuple(key for key in shared if own[key].shape == given[key].shape)
+    return Part(
+        name,
+        loaded,
+        parameters=sum(own[key].numel() for key in loaded),
+        missing=tuple(key for key in own if key not in given),
+        extra=tuple(key for key in given if key not in own),
+        misshapen=tuple(key for key in shared if key not in loaded),
+    )
+
+
+def _refuse_misfits(source: str, differing: list[_Difference], wanted: Architecture, parts: list[Part]) -> None:
+    """The key of the config says more than the names of tensors."""
+    if differing:
+        raise CapiError(
+            f"{source} does not fit the config: {_remedies(differing, wanted)}; or init.strict=false, which takes what "
+            "fits"
+        )
+    for part in parts:
+        if part.name in _MUST_FIT and not part.fits:
+            raise CapiError(f"{source} does not fit in its {part.sentence}: init.strict=false takes what fits")
+
+
+def _copy(part: Part, own: nn.Module, given: nn.Module | None) -> None:
+    """In place, since the optimiser knows the parameters as they are."""
+    if given is None:
+        return
+    into, out_of = own.state_dict(), given.state_dict()
+    with torch.no_grad():
+        for key in part.loaded:
+            into[key].copy_(out_of[key])
+
+
+def _take_prototypes(learner: Learner, source: str) -> tuple[list[Part], list[str]]:
+    """The prototypes of a run of ours, where this one has some; what is to be said where there are none to take."""
+    if not isinstance(learner.target, OnlineClustering):
+        return [], []
+    own, name = dict(learner.target.named_parameters()), learner.target.name
+    stored = _newest_checkpoint(source)
+    there = {} if stored is None else stored.weightless
+    given = {key: there[f"{name}.{key}"] for key in ("prototypes", "bias") if f"{name}.{key}" in there}
+    if stored is None or not given:
+        return [], [f"prototypes: fresh, since {source} carries none"]
+    part = _compared("prototypes", own, given)
+    stored.read({f"{name}.{key}": own[key].detach() for key in part.loaded})
+    return [part], []
+
+
+def _newest_checkpoint(source: str) -> StoredTensors | None:
+    folder = RunFolder(Path(source))
+    if not folder.exists:
+        return None
+    checkpoints = Checkpoints(folder.checkpoints)
+    return StoredTensors(checkpoints.path(checkpoints.steps()[-1]))
+
+
+def _statistics_note(config: Config, given: CapiEncoder) -> list[str]:
+    ours, theirs = build.statistics(config), given.statistics
+    if ours == theirs:
+        return []
+    wanted = " ".join(f"data.{name}=[{significant(values, 4)}]" for name, values in theirs._asdict().items())
+    return [
+        f"images are normalised with mean {significant(ours.mean, 4)} and deviation {significant(ours.std, 4)}, but "
+        f"these weights learnt from images normalised with {wanted}"
+    ]
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' * (count != 1)}"

@@ -1,0 +1,427 @@
+"""A whole pretraining run: guard the folder, build, resume, train, and leave pictures behind."""
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from capi.config.loading import differences, dump_config, parse_config
+from capi.config.schema import Config
+from capi.data.broken import BrokenImages
+from capi.data.opening import Data, describe_data, open_images
+from capi.data.recorded import with_sample
+from capi.data.sources import ImageSource
+from capi.data.statistics import quick_statistics, statistics_warning
+from capi.errors import CapiError
+from capi.evals import build as benchmark
+from capi.runtime.processes import Processes, joined, lost_process_is_an_error
+from capi.runtime.progress import RunProgress
+from capi.runtime.sharding import chosen_shards
+from capi.runtime.yaml_documents import parse_yaml
+from capi.train import build
+from capi.train.checkpoint import Checkpoints, Position
+from capi.train.distribute import distribute, whole_view
+from capi.train.health import ADVISED, RunFacts, Watchman
+from capi.train.initial_weights import Initialised, initialise
+from capi.train.loop import Ending, Evaluation, Loop
+from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
+from capi.train.step import Learner
+from capi.types import Statistics, VisionEncoder
+from capi.zoo.checkpoint_files import StoredTensors
+from capi.zoo.run_folder import CONFIG, RunFolder
+
+_LOG = logging.getLogger("capi")
+# What may change when a run is resumed, since it does not change what is computed.
+_FREE_KEYS = (
+    "checkpoint",
+    "distributed",
+    "evaluations",
+    "run.activation_checkpointing",
+    "run.log_steps",
+    "run.loggers",
+    "run.report",
+    "run.snapshots",
+    "run.non_finite",
+    "run.non_finite_limit",
+    "data.workers",
+    "data.cache_mib",
+    "data.broken_limit",
+)
+
+
+@dataclass(frozen=True)
+class PretrainedRun:
+    """What a call of `pretrain` leaves: the folder, the step it reached, whether that is the last one, a report."""
+
+    path: Path
+    step: int
+    finished: bool
+    report: Path | None = None
+    # Whether a scheduler's signal ended it, and whether this process is the one that speaks for all.
+    preempted: bool = False
+    is_main: bool = True
+
+
+def pretrain(
+    config: Config,
+    *,
+    data: Data,
+    out: str | Path,
+    resume: bool = False,
+    overwrite: bool = False,
+    device: torch.device,
+    loggers: Sequence[Logger] = (),
+    evaluations: Sequence[Evaluation] = (),
+    pictures: Callable[[Config, ImageSource, RunFolder], Sequence[Evaluation]] = lambda *_: (),
+    open_encoder: Callable[[str], VisionEncoder] | None = None,
+    console: Console | None = None,
+) -> PretrainedRun:
+    """Train to the end or to a signal. Bad input is told before anything is written.
+
+    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `open_encoder`
+    opens the encoder that makes the targets of kind `frozen`, and the one that `init` starts from.
+    """
+    with joined(device) as processes, ExitStack() as stack:
+        with processes.together():
+            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes, console)
+            configured = benchmark.build_evaluations(given.config, device)
+        processes.refuse_differences("config", dump_config(given.config))
+        images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
+        processes.refuse_differences("set of images", images)
+        with processes.together():
+            learner, initialised = _begin(given, device, open_encoder) if processes.is_main else (None, None)
+        processes.from_main(lambda: _make_folder(given, initialised))
+        with processes.together():
+            given.folder.wait_until_seen()
+        if processes.is_main:
+            _tell(initialised, console)
+            _warn_of_range(given, console)
+        with processes.together():
+            if processes.is_main:
+                stack.enter_context(given.folder.locked())
+        with lost_process_is_an_error():
+            spread = _spread(given, learner, processes, device)
+        run = _Run(given, spread, device, processes)
+        everything = [*configured, *evaluations, *pictures(given.config, given.source, given.folder)]
+        return run.train(loggers, everything, console if processes.is_main else None)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a run is to be, once everything that could be refused has been looked at."""
+
+    config: Config
+    folder: RunFolder
+    source: ImageSource
+    facts: dict[str, Any]
+    going_on: bool
+    frozen_encoder: VisionEncoder | None
+
+
+def _examine(
+    config: Config,
+    folder: RunFolder,
+    data: Data,
+    resume: bool,
+    overwrite: bool,
+    open_encoder: Callable[[str], VisionEncoder] | None,
+    processes: Processes,
+    console: Console | None,
+) -> _Given:
+    """Bad input is told here, before anything is written."""
+    source = open_images(data, console if processes.is_main else None)
+    going_on = resume and folder.exists
+    config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
+    build.mask_sampler(config)
+    config, frozen_encoder = build.resolve_target(config, open_encoder)
+    facts = describe_data(data, source)
+    if going_on:
+        _refuse_other_run(folder, config, facts)
+        if processes.is_main:
+            _refuse_other_shapes(folder, config)
+    elif overwrite and folder.exists:
+        # Refuses a run of a newer version.
+        folder.record()
+    else:
+        folder.refuse_unless_free()
+    _try_first_batch(config, source, processes)
+    if processes.is_main and not going_on:
+        measured = quick_statistics(build.build_reader(config, source))
+        facts |= {"statistics": measured._asdict()} if measured else {}
+    if processes.size > 1:
+        chosen_shards(processes, config.distributed.shards)
+    require_loggers(config.run.loggers or [])
+    return _Given(config, folder, source, facts, going_on, frozen_encoder)
+
+
+def _begin(
+    given: _Given, device: torch.device, open_encoder: Callable[[str], VisionEncoder] | None
+) -> tuple[Learner, Initialised | None]:
+    """A learner with its first weights, fresh or as `init` asks."""
+    learner = build.build_learner(given.config, device, given.frozen_encoder)
+    # A run that was stopped before its first checkpoint starts over, and so from the same weights.
+    begun = given.going_on and Checkpoints(given.folder.checkpoints).steps()
+    initialised = None if begun else initialise(learner, given.config, open_encoder)
+    if initialised and given.going_on:
+        _refuse_other_weights(given.folder, initialised)
+    return learner, initialised
+
+
+def _make_folder(given: _Given, initialised: Initialised | None) -> None:
+    if given.going_on:
+        return
+    if given.folder.exists:
+        with given.folder.locked():
+            given.folder.clear()
+    data = with_sample(given.facts, given.source)
+    loss = build.loss_label(given.config.target.kind)._asdict()
+    origin = {"init": initialised.record} if initialised else {}
+    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": data, "loss": loss, **origin})
+
+
+def _spread(given: _Given, learner: Learner | None, processes: Processes, device: torch.device) -> Learner:
+    """The learner of this process, which alone has the one it began with."""
+    if processes.size == 1:
+        assert learner is not None
+        return learner
+    return distribute(given.config, learner, processes, device, given.frozen_encoder)
+
+
+def run_config(folder: RunFolder) -> Config:
+    """The config that a run was started with."""
+    folder.record()
+    source = str(folder.path / CONFIG)
+    return parse_config(parse_yaml(folder.config_text(), source), source=source)
+
+
+def run_facts(config: Config) -> RunFacts:
+    """What the healthy ranges of a run depend on."""
+    return RunFacts(
+        prototypes=config.clustering.prototypes,
+        width=config.model.width,
+        total_steps=config.optimization.steps,
+        target=config.target.kind,
+        settings=frozenset(setting for setting in ADVISED if _is_set(config, setting)),
+    )
+
+
+def _is_set(config: Config, setting: str) -> bool:
+    """Whether a config has a value, such as masking.roll=true."""
+    key, _, value = setting.partition("=")
+    found: Any = config
+    for name in key.split("."):
+        found = getattr(found, name)
+    return str(found).lower() == value
+
+
+@dataclass
+class _Run:
+    """A run whose folder is ready. All processes train; the main one alone writes and shows."""
+
+    given: _Given
+    learner: Learner
+    device: torch.device
+    processes: Processes
+
+    @property
+    def config(self) -> Config:
+        return self.given.config
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.given.folder
+
+    def train(
+        self, loggers: Sequence[Logger], evaluations: Sequence[Evaluation], console: Console | None
+    ) -> PretrainedRun:
+        checkpoints = self._checkpoints()
+        position = self._position(checkpoints)
+        if self.processes.is_main:
+            self.folder.note_start(position.step, str(self.device), self.processes.size)
+        if position.step == self.config.optimization.steps:
+            # Drawn again, since the kill may have come between the last checkpoint and the picture.
+            self._draw_curves()
+            return self._done(position, "finished")
+        if self.config.run.compile:
+            build.compile_blocks(self.learner)
+        everywhere = self._loggers(position, loggers) if self.processes.is_main else []
+        total, name = self.config.optimization.steps, self.folder.path.name
+        try:
+            with RunProgress(console or Console(quiet=True), total, position.step, name) as progress:
+                ending = self._loop(position, checkpoints, everywhere, evaluations, progress).run()
+        finally:
+            for logger in everywhere:
+                close(logger)
+        self._draw_curves()
+        return self._done(position, ending)
+
+    def _done(self, position: Position, ending: Ending) -> PretrainedRun:
+        return PretrainedRun(
+            self.folder.path,
+            position.step,
+            finished=ending == "finished",
+            preempted=ending == "preempted",
+            is_main=self.processes.is_main,
+        )
+
+    def _checkpoints(self) -> Checkpoints:
+        kept = self.config.checkpoint
+        in_background = kept.asynchronous
+        return Checkpoints(
+            self.folder.checkpoints,
+            keep=kept.keep,
+            milestone_steps=kept.milestone_steps,
+            processes=self.processes,
+            asynchronous=self.device.type != "cpu" if in_background is None else in_background,
+        )
+
+    def _position(self, checkpoints: Checkpoints) -> Position:
+        """Where the run stands, once its newest checkpoint is loaded."""
+
+        def newest() -> int | None:
+            checkpoints.remove_partial()
+            return max(checkpoints.steps(), default=None)
+
+        step = self.processes.from_main(newest)
+        with self.processes.together():
+            return Position() if step is None else checkpoints.load(self.learner, step)
+
+    def _loggers(self, position: Position, others: Sequence[Logger]) -> list[Logger]:
+        path = self.folder.path / FILE
+        # Without a checkpoint the run starts over, the evaluation before the first step included.
+        cut_after(path, position.step or -1)
+        return [JsonLines(path), *self._chosen_loggers(position.step), *others]
+
+    def _loop(
+        self,
+        position: Position,
+        checkpoints: Checkpoints,
+        loggers: Sequence[Logger],
+        evaluations: Sequence[Evaluation],
+        progress: RunProgress,
+    ) -> Loop:
+        config, source, processes = self.config, self.given.source, self.processes
+        cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = build.choose_workers(config, self.device, cores)
+        batches = build.training_batches(config, source, workers, processes)
+        loop = Loop(
+            learner=self.learner,
+            settings=build.loop_settings(config),
+            position=position,
+            batches=build.batch_loader(batches, workers, self.device),
+            to_device=build.device_mover(config, self.device),
+            checkpoints=checkpoints,
+            broken=BrokenImages(len(source), config.data.broken_limit, position.broken),
+            replay_folder=self.folder.path / "replay",
+            loggers=loggers,
+            evaluations=evaluations,
+            progress=progress,
+            watchman=self._watchman() if processes.is_main else None,
+            processes=processes,
+        )
+        if processes.size > 1:
+            loop.view = whole_view(config, processes, self.device, self.given.frozen_encoder)
+        return loop
+
+    def _watchman(self) -> Watchman:
+        """Knows what earlier starts of the run wrote."""
+        watchman = Watchman(run_facts(self.config))
+        for record in read_metrics(self.folder.path / FILE):
+            watchman.see(record)
+        return watchman
+
+    def _chosen_loggers(self, start: int) -> list[Logger]:
+        names = self.config.run.loggers
+        if names is None:
+            names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
+        described: dict[str, Any] = self.config.model_dump(mode="json")
+        return [LOGGERS[name](self.folder.path, start, described) for name in names]
+
+    def _draw_curves(self) -> None:
+        if not self.processes.is_main:
+            return
+        if importlib.util.find_spec("matplotlib") is None:
+            _LOG.info("curves are drawn where matplotlib is installed: pip install 'capi[pictures]'")
+            return
+        from capi.report.pictures.curves import draw_curves
+
+        self.folder.pictures.mkdir(exist_ok=True)
+        loss = build.loss_label(self.config.target.kind)
+        draw_curves(read_metrics(self.folder.path / FILE), self.folder.pictures / "curves.png", loss)
+
+
+def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
+    """Where the mean and deviation are `auto`, those that the run found when it was started."""
+    known = run_config(folder).data
+    found = {name: getattr(known, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
+    return config.model_copy(update={"data": config.data.model_copy(update=found)})
+
+
+def _try_first_batch(config: Config, source: ImageSource, processes: Processes) -> None:
+    """Images that cannot be read at all are told before anything is written."""
+    failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
+    if failure:
+        raise CapiError(failure)
+
+
+def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) -> None:
+    """A run goes on with what it was started with, or not at all."""
+    changed = differences(run_config(folder), config, _FREE_KEYS)
+    if changed:
+        raise CapiError(
+            f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, or give "
+            "--out another folder"
+        )
+    before = folder.record().get("data", {})
+    if before.get("fingerprint") != facts["fingerprint"]:
+        raise CapiError(
+            f"{folder.path} was started with {before.get('images')} images of {before.get('path')}, and "
+            f"{facts['path']} now gives {facts['images']} images or other names: a run goes on with the same images, "
+            "so restore them, or start another run"
+        )
+
+
+def _refuse_other_shapes(folder: RunFolder, config: Config) -> None:
+    """A checkpoint of another model is refused before memory is taken for the one of the config."""
+    checkpoints = Checkpoints(folder.checkpoints)
+    for step in checkpoints.steps()[-1:]:
+        stored = StoredTensors(checkpoints.path(step))
+        names = [name.removeprefix("student.") for name in stored.weightless if name.startswith("student.")]
+        student = build.weightless_student(config, names, str(folder.path / CONFIG))
+        stored.check({f"student.{name}": value for name, value in student.state_dict().items()})
+
+
+def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
+    """What `init` names may have changed since a run was started."""
+    before = folder.record().get("init", {}).get("sha256")
+    if before != initialised.sha256:
+        raise CapiError(
+            f"{folder.path} was started from other weights than {initialised.source} holds now, and has no checkpoint "
+            "yet: restore them, or start anew with --overwrite"
+        )
+
+
+def _warn_of_range(given: _Given, console: Console | None) -> None:
+    """Images that are far from what the config normalizes them with look nearly constant to the model."""
+    measured = given.facts.get("statistics")
+    warning = statistics_warning(Statistics(**measured), build.statistics(given.config)) if measured else None
+    if warning and console is None:
+        _LOG.warning(warning)
+    elif warning and console:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _tell(initialised: Initialised | None, console: Console | None) -> None:
+    """What a run starts from, before its progress: on the console, or in the log where there is none."""
+    for line in initialised.lines if initialised else ():
+        if console is None:
+            _LOG.info(line)
+        else:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,1 +1,0 @@
-"""Pictures of what an encoder sees and how its training went."""

@@ -1,0 +1,261 @@
+"""Encoders by the name that a user gives: a file, a run, a published model, a baseline, raw patches, an untrained
+recipe, or Python of one's own.
+
+What exists under a name on the disk comes first; only a name that does not is looked for elsewhere.
+"""
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from capi.config.loading import load_config
+from capi.config.trust import is_trusted
+from capi.errors import CapiError, expect
+from capi.models.features import CapiEncoder
+from capi.models.pixels import PixelEncoder
+from capi.train import build
+from capi.train.run import run_config
+from capi.types import Statistics, VisionEncoder
+from capi.zoo.baselines.weights import is_baseline, is_on_this_machine, open_baseline
+from capi.zoo.huggingface.files import read_transformers
+from capi.zoo.published import hub
+from capi.zoo.published.cache import cached_file
+from capi.zoo.published.registry import RELEASED, similar_names
+from capi.zoo.released import load_released
+from capi.zoo.run_folder import RunFolder
+from capi.zoo.weights import Weights, check_weights, load_exported, load_run
+
+TRAINED = (
+    "a run folder, a file of `capi export`, a checkpoint in the released layout, a folder in the transformers format, "
+    f"a published model ({', '.join(RELEASED)}), or an id of the Hub (owner/name)"
+)
+KINDS = (
+    f"{TRAINED}; or baseline:NAME (another method's), pixels:PATCH_SIZE (raw patches), untrained:RECIPE (or a run), or "
+    "FILE.py:NAME or MODULE:NAME (an encoder of your own)"
+)
+
+# Kinds that are made here, with no file but a recipe.
+_OURS = ("pixels", "untrained")
+
+
+def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder:
+    """The frozen encoder of a path or of a name; `TRAINED` says which there are. Published models are downloaded."""
+    expect("the model", model, (str, Path), f"the name or the path of {TRAINED}")
+    if not str(model):
+        raise CapiError(f"the model has an empty name: expected {TRAINED}")
+    path = Path(model)
+    check_weights(weights)
+    try:
+        is_folder, is_there = path.is_dir(), path.exists()
+    except OSError as error:
+        raise CapiError(f"{model} cannot be looked at ({error.strerror}): expected {TRAINED}") from error
+    if is_folder:
+        return _load_folder(path, weights)
+    return _load_file(path) if is_there else _load_named(str(model), TRAINED)
+
+
+def _load_folder(path: Path, weights: Weights) -> CapiEncoder:
+    """A run, or else what the transformers library wrote."""
+    if not RunFolder(path).exists and (path / hub.CONFIG).is_file():
+        return read_transformers(path)
+    return load_run(path, weights)
+
+
+def _load_file(path: Path) -> CapiEncoder:
+    exported = load_exported(path)
+    if exported is not None:
+        return exported
+    if path.name == hub.WEIGHTS and (path.parent / hub.CONFIG).is_file():
+        return read_transformers(path.parent)
+    return load_released(path)
+
+
+def _load_named(name: str, kinds: str) -> CapiEncoder:
+    """A published model or one of the Hub; what has another name is told, with those that are spelt like it."""
+    if is_baseline(name):
+        raise CapiError(f"{name} is no model of CAPI, which this asks for: it can be evaluated, compared and loaded")
+    if name in RELEASED:
+        return load_released(cached_file(RELEASED[name]))
+    if hub.is_hub_id(name):
+        return read_transformers(hub.hub_folder(name))
+    raise CapiError(f"there is no encoder {name}{_similar(name)}: expected {kinds}")
+
+
+def _similar(name: str) -> str:
+    """Names like this one, also of what lies in its folder."""
+    folder = Path(name).parent
+    try:
+        beside = [str(folder / each.name) for each in folder.iterdir()]
+    except OSError:
+        beside = []
+    return similar_names(name, beside)
+
+
+def open_encoder(
+    model: str | Path | VisionEncoder, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
+) -> VisionEncoder:
+    """The encoder that a name stands for, or one that is given as it is; a module is set to evaluate on the device."""
+    encoder = _open(str(model), weights) if isinstance(model, str | Path) else model
+    _check_encoder(encoder)
+    if isinstance(encoder, nn.Module):
+        encoder.eval().to(device)
+    return encoder
+
+
+def open_noted_encoder(
+    name: object, file: str | Path, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
+) -> VisionEncoder:
+    """The encoder that a file says it was made with.
+
+    Anyone may have written the file, so that what it says runs no Python and downloads nothing but published models.
+    """
+    if not isinstance(name, str):
+        raise CapiError(f"{file} says that {name!r} made it, which is no name: give the model with --model")
+    if not _is_harmless(name):
+        elsewhere = "not on this machine, and would be looked for on the Hub"
+        reason = "Python that would be run" if _code_of(name) else elsewhere
+        raise CapiError(f"{file} says that {name} made it, which is {reason}: if you trust it, give it with --model")
+    return open_encoder(name, weights=weights, device=device)
+
+
+def open_configured_encoder(name: str, *, trusted: frozenset[str], device: torch.device | str = "cpu") -> VisionEncoder:
+    """The encoder that a config names. Python code is imported only if `trusted_code` has it."""
+    code = _code_of(name)
+    if code is not None and not is_trusted(code, trusted):
+        raise CapiError(
+            f"the config names Python code in {code}: look at it, then add --trust {code} (in Python, trust={code!r})"
+        )
+    return open_encoder(name, device=device)
+
+
+def _code_of(name: str) -> str | None:
+    """The Python file or module that opening this name imports; None where it imports none."""
+    kind = name.rpartition(":")[0]
+    return None if not kind or kind in _OURS or is_baseline(name) or Path(name).exists() else kind
+
+
+def _is_harmless(name: str) -> bool:
+    """Whether opening it runs no code of others and asks no place of their choice for files."""
+    if Path(name).exists() or name in RELEASED:
+        return True
+    if is_baseline(name):
+        return is_on_this_machine(name)
+    return name.rpartition(":")[0] in _OURS
+
+
+def _check_encoder(encoder: VisionEncoder) -> None:
+    """An encoder of a user's own may say of itself what no encoder can be."""
+    name = type(encoder).__name__
+    for what, value in (("width", encoder.width), ("patch_size", encoder.patch_size)):
+        if not isinstance(value, int) or value < 1:
+            raise CapiError(f"{what} of the encoder {name} is {value!r}: expected a whole number from 1 on")
+    size: object = getattr(encoder, "image_size", None)
+    sides = size if isinstance(size, tuple | list) else (1, 1) if size is None else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise CapiError(
+            f"image_size of the encoder {name} is {size!r}: expected a side in pixels, (height, width), or None"
+        )
+    statistics: object = getattr(encoder, "statistics", None)
+    if statistics is None:
+        return
+    if not isinstance(statistics, Statistics) or len(statistics.mean) != len(statistics.std):
+        raise CapiError(
+            f"statistics of the encoder {name} are {statistics!r}: expected capi.types.Statistics(mean, std), with one "
+            "number for each channel in both"
+        )
+
+
+def _open(name: str, weights: Weights) -> VisionEncoder:
+    if Path(name).exists():
+        return load_weights(Path(name), weights)
+    if is_baseline(name):
+        return open_baseline(name)
+    kind, colon, rest = name.rpartition(":")
+    if not colon:
+        return _load_named(name, KINDS)
+    if kind == "pixels":
+        return _pixels(rest)
+    if kind == "untrained":
+        return untrained(rest)
+    return _own(kind, rest, name)
+
+
+def _pixels(size: str) -> PixelEncoder:
+    if not size.isdecimal() or int(size) < 1:
+        raise CapiError(f'"pixels:{size}" needs the side of a patch in pixels, such as pixels:16')
+    return PixelEncoder(int(size))
+
+
+def untrained(recipe: str) -> CapiEncoder:
+    """The encoder of a recipe or of a run with fresh weights, drawn from its seed."""
+    config = run_config(RunFolder(Path(recipe))) if Path(recipe).is_dir() else load_config(recipe)
+    torch.manual_seed(config.seed)
+    student = build.build_student(config)
+    encoder = build.frozen(student, build.statistics(config), config.data.height_and_width)
+    return encoder.eval().requires_grad_(False)
+
+
+def _own(place: str, attribute: str, name: str) -> VisionEncoder:
+    """An object of the user's own Python, called if it is no encoder yet; this runs their code."""
+    found: Any = getattr(_module(place, name), attribute, None)
+    if found is None:
+        raise CapiError(f'{place} has nothing called "{attribute}": expected an encoder, or what makes one when called')
+    if isinstance(found, type) or not isinstance(found, VisionEncoder):
+        found = _called(found, name)
+    if not isinstance(found, VisionEncoder):
+        raise CapiError(f"{name} is no encoder: it needs width, patch_size and a call that gives Features")
+    return found
+
+
+def _called(found: Any, name: str) -> Any:
+    if not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise CapiError(f"{name} makes no encoder when it is called without arguments ({_said(error)})") from error
+
+
+def _module(place: str, name: str) -> ModuleType:
+    """A file or a module; what lies beside the file, or in the present folder, can be imported too."""
+    try:
+        if not place.endswith(".py"):
+            _add_to_path(Path.cwd())
+            return importlib.import_module(place)
+        if not Path(place).is_file():
+            raise CapiError(f"there is no file {place}, which {name} names")
+        _add_to_path(Path(place).resolve().parent)
+        return _module_of_file(Path(place))
+    except CapiError:
+        raise
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
+            raise CapiError(f"there is no encoder {name} ({error}): expected {KINDS}") from error
+        raise CapiError(f"{place} cannot be imported ({_said(error)}): --traceback shows where") from error
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """Under a name of its own, so that a file torch.py replaces nothing; dataclasses look themselves up by it."""
+    spec = importlib.util.spec_from_file_location(f"capi_encoder_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _add_to_path(folder: Path) -> None:
+    """At the end: the user's files hide no library."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
+
+
+def _said(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

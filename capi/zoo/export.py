@@ -1,0 +1,106 @@
+"""One encoder in any of the formats that others read: each starts from what `capi.load` gives."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from capi.data.frame import image_size_of
+from capi.errors import CapiError
+from capi.models.features import CapiEncoder
+from capi.zoo.encoders import load_weights
+from capi.zoo.huggingface.files import write_transformers
+from capi.zoo.onnx.trace import OLDEST_OPSET, Precision
+from capi.zoo.onnx.write import OnnxExported, write_onnx
+from capi.zoo.run_folder import RunFolder
+from capi.zoo.weights import FileFormat, Weights, export_encoder, export_run
+
+ExportFormat = Literal["safetensors", "released", "transformers", "onnx"]
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What some formats leave to choose."""
+
+    image_size: int | None = None
+    """transformers: side that images are resized to; None takes the encoder's own, or the paper's."""
+    precision: Precision = "float32"
+    """onnx: what weights are held in."""
+    opset: int | None = None
+    """onnx: version of the operators."""
+    pooled: bool = True
+    """onnx: whether the file gives pooled features too."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and what was measured of an ONNX file."""
+
+    path: Path
+    onnx: OnnxExported | None = None
+
+
+def export(
+    model: str | Path,
+    out: Path,
+    *,
+    format: ExportFormat,
+    weights: Weights = "teacher",
+    options: ExportOptions | None = None,
+    overwrite: bool = False,
+) -> Exported:
+    """Write an encoder as a file or a folder, which appears complete or not at all."""
+    options = options or ExportOptions()
+    if format not in _WRITERS:
+        raise CapiError(f'there is no format "{format}", only {", ".join(_WRITERS)}')
+    _refuse_idle_options(format, options)
+    if out.is_dir() and format != "transformers":
+        raise CapiError(f"{out} is a folder: --out takes the name of a file")
+    if out.exists() and not overwrite:
+        raise CapiError(f"{out} is there already: choose another --out, or replace it with --overwrite")
+    return _WRITERS[format](model, out, weights, options)
+
+
+def _refuse_idle_options(format: str, options: ExportOptions) -> None:
+    """An option of another format would be overlooked."""
+    default = ExportOptions()
+    owners = {"image_size": "transformers", "precision": "onnx", "opset": "onnx", "pooled": "onnx"}
+    for name, owner in owners.items():
+        if format != owner and getattr(options, name) != getattr(default, name):
+            raise CapiError(f"{name} is an option of --format {owner}, not of {format}: leave it out")
+
+
+def _safetensors(model: str | Path, out: Path, weights: Weights, _: ExportOptions) -> Exported:
+    return Exported(_file(model, out, "safetensors", weights))
+
+
+def _released(model: str | Path, out: Path, weights: Weights, _: ExportOptions) -> Exported:
+    return Exported(_file(model, out, "released", weights))
+
+
+def _file(model: str | Path, out: Path, format: FileFormat, weights: Weights) -> Path:
+    """Of a run the whole config goes along; of anything else what its weights tell."""
+    if RunFolder(Path(model)).exists:
+        return export_run(Path(model), out, format, weights)
+    return export_encoder(load_weights(model, weights), out, format)
+
+
+def _transformers(model: str | Path, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+    encoder = load_weights(model, weights)
+    size = options.image_size or image_size_of(encoder)
+    return Exported(write_transformers(encoder, out, image_size=size, overwrite=True))
+
+
+def _onnx(model: str | Path, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+    encoder: CapiEncoder = load_weights(model, weights)
+    opset = OLDEST_OPSET if options.opset is None else options.opset
+    done = write_onnx(encoder, out, opset=opset, precision=options.precision, pooled=options.pooled, overwrite=True)
+    return Exported(done.path, done)
+
+
+_WRITERS: dict[str, Callable[[str | Path, Path, Weights, ExportOptions], Exported]] = {
+    "safetensors": _safetensors,
+    "released": _released,
+    "transformers": _transformers,
+    "onnx": _onnx,
+}

@@ -1,0 +1,1 @@
+"""CAPI models in the format of the transformers library."""

@@ -1,0 +1,21 @@
+from pathlib import Path
+
+import pytest
+
+from capi.api.ablation import ablate
+from capi.api.ablation_plan import Study, plan_study
+from tests.api.studies import QUICK, SMALL, labelled_photos
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return labelled_photos(tmp_path_factory.mktemp("photos") / "data")
+
+
+@pytest.fixture(scope="session")
+def done(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """A study that has been run to its end; nobody may change it."""
+    out = tmp_path_factory.mktemp("study") / "out"
+    page = ablate("sinkhorn", SMALL, data=data, out=out, scale="smoke", options=QUICK, device="cpu")
+    assert page == out / "sinkhorn.html"
+    return plan_study("sinkhorn", SMALL, data=str(data), out=out, scale="smoke", options=QUICK)

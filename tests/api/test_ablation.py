@@ -1,0 +1,114 @@
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from capi import api
+from capi.api import ablation
+from capi.api.ablation import ablate, finish
+from capi.api.ablation_plan import FAILURE, Job, Study, plan_study
+from capi.api.ablation_results import gather
+from capi.errors import CapiError
+from capi.train.run import PretrainedRun, run_config
+from capi.zoo.run_folder import RunFolder
+from tests.api.studies import QUICK, SMALL
+
+
+def test__a_row_can_be_run_again_by_hand_from_its_recipe(done: Study) -> None:
+    for job in done.jobs:
+        if job.config is not None:
+            assert capi_config(job.recipe) == run_config(RunFolder(job.run))
+
+
+def capi_config(path: Path):
+    from capi.config.loading import load_config
+
+    return load_config(path)
+
+
+def test__what_is_done_is_not_done_again(done: Study, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("trained or evaluated again")
+
+    monkeypatch.setattr("capi.train.loop.Loop.run", fail)
+    monkeypatch.setattr("capi.api.comparison.evaluate", fail)
+    before = gather(done)
+    page = ablate("sinkhorn", SMALL, data=data, out=done.out, scale="smoke", options=QUICK, device="cpu")
+    assert page == done.out / "sinkhorn.html"
+    after = gather(done)
+    assert [run.scores for row in after.everything for run in row.runs] == [
+        run.scores for row in before.everything for run in row.runs
+    ]
+
+
+def test__another_table_shares_the_default_run(done: Study, data: Path) -> None:
+    other = plan_study("registers", SMALL, data=str(data), out=done.out, scale="smoke", options=QUICK)
+    shared = {job.name: job for job in done.jobs if job.name == "default-seed0"}
+    assert next(job for job in other.jobs if job.name == "default-seed0") == shared["default-seed0"]
+
+
+def test__a_run_that_breaks_off_is_a_result_and_the_study_goes_on(
+    done: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = dataclasses.replace(done.jobs[-1], out=tmp_path)
+    (job.run / "checkpoints" / "step_00000001").mkdir(parents=True)
+
+    def broken(*_: object, **__: object) -> None:
+        raise CapiError("the loss is no number")
+
+    monkeypatch.setattr(api, "pretrain", broken)
+    finish(job)
+    assert json.loads((job.scores / FAILURE).read_text()) == {"reason": "the loss is no number"}
+
+
+def test__a_study_that_cannot_begin_is_no_result(done: Study, tmp_path: Path) -> None:
+    job = dataclasses.replace(done.jobs[-1], out=tmp_path, data=str(tmp_path / "nowhere"))
+    with pytest.raises(CapiError, match="nowhere"):
+        finish(job)
+    assert not job.scores.exists()
+
+
+def test__interrupted_it_says_so_and_keeps_what_is_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "pretrain", lambda *_, **__: PretrainedRun(tmp_path, 1, finished=False))
+    given = {"data": data, "out": tmp_path, "scale": "smoke", "options": QUICK, "device": "cpu"}
+    assert ablate("sinkhorn", SMALL, **given) is None
+    assert (tmp_path / "sinkhorn.html").exists()
+    assert (tmp_path / "scores" / "pixels" / "comparison.json").exists()
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ablation, "finish", interrupt)
+    assert ablate("sinkhorn", SMALL, **given) is None
+
+
+def test__a_process_that_was_asked_to_stop_begins_nothing_new(done: Study, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+
+    def interrupt(job: Job) -> None:
+        begun.append(job.name)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ablation, "finish", interrupt)
+    monkeypatch.setattr(ablation._Stopping, "asked", False)
+    for job in done.jobs[:3]:
+        with pytest.raises(ablation.InterruptionError):
+            ablation._finish_unless_stopped(job)
+    assert begun == [done.jobs[0].name]
+
+
+def test__labels_that_do_not_fit_are_told_by_the_first_evaluation(data: Path, tmp_path: Path) -> None:
+    given = {"data": data, "out": tmp_path, "scale": "smoke", "device": "cpu"}
+    with pytest.raises(CapiError, match=r'pixels could not be judged by csv/attentive: .* no column "breed"'):
+        ablate("sinkhorn", SMALL, options=[*QUICK, "label=breed"], **given)
+
+
+@pytest.mark.long
+def test__several_runs_at_once_give_the_same_scores(done: Study, data: Path, tmp_path: Path) -> None:
+    ablate("sinkhorn", SMALL, data=data, out=tmp_path, scale="smoke", options=QUICK, device="cpu", jobs=2)
+    other = plan_study("sinkhorn", SMALL, data=str(data), out=tmp_path, scale="smoke", options=QUICK)
+    found = [[run.scores for row in gather(study).everything for run in row.runs] for study in (done, other)]
+    assert found[0] == [pytest.approx(scores, abs=1e-6) for scores in found[1]]

@@ -1,0 +1,287 @@
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
+from torch.nn.functional import cosine_similarity
+
+from capi.data.sources import Encoded, Files, image_folder
+from capi.errors import CapiError
+from capi.evals import feature_files
+from capi.evals.extraction import extract
+from capi.evals.feature_files import FeatureFile, Framing, read_features
+from capi.evals.features import Encoding, encoded_batches
+from capi.evals.similar import Match, find_similar, match_tile, query_tile, similarity_sheet
+from capi.models.features import CapiEncoder
+from capi.models.pixels import PixelEncoder
+from capi.types import IMAGENET, Statistics, VisionEncoder
+from tests.data.pictures import encoded, photo
+
+COUNT = 9
+ENCODING = Encoding(size=(16, 24), batch_size=4)
+FRAMING = Framing((16, 16), (4, 4))
+RED, BLUE = (255, 0, 0), (0, 0, 255)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Files:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(COUNT):
+        Image.fromarray(photo(30 + 3 * number, 50, number)).save(folder / f"{number}.png")
+    return image_folder(folder)
+
+
+def features_file(encoder: VisionEncoder, source: Files, name: str = "x.safetensors", **settings: Any) -> FeatureFile:
+    out = source.root.parent / name
+    extract(encoder, source, out, **({"encoding": ENCODING, "kinds": ["patch", "mean_patch"]} | settings))
+    return read_features(out)
+
+
+def feature_map(encoder: VisionEncoder, image: Path, **settings: Any) -> Tensor:
+    source = Files(image.parent, [image.name])
+    return next(encoded_batches(encoder, source, ENCODING, **settings)).features.feature_map[0]
+
+
+@pytest.mark.parametrize("kind", [None, "mean_patch", "pooled", "register"])
+@pytest.mark.parametrize("name", ["x.safetensors", "x.parquet"])
+def test__matches_are_those_of_a_plain_computation(
+    tmp_path: Path, source: Files, model: CapiEncoder, name: str, kind: str | None
+) -> None:
+    file = features_file(model, source, name, kinds=["pooled", "register", "mean_patch"], labels=list("abcabcabc"))
+    query = tmp_path / "query.png"
+    Image.fromarray(photo(33, 47, 99)).save(query)
+    features = next(encoded_batches(model, Files(tmp_path, [query.name]), ENCODING, pooled=True)).features
+    vector = {"pooled": features.pooled, "register": features.registers.flatten(1)}.get(
+        kind or "", features.feature_map.mean((1, 2))
+    )
+    assert vector is not None
+    expected = cosine_similarity(file.array(kind or "mean_patch").flatten(1).double(), vector.double())
+    order = expected.argsort(descending=True)[:4].tolist()
+    found = find_similar(file, model, query, count=4, kind=kind, encoding=Encoding(size=(224, 224)))
+    assert [match.number for match in found] == order
+    assert [match.name for match in found] == [f"{number}.png" for number in order]
+    assert [match.label for match in found] == ["abcabcabc"[number] for number in order]
+    np.testing.assert_allclose([match.similarity for match in found], expected[order], atol=1e-6)
+    assert not any(match.itself or match.patch for match in found)
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.parquet"])
+def test__patches_are_searched_over_all_images_however_the_bank_is_cut(
+    source: Files, model: CapiEncoder, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(feature_files, "_PART_BYTES", 2 * (24 + 1) * 32 * 4)
+    file = features_file(model, source, name)
+    assert len(list(file.parts("patch"))) == 5
+    framing, image = file.facts.framing, source.root / "3.png"
+    left, top, right, bottom = framing.patch_box((39, 50), 2, 4)
+    found = find_similar(file, model, image, count=40, at=((left + right) / 2, (top + bottom) / 2), encoding=ENCODING)
+    bank = file.array("patch").flatten(0, 2).double()
+    expected = cosine_similarity(bank, feature_map(model, image)[2, 4][None].double())
+    order = expected.argsort(descending=True)[:40]
+    np.testing.assert_allclose([match.similarity for match in found], expected[order], atol=1e-6)
+    assert [(match.number, match.patch) for match in found] == [
+        (row // 24, (row % 24 // 6, row % 6)) for row in order.tolist()
+    ]
+    assert [match.itself for match in found] == [True] + [False] * 39
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test__an_image_of_the_file_comes_first_even_after_its_copies(source: Files, model: CapiEncoder, dtype: str) -> None:
+    for name in ("0-copy.png", "7-copy.png"):
+        (source.root / name).write_bytes((source.root / "5.png").read_bytes())
+    file = features_file(model, image_folder(source.root), dtype=dtype)
+    found = find_similar(file, model, source.root / ".." / "images" / "5.png", count=3, encoding=ENCODING)
+    assert [(match.name, match.itself) for match in found] == [
+        ("5.png", True),
+        ("0-copy.png", False),
+        ("7-copy.png", False),
+    ]
+    assert [match.similarity for match in found] == pytest.approx([1, 1, 1], abs=1e-5)
+
+
+def test__an_image_that_has_changed_is_not_put_first(source: Files) -> None:
+    encoder = PixelEncoder(4)
+    file = features_file(encoder, source)
+    (source.root / "5.png").write_bytes((source.root / "2.png").read_bytes())
+    found = find_similar(file, encoder, source.root / "5.png", count=COUNT, encoding=ENCODING)
+    assert found[0].name == "2.png"
+    assert [match.name for match in found if match.itself] == ["5.png"]
+
+
+def test__equally_similar_images_come_in_the_order_of_the_file(tmp_path: Path) -> None:
+    contents = {"blue": encoded(Image.new("RGB", (20, 20), BLUE), "PNG"), "red": encoded(photo(20, 20), "PNG")}
+    kinds = ["red", "blue", "blue", "red", "blue", "blue"]
+    extract(
+        PixelEncoder(4),
+        Encoded([f"{number}" for number in range(6)], [contents[kind] for kind in kinds]),
+        tmp_path / "x.safetensors",
+        encoding=ENCODING,
+    )
+    (tmp_path / "blue.png").write_bytes(contents["blue"])
+    file = read_features(tmp_path / "x.safetensors")
+    found = find_similar(file, PixelEncoder(4), tmp_path / "blue.png", encoding=ENCODING)
+    assert [match.number for match in found] == [1, 2, 4, 5, 0, 3]
+
+
+def test__the_mean_of_patches_need_not_be_stored(source: Files, model: CapiEncoder) -> None:
+    both = features_file(model, source)
+    patches = features_file(model, source, "patches.safetensors", kinds=["patch"])
+    expected = find_similar(both, model, source.root / "1.png", encoding=ENCODING)
+    found = find_similar(patches, model, source.root / "1.png", encoding=ENCODING)
+    assert [match.number for match in found] == [match.number for match in expected]
+    assert [match.similarity for match in found] == pytest.approx([match.similarity for match in expected], abs=1e-6)
+
+
+def test__features_without_direction_are_at_right_angles_to_all(tmp_path: Path) -> None:
+    encoder = PixelEncoder(4, Statistics((0.0,) * 3, (1.0,) * 3))
+    colors = ["black", "blue", "red", "black"]
+    source = Encoded(colors, [encoded(Image.new("RGB", (20, 20), color), "PNG") for color in colors])
+    extract(encoder, source, tmp_path / "x.safetensors", encoding=ENCODING)
+    file = read_features(tmp_path / "x.safetensors")
+    Image.new("RGB", (20, 20), "purple").save(tmp_path / "q.png")
+    found = find_similar(file, encoder, tmp_path / "q.png", encoding=ENCODING)
+    assert [match.number for match in found] == [1, 2, 0, 3]
+    assert [match.similarity for match in found] == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0], abs=1e-6)
+
+
+@pytest.mark.parametrize("other", [PixelEncoder(8), PixelEncoder(4, IMAGENET._replace(mean=(0.0, 0.0, 0.0)))])
+def test__an_encoder_that_differs_is_refused(source: Files, other: PixelEncoder) -> None:
+    file = features_file(PixelEncoder(4), source)
+    with pytest.raises(CapiError, match="use the encoder"):
+        find_similar(file, other, source.root / "1.png", encoding=ENCODING)
+
+
+def test__the_same_encoder_with_other_weights_is_refused(source: Files, model: CapiEncoder) -> None:
+    file = features_file(model, source)
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] += 1
+    with pytest.raises(CapiError, match="another encoder of the same width"):
+        find_similar(file, model, source.root / "1.png", encoding=ENCODING)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "settings", "message"),
+    [
+        (["patch"], {"kind": "pooled"}, 'no "pooled" features, but patch'),
+        (["patch"], {"kind": "patch"}, "say with --at x,y, in pixels, where"),
+        (["patch"], {"kind": "mean_patch", "at": (20.0, 20.0)}, "leave one of them out"),
+        (["mean_patch"], {"at": (20.0, 20.0)}, 'no "patch" features'),
+        (["patch"], {"at": (0.0, 0.0)}, "choose one in there"),
+        (["patch"], {"count": 0}, "at least 1"),
+    ],
+)
+def test__questions_that_the_file_cannot_answer_are_errors(
+    source: Files, kinds: list[str], settings: dict[str, Any], message: str
+) -> None:
+    file = features_file(PixelEncoder(4), source, kinds=kinds)
+    with pytest.raises(CapiError, match=message):
+        find_similar(file, PixelEncoder(4), source.root / "1.png", encoding=ENCODING, **settings)
+
+
+def test__an_image_that_is_not_there_is_an_error(source: Files) -> None:
+    file = features_file(PixelEncoder(4), source)
+    with pytest.raises(CapiError, match=r"^there is no file .*absent.png: give the image"):
+        find_similar(file, PixelEncoder(4), source.root / "absent.png", encoding=ENCODING)
+    with pytest.raises(CapiError, match=r"absent.png cannot be read"):
+        query_tile(source.root / "absent.png", 20, file.facts.framing, (20.0, 20.0))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("image_size", [(180, 280), (400, 120), (160, 160)])
+def test__the_colored_patch_is_found_and_framed_where_it_is(
+    tmp_path: Path, image_size: tuple[int, int], whole: bool
+) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    framing = replace(FRAMING, size=(16, 24), grid=(4, 6), whole=whole)
+    places = {"a.png": (0, 0), "b.png": (3, 1), "c.png": (2, 5)}
+    for name, place in places.items():
+        picture = Image.new("RGB", image_size[::-1], BLUE)
+        left, top, right, bottom = framing.patch_box(image_size, *place)
+        ImageDraw.Draw(picture).rectangle((round(left), round(top), round(right) - 1, round(bottom) - 1), fill=RED)
+        picture.save(folder / name)
+    file = features_file(PixelEncoder(4), image_folder(folder), kinds=["patch"], whole=whole)
+    assert file.facts.framing == framing
+    left, top, right, bottom = framing.patch_box(image_size, *places["b.png"])
+    at = ((left + right) / 2, (top + bottom) / 2)
+    found = find_similar(file, PixelEncoder(4), folder / "b.png", count=3, at=at, encoding=ENCODING)
+    assert {match.name: match.patch for match in found} == places
+    assert found[0].name == "b.png"
+    for tile in (match_tile(found[0], 300, framing, folder), query_tile(folder / "b.png", 300, framing, at)):
+        pixels = np.asarray(tile)
+        inside = _bounds((pixels[..., 1] < 30) & (pixels[..., 0] > pixels[..., 2]))
+        frame = _bounds((pixels == (0xE5, 0x48, 0x4D)).all(2))
+        # A line of two pixels around what is red; rectangles were drawn in whole pixels, and scaled.
+        np.testing.assert_allclose(np.subtract(frame, inside), (-2, -2, 2, 2), atol=2)
+
+
+def _bounds(mask: np.ndarray[Any, Any]) -> tuple[int, int, int, int]:
+    rows, columns = np.nonzero(mask)
+    return columns.min(), rows.min(), columns.max(), rows.max()
+
+
+def test__pictures_keep_their_aspect(tmp_path: Path) -> None:
+    Image.new("RGB", (100, 50), RED).save(tmp_path / "wide.png")
+    Image.new("L", (5, 20), 0).save(tmp_path / "tall.png")
+    wide = np.asarray(match_tile(Match("wide.png", 0, 1.0), 80, FRAMING, tmp_path))
+    assert _bounds((wide == RED).all(2)) == (0, 20, 79, 59)
+    tall = np.asarray(match_tile(Match("tall.png", 0, 1.0), 80, FRAMING, tmp_path))
+    assert _bounds((tall == 0).all(2)) == (30, 0, 49, 79)
+
+
+def test__pictures_stand_as_their_exif_tag_says(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("RGB", (100, 50), RED).save(tmp_path / "turned.png", exif=exif)
+    tile = np.asarray(match_tile(Match("turned.png", 0, 1.0), 80, FRAMING, tmp_path))
+    assert _bounds((tile == RED).all(2)) == (20, 0, 59, 79)
+
+
+def test__pictures_come_from_a_source_by_number(tmp_path: Path) -> None:
+    contents = [encoded(Image.new("RGB", (9, 9), color), "PNG") for color in (RED, BLUE)]
+    images = Encoded(["r", "b"], contents)
+    assert match_tile(Match("b", 1, 1.0), 20, FRAMING, images).getpixel((10, 10)) == BLUE
+    grey = _grey(match_tile(Match("absent.png", 0, 1.0), 120, FRAMING, tmp_path))
+    for match in (Match("other", 1, 1.0), Match("b", 2, 1.0)):
+        assert _grey(match_tile(match, 120, FRAMING, images)) == grey
+    assert _grey(match_tile(Match("b", 1, 1.0), 120, FRAMING, None)) == grey
+
+
+def test__an_image_that_is_gone_or_broken_is_a_grey_tile_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "broken.png").write_text("no image")
+    gone = _grey(match_tile(Match("gone.png", 0, 1.0), 150, FRAMING, tmp_path))
+    broken = _grey(match_tile(Match("broken.png", 0, 1.0), 150, FRAMING, tmp_path))
+    assert gone != broken
+    assert _grey(match_tile(Match("folder/gone.png", 0, 1.0), 150, FRAMING, tmp_path)) == gone
+
+
+def _grey(tile: Image.Image) -> bytes:
+    pixels = np.asarray(tile)
+    assert (pixels[0, 0] == pixels[-1, -1]).all()
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 3
+    assert np.ptp(pixels.astype(int), axis=2).max() < 30
+    return tile.tobytes()
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 5, 6, 12])
+@pytest.mark.parametrize("label", [None, "a label " * 20])
+def test__tiles_and_texts_do_not_overlap(tmp_path: Path, count: int, label: str | None) -> None:
+    name = f"{'a long folder ' * 9}/red.png"
+    (tmp_path / name).parent.mkdir()
+    Image.new("RGB", (60, 60), RED).save(tmp_path / name)
+    Image.new("RGB", (60, 60), BLUE).save(tmp_path / "query.png")
+    matches = [Match(name, 0, 0.5, label, itself=True) for _ in range(count)]
+    sheet = np.asarray(similarity_sheet(tmp_path / "query.png", matches, tmp_path, framing=FRAMING))
+    tile = (sheet == RED).all(2)
+    # Every tile is whole: no caption, line or other tile covers a pixel of it.
+    assert tile.sum() == count * 184 * 184
+    left, top, right, bottom = _bounds((sheet == BLUE).all(2))
+    assert (right - left, bottom - top) in {(183, 183), (367, 367)}
+    assert (sheet == BLUE).all(2).sum() == (right - left + 1) ** 2
+    border = np.concatenate([sheet[0], sheet[-1], sheet[:, 0], sheet[:, -1]])
+    assert (border == 255).all()

@@ -1,0 +1,48 @@
+import math
+
+import numpy as np
+import pytest
+
+from capi.report.pages.data import Column, RunState, number, text
+from tests.report.report_runs import column, run_report
+
+
+def test__text_from_outside_cannot_become_markup() -> None:
+    assert text('<img src=x onerror="alert(1)">') == "&lt;img src=x onerror=&quot;alert(1)&quot;&gt;"
+    assert text("a\nb \udcff") == "a b ?"
+
+
+def test__numbers_keep_the_digits_that_matter() -> None:
+    said = [number(value) for value in (0.0012345, 12.34567, 1234567.0, None, math.nan)]
+    assert said == ["0.001234", "12.35", "1,234,567", "not measured", "no number"]
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (RunState("running", 40, 60), "going on, at step 40 of 60"),
+        (RunState("running", None, 60), "not written metrics yet"),
+        (RunState("finished", 60, 60), "finished all 60 steps"),
+        (RunState("stopped", 1200, 60000), "stopped at step 1,200 of 60,000"),
+        (RunState("stopped", None, 60), "ended before it wrote any"),
+        (RunState("unknown", 40, None), "reached step 40;"),
+    ],
+)
+def test__the_state_is_said_in_a_sentence(state: RunState, expected: str) -> None:
+    assert expected in state.sentence
+
+
+def test__states_are_told_apart_without_colour() -> None:
+    marks = {RunState(kind, 1, 2).mark for kind in ("running", "finished", "stopped", "unknown")}
+    assert len(marks) == 4
+    assert all(not mark[0].isalpha() and mark[2:].isalpha() for mark in marks)
+
+
+def test__the_last_value_is_the_newest() -> None:
+    assert column(1.0, 3.0).last == 3.0
+    assert Column(np.empty(0, np.int64), np.empty(0)).last is None
+
+
+def test__alarms_are_the_findings_that_ring() -> None:
+    assert run_report().alarms == []
+    assert [finding.rule.key for finding in run_report(position_share=0.9).alarms] == ["position_share"]

@@ -1,0 +1,151 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capi.config.schema import Config
+from capi.data.sources import Encoded
+from capi.errors import CapiError
+from capi.evals.features import Encoding
+from capi.report.draw import Prototypes, load_prototypes
+from capi.report.galleries import index_images, write_gallery
+from capi.report.pictures.feature_maps import PictureFrame, SizedImages
+from capi.report.pictures.gallery import PrototypeIndex, patch_crop
+from capi.report.snapshots import run_frame
+from capi.zoo.weights import load_run
+from tests.data.pictures import photo
+from tests.evals.toys import COLORS, PatchColors, source_of
+from tests.zoo.test_weights import make_run
+
+
+@pytest.fixture
+def run(small_config: Config, tmp_path: Path) -> Path:
+    return make_run(small_config, tmp_path / "run")
+
+
+@pytest.fixture
+def photos() -> Encoded:
+    return source_of([photo(40, 40 + number, seed=number) for number in range(5)])
+
+
+def index_of(folder: Path) -> dict[str, object]:
+    return json.loads((folder / "index.json").read_text(encoding="utf-8"))
+
+
+def test__patches_of_a_colour_belong_to_the_prototype_of_that_colour() -> None:
+    """Images of one colour each, an encoder of colours, and a prototype for each colour."""
+    colours = torch.tensor(list(COLORS.values()), dtype=torch.float32)
+    source = source_of([np.full((16, 16, 3), COLORS[name], np.uint8) for name in ("green", "red", "blue", "red")])
+    # Patches are normalised colours, so prototypes are as well.
+    mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    known = Prototypes((colours / 255 - mean) / deviation)
+    index = index_images(PatchColors(), known, source, PictureFrame(16, 4), Encoding(batch_size=3))
+    images = [[place.image for place in index.members(number)] for number in range(3)]
+    assert images == [[1, 1, 1, 3, 3, 3], [0, 0, 0], [2, 2, 2]]
+    torch.testing.assert_close(index.shares, torch.tensor([0.5, 0.25, 0.25]))
+
+
+def test__a_bias_that_outweighs_all_takes_all_patches(photos: Encoded) -> None:
+    known = Prototypes(torch.eye(3), torch.tensor([0.0, 9.0, 0.0]))
+    index = index_images(PatchColors(), known, photos, PictureFrame(16, 4), Encoding())
+    assert index.shares.tolist() == [0, 1, 0]
+    assert index.seen == 5 * 16
+
+
+def test__images_that_cannot_be_read_are_told_with_the_reason(photos: Encoded) -> None:
+    source = Encoded(photos.names, [b"no image", *photos.contents[1:]])
+    failed: dict[str, str] = {}
+    frame = PictureFrame(16, 4)
+    index = index_images(PatchColors(), Prototypes(torch.eye(3)), source, frame, Encoding(), failed=failed)
+    assert list(failed) == ["image 0"]
+    assert index.seen == 4 * 16
+    with pytest.raises(CapiError, match="none of the images can be read, for example"):
+        index_images(PatchColors(), Prototypes(torch.eye(3)), Encoded(["a"], [b"no"]), frame, Encoding())
+
+
+def test__a_gallery_shows_the_patches_that_an_index_finds(run: Path, photos: Encoded) -> None:
+    folder = write_gallery(run, photos, prototypes=6)
+    assert folder == run / "pictures" / "prototypes"
+    known, frame = load_prototypes(run), run_frame((32, 24), 4)
+    expected = index_images(load_run(run), known, photos, frame, Encoding())
+    listed = index_of(folder)["prototypes"]
+    shares = [one["share"] for one in listed]
+    np.testing.assert_allclose(shares, [float(expected.shares[one["number"]]) for one in listed], rtol=1e-5)
+    assert shares == sorted(shares, reverse=True)
+    assert shares[0] == pytest.approx(float(expected.shares.max()))
+    assert shares[-1] == pytest.approx(float(expected.shares[expected.shares > 0].min()))
+    for one in listed:
+        assert one["file"] == f"{one['number']:05d}.png"
+        _check_strip(folder / one["file"], expected, one["number"], photos)
+
+
+def _check_strip(path: Path, index: PrototypeIndex, number: int, photos: Encoded) -> None:
+    """The strip is as long as there are patches, up to eight, and its first picture is the best patch."""
+    members, frame = index.members(number)[:8], run_frame((32, 24), 4)
+    found = Image.open(path)
+    assert found.size == (len(members) * 66 - 2, 64)
+    # At the size that the encoder sees; strips are drawn from larger photos, so that they differ in details alone.
+    pixels = SizedImages(photos, frame)[members[0].image].pixels
+    crop = patch_crop(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()), members[0], frame.grid)
+    difference = abs(np.asarray(found)[:, :64].astype(int) - np.asarray(crop))
+    assert np.median(difference) <= 6
+
+
+def test__the_note_says_what_is_shown_and_what_is_missing(run: Path, photos: Encoded) -> None:
+    source = Encoded(photos.names, [b"no image", *photos.contents[1:]])
+    facts = index_of(write_gallery(run, source, prototypes=2))
+    assert facts["images"] == 4
+    assert len(facts["prototypes"]) == 2
+    for said in ("Of 24 prototypes", "4 images", "24 x 18 patches", "1 more could not be read", "Shown are 2", "least"):
+        assert said in facts["note"]
+
+
+def test__so_many_images_are_looked_at_spread_over_the_source(
+    run: Path, photos: Encoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+    whole = Encoded.read
+    monkeypatch.setattr(Encoded, "read", lambda self, number: read.append(number) or whole(self, number))
+    assert index_of(write_gallery(run, photos, images=3))["images"] == 3
+    assert set(read) == {0, 2, 4}
+
+
+def test__a_new_gallery_replaces_the_old_one_and_leaves_nothing_else(run: Path, photos: Encoded) -> None:
+    folder = write_gallery(run, photos, prototypes=5)
+    (folder / "99999.png").write_text("old")
+    write_gallery(run, photos, prototypes=1)
+    listed = index_of(folder)["prototypes"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([listed[0]["file"], "index.json"])
+    assert [path.name for path in folder.parent.iterdir()] == ["prototypes"]
+
+
+def test__a_gallery_that_fails_leaves_the_old_one(run: Path, photos: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_gallery(run, photos, prototypes=2)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(CapiError, match="No space left"):
+        write_gallery(run, photos, prototypes=3)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert [path.name for path in folder.parent.iterdir()] == ["prototypes"]
+
+
+def test__progress_comes_to_its_end(run: Path, photos: Encoded) -> None:
+    told: dict[str, tuple[int, int]] = {}
+    encoding = Encoding(progress=lambda what, done, total: told.update({what: (done, total)}))
+    write_gallery(run, photos, encoding=encoding)
+    assert told["prototypes"] == (5, 5)
+    assert told["photos"][0] == told["photos"][1] > 0
+
+
+def test__a_run_without_a_checkpoint_says_so(run: Path, photos: Encoded) -> None:
+    shutil.rmtree(run / "checkpoints")
+    with pytest.raises(CapiError, match="no checkpoint yet"):
+        write_gallery(run, photos)

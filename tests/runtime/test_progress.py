@@ -1,0 +1,42 @@
+import io
+import logging
+
+import pytest
+from rich.console import Console
+
+from capi.runtime import progress
+from capi.runtime.progress import Telling, clock_time
+
+
+def test__without_a_terminal_lines_tell_how_much_is_left(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with caplog.at_level(logging.INFO, logger="capi"), Telling("packing", 100, done=20) as told:
+        for _ in range(4):
+            now[0] += 10
+            told.advance(10)
+    assert caplog.messages == ["packing: 40 of 100, 0:01:00 left", "packing: 60 of 100, 0:00:40 left"]
+
+
+def test__on_a_terminal_there_is_a_bar() -> None:
+    screen = io.StringIO()
+    with Telling("packing", 3, Console(file=screen, force_terminal=True, width=100)) as told:
+        told.advance(2)
+        assert told.bar is not None
+        told.bar.refresh()
+    assert "packing" in screen.getvalue()
+    assert "2/3" in screen.getvalue()
+
+
+def test__the_bar_is_on_the_screen_within_the_block_alone() -> None:
+    with Telling("packing", 3, Console(file=io.StringIO(), force_terminal=True)) as told:
+        assert told.bar is not None
+        assert told.bar.live.is_started
+    assert not told.bar.live.is_started
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(0.0, "0:00:00"), (59.9, "0:00:59"), (3600.0 * 30 + 61, "30:01:01")])
+def test__times_are_hours_minutes_and_seconds(seconds: float, said: str) -> None:
+    assert clock_time(seconds) == said

@@ -1,0 +1,46 @@
+"""What needs no second process; tests/integration/test_many_processes.py has several."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from capi.config.schema import Config
+from capi.runtime.processes import Processes
+from capi.train.build import build_learner
+from capi.train.checkpoint import tensors
+from capi.train.distribute import distribute, whole_view
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Processes]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield Processes()
+    dist.destroy_process_group()
+
+
+def test__a_distributed_learner_has_the_weights_of_the_whole_one(group: Processes, small_config: Config) -> None:
+    whole = build_learner(small_config)
+    learner = distribute(small_config, whole, group, CPU)
+    before = {name: value.clone() for name, value in tensors(whole).items()}
+    assert tensors(learner).keys() == before.keys()
+    for name, value in tensors(learner).items():
+        full = value.full_tensor() if hasattr(value, "full_tensor") else value
+        assert torch.equal(full, before[name]), name
+    assert learner.target.reduction is group
+    view = whole_view(small_config, group, CPU)(learner)
+    assert view is not None
+    images = torch.randn(2, 3, *small_config.data.height_and_width)
+    assert torch.equal(view.teacher(images), whole.teacher(images))
+    for ours, theirs in zip(view.student.parameters(), whole.student.parameters(), strict=True):
+        assert type(ours.data) is torch.Tensor
+        assert torch.equal(ours, theirs)
+
+
+def test__only_the_main_process_sees_the_whole(group: Processes, small_config: Config) -> None:
+    learner = distribute(small_config, build_learner(small_config), group, CPU)
+    assert whole_view(small_config, Processes(rank=1, size=1), CPU)(learner) is None

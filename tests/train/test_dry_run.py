@@ -1,0 +1,57 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capi.config.loading import parse_config
+from capi.config.schema import Config
+from capi.errors import CapiError
+from capi.method.masking import Grid
+from capi.train.build import mask_sampler
+from capi.train.dry_run import check, least_bytes
+from capi.zoo.encoders import open_encoder
+
+CPU = torch.device("cpu")
+
+
+def test__the_least_memory_is_less_than_a_real_step_takes() -> None:
+    config = parse_config({"optimization": {"batch_size": 8}, "model": {"depth": 2}, "clustering": {"prototypes": 512}})
+    cost = check(config, device=CPU, rounds=1).cost
+    visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
+    assert 1e6 < least_bytes(config, visible) < cost.peak_bytes
+
+
+def test__checking_with_images_looks_at_them_and_writes_nothing(small_config: Config, tmp_path: Path) -> None:
+    for number in range(4):
+        Image.fromarray(np.full((20 + number, 30, 3), 100, dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    before = sorted(tmp_path.iterdir())
+    found = check(small_config, data=tmp_path, device=CPU, rounds=1)
+    assert found.data is not None
+    assert (found.data.total, list(found.data.broken)) == (5, ["broken.png"])
+    assert (found.data.smallest, found.data.largest) == ((20, 30), (23, 30))
+    assert found.cost.batch_size == 6
+    assert found.images_per_second_read
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test__a_queue_raises_the_least_memory_by_its_size(small_config: Config) -> None:
+    clustering = small_config.clustering.model_copy(update={"queue": 600})
+    with_queue = least_bytes(small_config.model_copy(update={"clustering": clustering}), 17)
+    assert with_queue - least_bytes(small_config, 17) == 600 * 48 * 32 * 2
+
+
+def test__micro_batches_lower_the_least_memory(small_config: Config) -> None:
+    optimization = small_config.optimization.model_copy(update={"micro_batches": 3})
+    assert least_bytes(small_config.model_copy(update={"optimization": optimization}), 17) < least_bytes(
+        small_config, 17
+    )
+
+
+def test__what_a_run_would_start_from_must_be_there_and_fit(small_config: Config, reference_checkpoint: Path) -> None:
+    for source, message in (("nowhere.pth", "nowhere.pth"), (str(reference_checkpoint), "does not fit|model.width")):
+        config = small_config.model_copy(update={"init": small_config.init.model_copy(update={"encoder": source})})
+        with pytest.raises(CapiError, match=message):
+            check(config, device=CPU, rounds=1, open_encoder=open_encoder)

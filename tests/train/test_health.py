@@ -1,0 +1,250 @@
+"""Each rule rings where it should and nowhere else; runs made to collapse ring, a healthy one does not."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from capi.config.loading import parse_config
+from capi.config.schema import Config
+from capi.method.health import HealthMonitor
+from capi.method.masking import Grid
+from capi.runtime.randomness import sample_keys
+from capi.train.build import build_learner, mask_sampler
+from capi.train.health import RULES, Finding, Rule, RunFacts, Watchman, spoken
+from capi.train.run import run_facts
+from capi.train.step import train_step
+from capi.types import MaskedBatch
+from tests.variants import TARGETS, learner_of, varied
+
+FACTS = RunFacts(prototypes=256, width=128, total_steps=1000)
+LATE = 900
+EVERY_TARGET: dict[str, list[str]] = {"clustering": [], **TARGETS}
+
+
+def limits(rule: Rule) -> list[tuple[str, float]]:
+    named = {"low": rule.limits(FACTS)[0], "high": rule.limits(FACTS)[1]}
+    return [(name, value) for name, value in named.items() if math.isfinite(value)]
+
+
+CASES = [(rule, side, limit) for rule in RULES for side, limit in limits(rule)]
+NAMES = [f"{rule.key}-{side}" for rule, side, _ in CASES]
+
+
+def after(rule: Rule, *values: float | None, step: int = LATE) -> Finding:
+    """What is said of a rule after records with these values, the last of them at a step."""
+    watchman = Watchman(FACTS)
+    for number, value in enumerate(values):
+        watchman.see({"step": step - len(values) + number + 1, rule.key: value})
+    return next(finding for finding in watchman.findings() if finding.rule is rule)
+
+
+def healthy(rule: Rule) -> float:
+    low, high = rule.limits(FACTS)
+    return 2 * low if math.isinf(high) else high / 2
+
+
+@pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
+def test__a_value_beyond_a_limit_rings_and_one_inside_does_not(rule: Rule, side: str, limit: float) -> None:
+    beyond, inside = (limit * 0.99, limit * 1.01) if side == "low" else (limit * 1.01, limit * 0.99)
+    rung = after(rule, beyond, beyond, beyond)
+    assert (rung.state, rung.value) == ("alarm", beyond)
+    assert rung.advice.startswith(rule.below if side == "low" else rule.above)
+    assert all(setting in rung.advice for setting in (rule.settings if side == "high" else ()))
+    assert len(rung.advice) > 20
+    for value in (inside, limit, healthy(rule)):
+        well = after(rule, value, value, value)
+        assert (well.state, well.advice) == ("well", "")
+
+
+def test__every_rule_has_a_limit_and_words() -> None:
+    assert {rule.key for rule, _, _ in CASES} == {rule.key for rule in RULES}
+    assert len({rule.key for rule in RULES}) == len(RULES)
+    assert all(rule.title and rule.meaning.endswith(".") for rule in RULES)
+
+
+@pytest.mark.parametrize("name", EVERY_TARGET)
+def test__the_rules_of_a_run_are_those_of_what_it_measures(small_config: Config, name: str) -> None:
+    config, monitor = varied(small_config, *EVERY_TARGET[name]), HealthMonitor()
+    batch = batch_of(config, torch.randn(6, 3, 32, 24), 0)
+    metrics = train_step(learner_of(config), [batch], 5, monitor)
+    judged = {rule.key for rule in Watchman(run_facts(config)).rules}
+    assert judged == monitor.values().keys() | ({"target_entropy"} & metrics.values().keys())
+
+
+@pytest.mark.parametrize("name", EVERY_TARGET)
+def test__advice_names_options_that_the_target_takes(small_config: Config, name: str) -> None:
+    config, named = varied(small_config, *EVERY_TARGET[name]), 0
+    facts = run_facts(config)
+    for rule in Watchman(facts).rules:
+        said = [rule.advice(value, facts) for value in beyond(rule, facts)]
+        for option, value in re.findall(r"\b([a-z_]+(?:\.[a-z_]+)+)(=\w+)?", " ".join(filter(None, said))):
+            changed = varied(config, option + (value or f"={halved(config, option)}"))
+            # What a run has is not advised.
+            again = [rule.advice(one, run_facts(changed)) or "" for one in beyond(rule, facts)]
+            assert not value or not any(option + value in advice for advice in again)
+            # The default value of a key would be taken, but means nothing.
+            assert name == "clustering" or option == "clustering.prototypes" or not option.startswith("clustering.")
+            named += 1
+    assert named >= 5
+
+
+def beyond(rule: Rule, facts: RunFacts) -> tuple[float, float]:
+    low, high = rule.limits(facts)
+    return max(low, -1e9) - 1, min(high, 1e9) + 1
+
+
+def halved(config: Config, option: str) -> float:
+    """A value that is not the default one, which any target would take."""
+    value: Any = config
+    for part in option.split("."):
+        value = getattr(value, part)
+    return value // 2 if isinstance(value, int) else value / 2
+
+
+@pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
+def test__nothing_rings_early_or_on_few_records(rule: Rule, side: str, limit: float) -> None:
+    beyond = limit * (0.5 if side == "low" else 2)
+    start = math.ceil(rule.start * FACTS.total_steps)
+    assert start > 3
+    assert after(rule, beyond, beyond).state == "unknown"
+    assert after(rule, beyond, beyond, beyond, step=start - 1).state == "unknown"
+    assert after(rule, beyond, beyond, beyond, step=start).state == "alarm"
+
+
+@pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
+def test__one_odd_record_rings_nothing_and_hides_nothing(rule: Rule, side: str, limit: float) -> None:
+    beyond, good = limit * (1e-3 if side == "low" else 1e3), healthy(rule)
+    for odd in (beyond, math.nan, None):
+        assert after(rule, good, good, odd).state == "well"
+        assert after(rule, good, odd, good, good).state == "well"
+    for odd in (good, math.nan, None):
+        assert after(rule, beyond, odd, beyond, beyond).state == "alarm"
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test__values_that_are_no_numbers_ring_at_any_time(broken: float) -> None:
+    for rule in RULES:
+        found = after(rule, healthy(rule), broken, broken, step=5)
+        assert found.state == "alarm"
+        assert math.isnan(found.value)
+        assert "no number" in found.advice
+        # As the file of metrics has it.
+        assert after(rule, healthy(rule), None, None, step=5).state == "alarm"
+
+
+def test__what_was_never_measured_is_unknown() -> None:
+    for finding in Watchman(FACTS).findings():
+        assert (finding.state, finding.value) == ("unknown", None)
+        assert "not measured yet" in finding.sentence
+    rule = RULES[0]
+    assert after(rule, None, None, None).state == "unknown"
+    # Unknown at first, known later.
+    assert after(rule, None, None, healthy(rule), healthy(rule), healthy(rule)).state == "well"
+
+
+def test__only_the_last_five_records_count() -> None:
+    rule = next(one for one in RULES if one.key == "position_share")
+    assert after(rule, *[0.9] * 50, 0.0, 0.0).state == "alarm"
+    assert after(rule, *[0.9] * 50, 0.0, 0.0, 0.0).state == "well"
+
+
+def test__records_of_evaluations_between_change_nothing() -> None:
+    rule = next(one for one in RULES if one.key == "position_share")
+    watchman = Watchman(FACTS)
+    for step in (800, 810, 820):
+        rung = watchman.see({"step": step, rule.key: 0.9})
+        assert watchman.see({"step": step, "demo/knn/teacher": 0.5}) == []
+    assert [finding.rule for finding in rung] == [rule]
+
+
+def test__an_alarm_is_given_once_until_all_was_well_again() -> None:
+    watchman, given = Watchman(FACTS), []
+    values = [0.9] * 6 + [0.0] * 5 + [0.9] * 5
+    for number, value in enumerate(values):
+        given += [number for _ in watchman.see({"step": 500 + number, "position_share": value})]
+    # The third of the first ones, and the third after it had been well.
+    assert given == [2, 13]
+    assert watchman.ringing == {"position_share"}
+
+
+def test__a_finding_in_one_line_has_value_range_and_advice() -> None:
+    rule = Rule("x", "A measure", "What it is.", low=0.1, high=0.5, below="Raise it.", unit=lambda facts: facts.width)
+    finding = Finding(rule, "alarm", 3.14159, rule.limits(FACTS), rule.below)
+    assert finding.sentence == "A measure: 3.14 (healthy: 12.8 to 64). Raise it."
+    assert spoken((-math.inf, 2.0)) == "up to 2"
+    assert spoken((2.0, math.inf)) == "2 or more"
+
+
+def batch_of(config: Config, images: Tensor, step: int) -> MaskedBatch:
+    keys = sample_keys(config.seed, step, torch.arange(len(images)))
+    return MaskedBatch(images, *mask_sampler(config)(Grid(*config.grid), keys))
+
+
+def colours(generator: torch.Generator) -> Tensor:
+    """Soft blobs of colour with some noise, in no place more than in another."""
+    blobs = torch.randn(32, 3, 5, 5, generator=generator)
+    noise = torch.randn(32, 3, 24, 24, generator=generator)
+    return torch.nn.functional.interpolate(blobs, size=(24, 24), mode="bilinear") + 0.3 * noise
+
+
+def aligned(generator: torch.Generator) -> Tensor:
+    """All images show the same in the same place, and little else."""
+    template = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(9))
+    return 2 * torch.nn.functional.interpolate(template, size=(24, 24)) + 0.5 * colours(generator)
+
+
+def constant(generator: torch.Generator) -> Tensor:
+    return torch.full((32, 3, 24, 24), 0.4)
+
+
+def alarms_of_a_run(draw: Callable[[torch.Generator], Tensor], *overrides: str, steps: int = 40) -> set[str]:
+    tree: dict[str, Any] = {
+        "data": {"image_size": 24},
+        "model": {"width": 32, "depth": 2, "heads": 2, "patch_size": 4, "registers": 4, "stochastic_depth": 0.0},
+        "clustering": {"prototypes": 32},
+        "masking": {"predict": 8},
+        "optimization": {"batch_size": 32, "steps": steps, "learning_rate": 2e-3, "teacher_momentum": 0.97},
+    }
+    config = parse_config(tree, overrides)
+    learner, watchman = build_learner(config), Watchman(RunFacts(32, 32, steps))
+    generator, rung = torch.Generator().manual_seed(0), set()
+    for step in range(steps):
+        monitor = HealthMonitor()
+        metrics = train_step(learner, [batch_of(config, draw(generator), step)], step, monitor)
+        record = {"step": step + 1, "target_entropy": float(metrics.described["target_entropy"]), **monitor.values()}
+        rung |= {finding.rule.key for finding in watchman.see(record)}
+    assert {finding.state for finding in watchman.findings()} <= {"well", "alarm"}
+    return rung
+
+
+@pytest.mark.long
+def test__a_healthy_run_rings_nothing() -> None:
+    assert alarms_of_a_run(colours) == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("draw", "overrides", "expected"),
+    [
+        (aligned, ["clustering.sinkhorn=standard"], {"position_share", "position_information"}),
+        (constant, [], {"position_share", "prototype_perplexity", "dead_prototypes", "effective_rank"}),
+        (colours, ["clustering.target_temperature=2.0"], {"target_entropy"}),
+        (colours, ["optimization.learning_rate=1.0", "optimization.teacher_momentum=0.0"], {"dead_prototypes"}),
+    ],
+    ids=["standard sinkhorn on aligned images", "constant images", "soft targets", "learning rate far too large"],
+)
+def test__a_run_made_to_collapse_rings(draw: Any, overrides: list[str], expected: set[str]) -> None:
+    assert expected <= alarms_of_a_run(draw, *overrides)
+
+
+def test__a_watchman_that_forgets_begins_anew() -> None:
+    watchman = Watchman(RunFacts(prototypes=64, width=128, total_steps=10))
+    records = [{"step": step, "position_share": 0.9} for step in (5, 6, 7, 8)]
+    assert [len(watchman.see(record)) for record in records] == [0, 0, 1, 0]
+    watchman.forget()
+    assert [len(watchman.see(record)) for record in records] == [0, 0, 1, 0]

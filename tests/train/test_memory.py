@@ -1,0 +1,91 @@
+"""Memory part by part, against sizes worked out by hand and against a real learner."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from capi.config.loading import load_config
+from capi.train.build import build_learner
+from capi.train.cost.hardware import gpus
+from capi.train.cost.memory import ALWAYS, CLUSTERING, STUDENT, TEACHER, MemoryPlan, Part, Saving
+from capi.train.cost.plan import networks
+from capi.train.cost.step import measure_step
+from capi.train.dry_run import _noise
+
+
+def sizes(plan: MemoryPlan) -> dict[str, float]:
+    return {f"{part.phase}: {part.name}": part.bytes for part in plan.parts}
+
+
+def test__the_peak_is_what_is_always_there_and_the_largest_phase() -> None:
+    parts = [
+        Part("a", 5, ALWAYS),
+        Part("b", 3, TEACHER),
+        Part("c", 4, CLUSTERING),
+        Part("d", 2, STUDENT),
+        Part("e", 3, STUDENT),
+    ]
+    plan = MemoryPlan(parts)
+    assert plan.phases == {TEACHER: 8, CLUSTERING: 9, STUDENT: 10}
+    assert (plan.peak, plan.peak_phase) == (10, STUDENT)
+
+
+def test__what_is_held_is_what_a_real_learner_holds_after_a_step() -> None:
+    config = load_config("demo", ["optimization.batch_size=4", "model.depth=2"])
+    learner = build_learner(config)
+    measure_step(learner, [_noise(config, torch.device("cpu"))], 36, 1, lambda: None)
+    found = sizes(networks(config, gpus()["t4"]).memory(4, Saving()))
+
+    def held(optimizer: torch.optim.Optimizer) -> int:
+        states = (value for state in optimizer.state.values() for value in state.values() if value.ndim)
+        return sum(4 * value.numel() for value in states)
+
+    assert found["always: student's weights"] == sum(4 * weight.numel() for weight in learner.student.parameters())
+    assert found["always: teacher's weights"] == sum(4 * weight.numel() for weight in learner.teacher.parameters())
+    assert found["always: prototypes"] == sum(4 * weight.numel() for weight in learner.target.parameters())
+    assert found["always: student's moments"] == held(learner.student_optimizer)
+    assert learner.target_optimizer is not None
+    assert found["always: prototypes' moments"] == held(learner.target_optimizer)
+    # 36 patches and 4 registers of width 128; 20 predictions over 256 prototypes; 48 x 48 pixels of 3 channels.
+    assert found["student: teacher's tokens"] == 4 * 4 * 40 * 128
+    assert found["clustering: targets"] == 4 * 4 * 20 * 256
+    assert found["always: images"] == 4 * 4 * 3 * 48 * 48
+
+
+def test__each_saving_saves_where_it_should() -> None:
+    planned = networks(load_config("vitl14"), gpus()["a100-80g"])
+    plain = Saving(mixed_precision=True)
+
+    def phases(**changes: object) -> dict[str, float]:
+        return planned.memory(512, replace(plain, **changes)).phases  # type: ignore[arg-type]
+
+    before = phases()
+    sharded = phases(shards=8)
+    assert all(sharded[phase] < before[phase] for phase in before)
+    for changes in ({"checkpointing": "full"}, {"checkpointing": "selective"}, {"micro_batches": 4}):
+        assert phases(**changes)[STUDENT] < 0.65 * before[STUDENT]
+    assert phases(mixed_precision=False)[STUDENT] > 1.2 * before[STUDENT]
+    unbounded = phases(bounded_clustering=False)
+    # Five arrays of 512 images, 256 patches and 16384 prototypes, in place of a gibibyte.
+    assert unbounded[CLUSTERING] - before[CLUSTERING] == pytest.approx(5 * 4 * 512 * 256 * 16384, rel=0.05)
+    assert (unbounded[TEACHER], unbounded[STUDENT]) == (before[TEACHER], before[STUDENT])
+
+
+def test__micro_batches_keep_the_tokens_of_the_whole_batch() -> None:
+    found = sizes(networks(load_config("demo"), gpus()["t4"]).memory(64, Saving(micro_batches=8)))
+    assert found["student: teacher's tokens"] == 4 * 64 * 40 * 128
+    assert found["clustering: tokens of all micro-batches in one"] == 4 * 64 * 36 * 128
+    # A vector for each of 36 positions and a number for each of 64 x 36 tokens.
+    assert found["student: factors that rebuild targets"] == 4 * (36 * 256 + 64 * 36)
+    # Of one image there are fewer predictions than positions, so that targets are the smaller of both.
+    found = sizes(networks(load_config("demo"), gpus()["t4"]).memory(1, Saving(micro_batches=8)))
+    assert found["student: targets of all micro-batches"] == 4 * 20 * 256
+    assert "student: factors that rebuild targets" not in found
+
+
+@pytest.mark.parametrize("overrides", [["target.kind=pixels"], ["target.kind=ema_head"], ["target.kind=features"]])
+def test__other_targets_have_no_clustering(overrides: list[str]) -> None:
+    plan = networks(load_config("demo", overrides), gpus()["t4"]).memory(64, Saving())
+    assert not [part for part in plan.parts if "clustering" in part.name]
+    assert plan.peak_phase == STUDENT

@@ -1,0 +1,295 @@
+"""A whole run from a folder of images: what it writes, and what it refuses before it writes anything."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+import capi
+from capi.config.loading import dump_config, load_config, parse_config
+from capi.config.schema import Config
+from capi.errors import CapiError
+from capi.runtime.yaml_documents import parse_yaml
+from capi.train.health import RULES
+from capi.train.metrics import WALL_CLOCK, read_metrics
+
+DEVICE = "cpu"
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    (folder / "nested").mkdir(parents=True)
+    generator = np.random.default_rng(0)
+    for number in range(10):
+        pixels = generator.integers(0, 255, (36, 30, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / ("nested" if number % 2 else ".") / f"{number}.png")
+    return folder
+
+
+@pytest.fixture
+def config(small_config: Config) -> Config:
+    tree = small_config.model_dump(mode="json")
+    tree["optimization"] |= {"steps": 6, "learning_rate": 0.01}
+    tree["data"] |= {"workers": 0}
+    tree["run"] |= {"log_steps": 2, "loggers": []}
+    return parse_config(tree)
+
+
+def changed(config: Config, **sections: dict[str, Any]) -> Config:
+    tree = config.model_dump(mode="json")
+    for name, values in sections.items():
+        tree[name] |= values
+    return parse_config(tree)
+
+
+def test__a_run_leaves_all_that_is_promised(config: Config, images: Path, tmp_path: Path) -> None:
+    records: list[Any] = []
+    config = changed(config, run={"loggers": None})
+    done = capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, loggers=[records.append])
+    run = tmp_path / "run"
+    assert (done.path, done.step, done.finished) == (run, 6, True)
+    assert parse_config(parse_yaml((run / "config.yaml").read_text(), "")) == config
+    record = json.loads((run / "run.json").read_text())
+    assert record["data"]["images"] == 10
+    assert [start["step"] for start in record["starts"]] == [0]
+    assert [line["step"] for line in read_metrics(run / "metrics.jsonl")] == [2, 4, 6]
+    assert [line["step"] for line in records] == [2, 4, 6]
+    assert list((run / "tensorboard").glob("events*"))
+    with Image.open(run / "pictures" / "curves.png") as curves:
+        assert curves.width > 500
+    assert isinstance(capi.load(run), capi.VisionEncoder)
+
+
+def test__the_number_of_workers_changes_nothing(config: Config, images: Path, tmp_path: Path) -> None:
+    results = []
+    for workers in (0, 2):
+        out = tmp_path / str(workers)
+        capi.pretrain(changed(config, data={"workers": workers}), data=images, out=out, device=DEVICE)
+        lines = read_metrics(out / "metrics.jsonl")
+        for line in lines:
+            for name in WALL_CLOCK:
+                del line[name]
+        results.append((lines, capi.load(out, weights="student").state_dict()))
+    assert results[0][0] == results[1][0]
+    for name, value in results[0][1].items():
+        assert torch.equal(value, results[1][1][name]), name
+
+
+def test__a_run_is_never_overwritten_by_accident(config: Config, images: Path, tmp_path: Path) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    before = (tmp_path / "run" / "metrics.jsonl").read_text()
+    with pytest.raises(CapiError, match="--resume goes on with it, --overwrite starts anew"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    # A finished run that is resumed stays as it is.
+    assert capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
+    other = config.model_copy(update={"seed": 3})
+    capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE, overwrite=True)
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() != before
+
+
+def test__another_config_is_refused_with_the_difference(config: Config, images: Path, tmp_path: Path) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    other = changed(config, optimization={"learning_rate": 0.02}, model={"depth": 3})
+    with pytest.raises(CapiError, match=r"model\.depth was 2, is 3; optimization\.learning_rate was 0\.01, is 0\.02"):
+        capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
+    harmless = changed(config, data={"cache_mib": 3}, checkpoint={"keep": 5})
+    assert capi.pretrain(harmless, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+def test__other_images_are_refused(config: Config, images: Path, tmp_path: Path) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    (images / "0.png").rename(images / "zero.png")
+    with pytest.raises(CapiError, match="a run goes on with the same images"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
+
+
+def test__auto_statistics_are_written_down_and_kept(config: Config, images: Path, tmp_path: Path) -> None:
+    auto = changed(config, data={"mean": "auto", "std": "auto"})
+    capi.pretrain(auto, data=images, out=tmp_path / "run", device=DEVICE)
+    written = parse_config(parse_yaml((tmp_path / "run" / "config.yaml").read_text(), ""))
+    assert written.data.mean == pytest.approx([0.5] * 3, abs=0.02)
+    assert capi.pretrain(auto, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+def test__resuming_what_does_not_exist_starts_it(config: Config, images: Path, tmp_path: Path) -> None:
+    assert capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [("nowhere", "there is no folder"), ("file", "is a file"), ("empty", "holds no images")],
+)
+def test__bad_data_leaves_nothing_behind(config: Config, tmp_path: Path, data: str, message: str) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(CapiError, match=message):
+        capi.pretrain(config, data=tmp_path / data, out=tmp_path / "run", device=DEVICE)
+    assert not (tmp_path / "run").exists()
+
+
+def test__too_many_broken_images_stop_the_run(config: Config, images: Path, tmp_path: Path) -> None:
+    for number in range(10):
+        (images / f"broken{number}.png").write_bytes(b"no image")
+    with pytest.raises(CapiError, match=r"of 20 images cannot be read, more than data\.broken_limit = 0\.1"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+
+
+def test__an_evaluation_that_cannot_be_read_is_told_before_anything_is_written(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
+    tree = config.model_dump(mode="json")
+    tree["evaluations"] = [{"benchmark": "csv/knn", "options": {"data": str(tmp_path / "labels.csv")}}]
+    with pytest.raises(CapiError, match=r"there is no file .*labels\.csv"):
+        capi.pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=DEVICE)
+    assert not (tmp_path / "run").exists()
+
+
+def test__evaluations_go_into_the_metrics(config: Config, images: Path, tmp_path: Path, class_folders: Path) -> None:
+    options = {"data": str(class_folders), "neighbours": [1], "votes": ["majority"], "features": ["mean_patch"]}
+    evaluation = {"benchmark": "folder/knn", "options": options, "every_steps": 4, "weights": ["teacher", "student"]}
+    once = {"benchmark": "folder/knn", "options": options | {"neighbours": [3]}}
+    tree = config.model_dump(mode="json") | {"evaluations": [evaluation, once]}
+    capi.pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=DEVICE)
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    for name, steps in (
+        ("folder/knn/teacher", [0, 4, 6]),
+        ("folder/knn/student", [0, 4, 6]),
+        ("folder/knn-2/teacher", [0, 6]),
+    ):
+        scores = {line["step"]: line[name] for line in lines if name in line}
+        assert list(scores) == steps
+        assert all(0 <= score <= 1 for score in scores.values())
+    assert capi.pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+def test__evaluations_change_nothing_else(config: Config, images: Path, tmp_path: Path, class_folders: Path) -> None:
+    options = {"data": str(class_folders), "iterations": 2}
+    evaluation = {"benchmark": "folder/linear", "options": options, "every_steps": 1}
+    tree = config.model_dump(mode="json")
+    for name, evaluations in (("with", [evaluation]), ("without", [])):
+        chosen = parse_config(tree | {"evaluations": evaluations})
+        capi.pretrain(chosen, data=images, out=tmp_path / name, device=DEVICE)
+    states = [capi.load(tmp_path / name, weights="student").state_dict() for name in ("with", "without")]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+
+
+def as_version_1(run: Path, evaluation: dict[str, Any]) -> None:
+    """Write a run's config as version 1 did."""
+    tree = parse_yaml((run / "config.yaml").read_text(), "")
+    tree |= {"version": 1, "evaluations": [evaluation]}
+    (run / "config.yaml").write_text(yaml.safe_dump(tree))
+
+
+def test__a_run_of_config_version_1_is_loaded_and_goes_on(
+    config: Config, images: Path, tmp_path: Path, class_folders: Path
+) -> None:
+    evaluation = {"data": str(class_folders), "every_steps": 2, "neighbours": 3, "split": "val"}
+    short = changed(config, checkpoint={"every_steps": 3})
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    for out in (run, whole):
+        capi.pretrain(short, data=images, out=out, device=DEVICE)
+    # As it lay there when it was interrupted half-way.
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    as_version_1(run, evaluation)
+    loaded = capi.load(run)
+    assert isinstance(loaded, capi.VisionEncoder)
+    assert isinstance(capi.load(capi.export(run, tmp_path / "encoder.safetensors")), capi.VisionEncoder)
+    old = parse_config(short.model_dump(mode="json") | {"version": 1, "evaluations": [evaluation]})
+    done = capi.pretrain(old, data=images, out=run, device=DEVICE, resume=True)
+    assert (done.step, done.finished) == (6, True)
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [line["step"] for line in lines if "folder/knn/teacher" in line] == [4, 6]
+    states = [capi.load(path).state_dict() for path in (run, whole)]
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
+    assert not torch.equal(loaded.encoder.registers, capi.load(run).encoder.registers)
+
+
+def without_times(run: Path) -> list[dict[str, Any]]:
+    return [
+        {name: value for name, value in line.items() if name not in WALL_CLOCK}
+        for line in read_metrics(run / "metrics.jsonl")
+    ]
+
+
+def test__health_is_measured_and_goes_on_where_an_interrupted_run_left_it(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
+    short = changed(config, checkpoint={"every_steps": 3}, clustering={"prototypes": 100})
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    for out in (run, whole):
+        capi.pretrain(short, data=images, out=out, device=DEVICE)
+    shutil.rmtree(max((run / "checkpoints").iterdir()))
+    capi.pretrain(short, data=images, out=run, device=DEVICE, resume=True)
+    lines = without_times(run)
+    assert lines == without_times(whole)
+    # 288 patches a record: 100 prototypes are known from the second on, by what the first one saw.
+    assert [line["prototype_perplexity"] is None for line in lines] == [True, False, False]
+    assert {rule.key for rule in RULES} <= lines[0].keys()
+
+
+def test__an_alarm_that_rang_before_an_interruption_is_not_told_again(
+    config: Config, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in images.rglob("*.png"):
+        Image.new("RGB", (36, 30), (90, 90, 90)).save(path)
+    short = changed(config, checkpoint={"every_steps": 3}, run={"log_steps": 1})
+    capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE)
+    told = [message for message in caplog.messages if "Position in the features" in message]
+    assert len(told) == 1
+    assert told[0].startswith("step 3: ")
+    assert "positional collapse" in told[0]
+    shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
+    capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
+    assert [message for message in caplog.messages if "Position in the features" in message] == told
+
+
+def test__recipes_by_name_take_overrides(images: Path, tmp_path: Path) -> None:
+    small = ["model.depth=1", "model.width=16", "model.heads=1", "clustering.prototypes=8", "data.workers=0"]
+    short = ["optimization.batch_size=2", "optimization.steps=1", "run.loggers=[]"]
+    done = capi.pretrain("tiny4", [*small, *short], data=images, out=tmp_path / "run", device=DEVICE)
+    assert done.finished
+    assert load_config(tmp_path / "run" / "config.yaml").model.depth == 1
+
+
+@pytest.mark.parametrize("what", ["images", "logger"])
+def test__what_goes_wrong_at_the_start_leaves_the_old_run(
+    config: Config, images: Path, tmp_path: Path, what: str
+) -> None:
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    if what == "images":
+        for path in images.rglob("*.png"):
+            path.write_bytes(b"no image")
+    else:
+        config = changed(config, run={"loggers": ["wandb"]})
+    with pytest.raises(CapiError, match=r"could be read|capi\[wandb\]"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, overwrite=True)
+    assert capi.load(tmp_path / "run")
+
+
+@pytest.mark.long
+def test__compiled_networks_learn_the_same(config: Config, images: Path, tmp_path: Path) -> None:
+    """In processes of their own: torch's compiler warns, and should not see the checks of annotations."""
+    losses = []
+    for name, switch in (("plain", False), ("compiled", True)):
+        recipe = tmp_path / f"{name}.yaml"
+        # Compiled code draws other random numbers, so nothing is dropped here.
+        changes = {"run": {"compile": switch}, "model": {"stochastic_depth": 0.0}}
+        recipe.write_text(dump_config(changed(config, **changes)))
+        command = [sys.executable, "-m", "capi", "pretrain", str(recipe), "--data", str(images)]
+        done = subprocess.run(
+            [*command, "--out", str(tmp_path / name), "--device", DEVICE], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        losses.append([line["student_loss"] for line in read_metrics(tmp_path / name / "metrics.jsonl")])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)

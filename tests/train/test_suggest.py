@@ -1,0 +1,100 @@
+"""Suggestions are configs that load, fit and say where each value is from."""
+
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from capi.config.loading import load_config
+from capi.data.sources import image_folder
+from capi.errors import CapiError
+from capi.train.build import mask_sampler
+from capi.train.cost.hardware import Gpu, gpus
+from capi.train.cost.suggest import Images, look_at, suggest
+
+LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, measured=True)
+
+
+@pytest.mark.parametrize(
+    ("images", "gpu", "count", "recipe"),
+    [
+        (Images(50, 300), LAPTOP, 1, "small"),
+        (Images(3680, 128), LAPTOP, 1, "small"),
+        (Images(60_000, 32), gpus()["rtx3090"], 1, "tiny4"),
+        (Images(3000, 7), LAPTOP, 1, "tiny4"),
+        (Images(100_000, 500), gpus()["rtx3090"], 1, "vits16"),
+        (Images(1_281_167, 400), gpus()["a100-80g"], 8, "vitb14"),
+        (Images(14_000_000, 400), gpus()["a100-80g"], 32, "vitl16"),
+        (Images(142_000_000, 400), gpus()["h200"], 256, "vitl14"),
+        # A model for a million images, and a processor for none of it.
+        (Images(1_281_167, 400), LAPTOP, 1, "small"),
+    ],
+)
+def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, count: int, recipe: str) -> None:
+    found = suggest(images, gpu, count, hours=48.0)
+    words = shlex.split(found.command("my photos"))
+    overrides = [word for word in words if "=" in word]
+    named = words[words.index("--data") - len(overrides) - 1]
+    config = load_config(named, overrides)
+    assert config == found.config
+    mask_sampler(config)
+    assert named == recipe == found.recipe.value
+    assert words[-4:] == ["--data", "my photos", "--out", "RUN"]
+    assert found.plan.fits
+    assert found.plan.effort.hours <= 48 * 1.01
+    assert config.optimization.batch_size % count == 0
+    assert max(config.data.height_and_width) <= max(images.side, 4 * config.model.patch_size)
+    for choice in (found.recipe, *found.choices):
+        assert choice.reason
+        assert choice.origin in {"measured", "paper", "rule of thumb"}
+
+
+def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
+    few = suggest(Images(675, 348), LAPTOP).config
+    assert few == load_config("small")
+    pets = suggest(Images(3680, 128), LAPTOP).config
+    assert (pets.data.image_size, pets.model.depth, pets.clustering.prototypes) == (64, 6, 512)
+    assert (pets.optimization.batch_size, pets.optimization.teacher_momentum) == (128, 0.99)
+    assert pets.optimization.steps == pytest.approx(2800, rel=0.05)
+
+
+def test__the_hours_shorten_the_run() -> None:
+    long, short = (suggest(Images(675, 348), LAPTOP, hours=hours).plan for hours in (1.0, 0.02))
+    assert short.effort.hours == pytest.approx(0.02, rel=0.02)
+    assert short.images_seen < long.images_seen
+
+
+def test__micro_batches_make_it_fit() -> None:
+    found = suggest(Images(1_281_167, 400), gpus()["rtx3090"], 8, hours=500.0)
+    assert found.config.optimization.micro_batches > 1
+    assert found.plan.fits
+
+
+def test__many_gpus_are_started_by_what_can_start_them() -> None:
+    images = Images(14_000_000, 400)
+    assert (
+        suggest(images, gpus()["h100"], 8, hours=1000.0)
+        .command("x")
+        .startswith("torchrun --nproc-per-node 8 -m capi pretrain ")
+    )
+    many = suggest(images, gpus()["h100"], 32, hours=1000.0).command("x")
+    assert many.startswith("capi launch slurm --nodes 4 --gpus-per-node 8 vitl16 ")
+
+
+def test__a_gpu_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(CapiError, match="no recipe fits the 0 GB of a stamp"):
+        suggest(Images(100, 100), Gpu("stamp", "a stamp", 1e6, None, 1e9, None))
+
+
+def test__the_images_are_counted_and_their_size_is_typical(tmp_path: Path) -> None:
+    for number, size in enumerate([(40, 60), (100, 50), (500, 400)]):
+        Image.fromarray(np.zeros((*size, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+    (tmp_path / "broken.png").write_bytes(b"no image")
+    found = look_at(image_folder(tmp_path))
+    assert (found.count, found.side, found.channels) == (4, 50, 3)
+    for number in range(3):
+        (tmp_path / f"{number}.png").unlink()
+    with pytest.raises(CapiError, match="none of 1 images could be read"):
+        look_at(image_folder(tmp_path))
