@@ -17,7 +17,7 @@ from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.predictor import CrossPredictor
-from capi.train.build import build_student
+from capi.zoo.build import build_student
 from tests.evals.datasets.layouts import build_folder, build_masks
 
 REFERENCE = Path(__file__).parent / "reference" / "tiny"

@@ -25,11 +25,10 @@ from capi.models.features import CapiEncoder
 from capi.report.pictures.curves import series
 from capi.report.pictures.pca import contact_sheet, pca_pictures, photos_of
 from capi.report.pictures.sheets import save_picture
-from capi.train import build
-from capi.train import run as pretraining
 from capi.train.metrics import FILE, read_metrics
+from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.run_folder import RunFolder, run_config
 
 RECIPE = "demo"
 # Best for the trained encoder, the untrained one and raw pixels alike, when each training photo is left out in turn.
@@ -89,7 +88,7 @@ def run_demo(
 def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     """Score the encoder before and after training, and draw what it sees."""
     folder = RunFolder(path)
-    config = pretraining.run_config(folder)
+    config = run_config(folder)
     start, trained = untrained(str(path)), load_weights(path, "teacher")
     protocol = _protocol(config, split)
     data = protocol.data
@@ -139,7 +138,7 @@ def _draw(config: Config, start: CapiEncoder, trained: CapiEncoder, split: str) 
     height, width = config.data.height_and_width
     frame = Frame((height * _ENLARGED, width * _ENLARGED), channels=config.model.channels)
     pixels = StillBatches(photos.images, frame, torch.tensor(firsts[:_SHOWN]), _SHOWN)[0].images
-    images = normalize(pixels, *build.statistics(config))
+    images = normalize(pixels, *networks.statistics(config))
     columns = [
         ("photo", photos_of(pixels)),
         ("untrained", pca_pictures(start, images)),

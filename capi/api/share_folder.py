@@ -28,9 +28,8 @@ from capi.report.run_report import gather
 from capi.runtime.atomic import atomic_folder, atomic_write
 from capi.runtime.image_files import open_image
 from capi.runtime.privacy import hide_path, hide_paths
-from capi.train.run import run_config
 from capi.zoo.huggingface.files import write_files
-from capi.zoo.run_folder import CONFIG, RunFolder
+from capi.zoo.run_folder import CONFIG, RunFolder, run_config
 from capi.zoo.weights import Weights, load_run
 
 CARD = "README.md"

@@ -75,6 +75,8 @@ def pretrain(
         open_encoder=partial(open_configured_encoder, trusted=trusted, device=chosen),
         console=console,
     )
+    if done.is_main:
+        runs.draw_curves(done.path)
     if not config.run.report or not done.is_main:
         return done
     return replace(done, report=runs.conclude(done.path, data, finished=done.finished, device=chosen))

@@ -24,9 +24,9 @@ from capi.runtime.liveness import is_being_trained
 from capi.train.checkpoint import Checkpoints
 from capi.train.health import Finding, RunFacts, Watchman, spoken
 from capi.train.metrics import FILE
-from capi.train.run import run_config, run_facts
+from capi.train.run import run_facts
 from capi.types import Statistics
-from capi.zoo.run_folder import CONFIG, RunFolder
+from capi.zoo.run_folder import CONFIG, RunFolder, run_config
 
 _HEADS: dict[State, tuple[str, str]] = {
     "alarm": ("Not well", "bold red"),

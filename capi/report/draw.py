@@ -32,11 +32,9 @@ from capi.report.pictures.summary import PatchSummary
 from capi.runtime.atomic import atomic_open, atomic_write
 from capi.runtime.links import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths_within
-from capi.train.checkpoint import Checkpoints
-from capi.train.run import run_config
 from capi.types import VisionEncoder
-from capi.zoo.checkpoint_files import StoredTensors
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
+from capi.zoo.run_folder import RunFolder, run_config
 
 KINDS = (*PAINTERS, "prototypes")
 DEFAULT_KINDS = ("pca", "components", "clusters")
@@ -140,14 +138,14 @@ def load_prototypes(run: Path) -> Prototypes:
         raise CapiError(
             f"{run} has no prototypes: it was trained with target.kind={config.target.kind}; choose other pictures"
         )
-    steps = Checkpoints(folder.checkpoints).steps()
+    steps = CheckpointFolder(folder.checkpoints).steps()
     if not steps:
         raise CapiError(f"{run} holds no checkpoint yet: wait for the first one, or train with --resume")
     with torch.device("meta"):
         wanted = {"clustering.prototypes": torch.empty(config.clustering.prototypes, config.model.width)}
         if config.clustering.bias:
             wanted["clustering.bias"] = torch.empty(config.clustering.prototypes)
-    taken = StoredTensors(Checkpoints(folder.checkpoints).path(steps[-1])).take(wanted)
+    taken = StoredTensors(CheckpointFolder(folder.checkpoints).path(steps[-1])).take(wanted)
     return Prototypes(taken["clustering.prototypes"], taken.get("clustering.bias"))
 
 

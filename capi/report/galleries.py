@@ -23,9 +23,8 @@ from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, SizedIm
 from capi.report.pictures.gallery import FROM_ONE_IMAGE, PrototypeIndex, member_crops, spread_over_use, strip
 from capi.report.snapshots import photo_of, run_frame
 from capi.runtime.atomic import atomic_folder
-from capi.train.run import run_config
 from capi.types import VisionEncoder, statistics_of
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.run_folder import RunFolder, run_config
 from capi.zoo.weights import load_run
 
 FOLDER, INDEX = "prototypes", "index.json"

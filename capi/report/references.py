@@ -21,8 +21,7 @@ from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column
 from capi.runtime.documents import parse_object
 from capi.train.metrics import FILE, WALL_CLOCK
-from capi.train.run import run_config
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.run_folder import RunFolder, run_config
 
 FORMAT_VERSION = 1
 POINTS = 20

@@ -22,8 +22,8 @@ from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of
 from capi.train.build import loss_label
 from capi.train.health import Finding, Rule, RunFacts, Watchman
 from capi.train.metrics import FILE
-from capi.train.run import run_config, run_facts
-from capi.zoo.run_folder import CONFIG, RECORD, RunFolder
+from capi.train.run import run_facts
+from capi.zoo.run_folder import CONFIG, RECORD, RunFolder, run_config
 
 REPORT = "report.html"
 _STARTS_SHOWN = 20

@@ -1,5 +1,6 @@
 """What a run leaves to be seen: pictures while it goes on, a gallery of its prototypes and a report when it ends."""
 
+import importlib.util
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,13 +15,15 @@ from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, Progress, silent
 from capi.report.galleries import FOLDER, INDEX, write_gallery
+from capi.report.pictures import curves
 from capi.report.run_report import write_report
 from capi.report.snapshots import Snapshots
-from capi.train import build
-from capi.train.checkpoint import Checkpoints
+from capi.train.build import loss_label
 from capi.train.loop import Evaluation
-from capi.train.run import run_config
-from capi.zoo.run_folder import RunFolder
+from capi.train.metrics import FILE, read_metrics
+from capi.zoo.build import statistics
+from capi.zoo.checkpoint_files import CheckpointFolder
+from capi.zoo.run_folder import RunFolder, run_config
 
 _LOG = logging.getLogger("capi")
 
@@ -31,7 +34,7 @@ def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -
         return []
     every = -(-config.optimization.steps // config.run.snapshots)
     size = config.data.height_and_width
-    return [Snapshots(source, build.statistics(config), size, folder.pictures / "snapshots", every)]
+    return [Snapshots(source, statistics(config), size, folder.pictures / "snapshots", every)]
 
 
 def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> Path | None:
@@ -43,6 +46,17 @@ def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> 
     except (CapiError, OSError, RuntimeError, MemoryError) as error:
         _LOG.warning("the report could not be written (%s): the run is complete; try `capi report %s`", error, run)
         return None
+
+
+def draw_curves(run: Path) -> None:
+    """Draw the metrics of a run into its pictures, where matplotlib is installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        _LOG.info("curves are drawn where matplotlib is installed: pip install 'capi[pictures]'")
+        return
+    folder = RunFolder(run)
+    folder.pictures.mkdir(exist_ok=True)
+    loss = loss_label(run_config(folder).target.kind)
+    curves.draw_curves(read_metrics(run / FILE), folder.pictures / "curves.png", loss)
 
 
 def draw_gallery(
@@ -71,6 +85,6 @@ def report(
     folder, missing = RunFolder(run), ""
     record = folder.record(also_newer=True)
     drawn = (folder.pictures / FOLDER / INDEX).exists()
-    if not drawn and Checkpoints(folder.checkpoints).steps():
+    if not drawn and CheckpointFolder(folder.checkpoints).steps():
         missing = draw_gallery(run, partial(open_recorded, record), device=device, progress=progress)
     return write_report(run, out, watts=watts, carbon=carbon, missing=missing)

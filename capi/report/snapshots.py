@@ -29,9 +29,9 @@ from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import as_colors, fit_components, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.runtime.image_files import open_image
-from capi.train.build import frozen
 from capi.train.step import Learner
 from capi.types import Float, Statistics
+from capi.zoo.build import frozen
 
 _LOG = logging.getLogger("capi")
 # Patches on the longer side of a picture, at most, where images are enlarged.

@@ -9,13 +9,11 @@ process writes what is planned by torch.distributed.checkpoint; nothing of a fol
 import json
 import logging
 import os
-import re
 import shutil
 import warnings
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,16 +32,14 @@ from capi.runtime.atomic import atomic_write
 from capi.runtime.processes import LostProcessError, Processes, SharedError
 from capi.runtime.tensor_file import write_tensors
 from capi.train.step import Learner
-from capi.zoo.checkpoint_files import StoredTensors, damaged
+from capi.zoo.checkpoint_files import STATE, CheckpointFolder, StoredTensors, damaged
 from capi.zoo.checkpoint_index import parts_metadata
 
 _LOG = logging.getLogger("capi")
 # Format 2 added how often prototypes were used lately, format 3 has no pickles.
 FORMAT_VERSION = 3
 _SINCE_2 = "clustering.recent_use"
-_STATE = "state.json"
 _PARTIAL = ".partial-"
-_NAME = re.compile(r"step_(\d+)")
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
@@ -71,7 +67,7 @@ class _Pending(NamedTuple):
     written: "Future[Any]"
 
 
-class Checkpoints:
+class Checkpoints(CheckpointFolder):
     """The checkpoints of a run: the newest `keep` of them, and for good those at multiples of `milestone_steps`."""
 
     def __init__(
@@ -83,20 +79,11 @@ class Checkpoints:
         processes: Processes | None = None,
         asynchronous: bool = False,
     ) -> None:
-        self.folder, self.keep, self.milestone_steps = folder, keep, milestone_steps
+        super().__init__(folder)
+        self.keep, self.milestone_steps = keep, milestone_steps
         self.processes, self.asynchronous = processes or Processes(), asynchronous
         self._pending: _Pending | None = None
         self._thread = ThreadPoolExecutor(1)
-
-    def steps(self) -> list[int]:
-        """Steps of the complete checkpoints, ascending."""
-        if not self.folder.is_dir():
-            return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return sorted(int(match[1]) for match, path in found if match and _is_complete(path))
-
-    def path(self, step: int) -> Path:
-        return self.folder / f"step_{step:08d}"
 
     def save(self, learner: Learner, position: Position) -> None:
         """Save, then remove what need not be kept. Asynchronously, the tensors are copied and the rest comes later."""
@@ -190,7 +177,7 @@ class Checkpoints:
 
     def _give_name(self, pending: "_Pending") -> None:
         sizes = {path.name: path.stat().st_size for path in pending.partial.iterdir()}
-        atomic_write(pending.partial / _STATE, json.dumps(pending.record | {"files": sizes}, indent=1))
+        atomic_write(pending.partial / STATE, json.dumps(pending.record | {"files": sizes}, indent=1))
         _sync_folder(pending.partial)
         place = self.path(pending.record["step"])
         if place.exists():
@@ -247,7 +234,7 @@ class Checkpoints:
         broken = values.pop("broken")
         sound = isinstance(broken, dict) and all(isinstance(reason, str) for reason in broken.values())
         if not sound or values["step"] != step or any(type(each) is not int or each < 0 for each in values.values()):
-            raise damaged(self.path(step), ValueError(f"{_STATE} does not say where the run stands"))
+            raise damaged(self.path(step), ValueError(f"{STATE} does not say where the run stands"))
         return Position(broken=broken, **values)
 
     def _version(self, step: int) -> int:
@@ -256,9 +243,9 @@ class Checkpoints:
 
     def _record(self, step: int) -> dict[str, Any]:
         try:
-            record: dict[str, Any] = json.loads((self.path(step) / _STATE).read_text())
+            record: dict[str, Any] = json.loads((self.path(step) / STATE).read_text())
             if type(record["format"]) is not int:
-                raise ValueError(f"{_STATE} does not say its format")
+                raise ValueError(f"{STATE} does not say its format")
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise damaged(self.path(step)) from error
         return record
@@ -362,29 +349,6 @@ def _finished(action: Callable[[], None]) -> "Future[Any]":
     except (Exception, CheckpointException) as error:
         done.set_exception(error)
     return done
-
-
-def _is_complete(path: Path) -> bool:
-    """Whether all files are there in their sizes: a folder that was copied may have lost some."""
-    state = path / _STATE
-    if not state.is_file():
-        return False
-    try:
-        sizes = dict(json.loads(state.read_text()).get("files", {}))
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
-        # That it is damaged is told when it is read.
-        return True
-    there = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
-    lost = [str(name)[:80] for name, size in sizes.items() if there.get(name) != size]
-    if lost:
-        _tell_lost(path, lost[0])
-    return not lost
-
-
-@cache
-def _tell_lost(path: Path, name: str) -> None:
-    """Once, however often it is looked at."""
-    _LOG.warning("%s is passed over: %s is not as it was saved", path, name)
 
 
 def _sync_folder(path: Path) -> None:

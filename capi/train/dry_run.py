@@ -18,6 +18,7 @@ from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
 from capi.train.initial_weights import initialise
 from capi.types import MaskedBatch, VisionEncoder
+from capi.zoo import build as networks
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def check(
         raise CapiError(_too_large(config)) from error
     if not math.isfinite(cost.student_loss):
         raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
-    warning = statistics_warning(summary.statistics, build.statistics(config)) if summary else None
+    warning = statistics_warning(summary.statistics, networks.statistics(config)) if summary else None
     return RunCheck(cost, summary, read_rate, warning)
 
 

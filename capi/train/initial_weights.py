@@ -20,11 +20,10 @@ from capi.errors import CapiError, some_of
 from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.features import CapiEncoder
-from capi.train import build
-from capi.train.checkpoint import Checkpoints
 from capi.train.step import Learner
 from capi.types import VisionEncoder
-from capi.zoo.checkpoint_files import StoredTensors
+from capi.zoo import build as networks
+from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from capi.zoo.run_folder import RunFolder
 
 Tensors = Mapping[str, Tensor]
@@ -89,7 +88,7 @@ def initialise(
         return None
     given, student = _opened(source, open_encoder), learner.student
     wanted = architecture_of(given)
-    differing = _differences(architecture_of(build.frozen(student, given.statistics)), wanted)
+    differing = _differences(architecture_of(networks.frozen(student, given.statistics)), wanted)
     parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
     if config.init.strict:
         _refuse_misfits(source, differing, wanted, parts)
@@ -247,12 +246,12 @@ def _newest_checkpoint(source: str) -> StoredTensors | None:
     folder = RunFolder(Path(source))
     if not folder.exists:
         return None
-    checkpoints = Checkpoints(folder.checkpoints)
+    checkpoints = CheckpointFolder(folder.checkpoints)
     return StoredTensors(checkpoints.path(checkpoints.steps()[-1]))
 
 
 def _statistics_note(config: Config, given: CapiEncoder) -> list[str]:
-    ours, theirs = build.statistics(config), given.statistics
+    ours, theirs = networks.statistics(config), given.statistics
     if ours == theirs:
         return []
     wanted = " ".join(f"data.{name}=[{significant(values, 4)}]" for name, values in theirs._asdict().items())

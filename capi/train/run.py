@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from capi.config.loading import differences, dump_config, parse_config
+from capi.config.loading import differences, dump_config
 from capi.config.schema import Config
 from capi.data.broken import BrokenImages
 from capi.data.opening import Data, describe_data, open_images
@@ -20,22 +20,22 @@ from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
 from capi.data.statistics import quick_statistics, statistics_warning
 from capi.errors import CapiError
-from capi.evals import build as benchmark
 from capi.runtime.processes import Processes, joined, lost_process_is_an_error
 from capi.runtime.progress import RunProgress
 from capi.runtime.sharding import chosen_shards
-from capi.runtime.yaml_documents import parse_yaml
 from capi.train import build
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.distribute import distribute, whole_view
+from capi.train.evaluations import build_evaluations
 from capi.train.health import ADVISED, RunFacts, Watchman
 from capi.train.initial_weights import Initialised, initialise
 from capi.train.loop import Ending, Evaluation, Loop
 from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
 from capi.train.step import Learner
 from capi.types import Statistics, VisionEncoder
+from capi.zoo import build as networks
 from capi.zoo.checkpoint_files import StoredTensors
-from capi.zoo.run_folder import CONFIG, RunFolder
+from capi.zoo.run_folder import CONFIG, RunFolder, run_config
 
 _LOG = logging.getLogger("capi")
 # What may change when a run is resumed, since it does not change what is computed.
@@ -91,7 +91,7 @@ def pretrain(
     with joined(device) as processes, ExitStack() as stack:
         with processes.together():
             given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes, console)
-            configured = benchmark.build_evaluations(given.config, device)
+            configured = build_evaluations(given.config, device)
         processes.refuse_differences("config", dump_config(given.config))
         images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
         processes.refuse_differences("set of images", images)
@@ -194,13 +194,6 @@ def _spread(given: _Given, learner: Learner | None, processes: Processes, device
     return distribute(given.config, learner, processes, device, given.frozen_encoder)
 
 
-def run_config(folder: RunFolder) -> Config:
-    """The config that a run was started with."""
-    folder.record()
-    source = str(folder.path / CONFIG)
-    return parse_config(parse_yaml(folder.config_text(), source), source=source)
-
-
 def run_facts(config: Config) -> RunFacts:
     """What the healthy ranges of a run depend on."""
     return RunFacts(
@@ -246,8 +239,6 @@ class _Run:
         if self.processes.is_main:
             self.folder.note_start(position.step, str(self.device), self.processes.size)
         if position.step == self.config.optimization.steps:
-            # Drawn again, since the kill may have come between the last checkpoint and the picture.
-            self._draw_curves()
             return self._done(position, "finished")
         if self.config.run.compile:
             build.compile_blocks(self.learner)
@@ -259,7 +250,6 @@ class _Run:
         finally:
             for logger in everywhere:
                 close(logger)
-        self._draw_curves()
         return self._done(position, ending)
 
     def _done(self, position: Position, ending: Ending) -> PretrainedRun:
@@ -344,18 +334,6 @@ class _Run:
         described: dict[str, Any] = self.config.model_dump(mode="json")
         return [LOGGERS[name](self.folder.path, start, described) for name in names]
 
-    def _draw_curves(self) -> None:
-        if not self.processes.is_main:
-            return
-        if importlib.util.find_spec("matplotlib") is None:
-            _LOG.info("curves are drawn where matplotlib is installed: pip install 'capi[pictures]'")
-            return
-        from capi.report.pictures.curves import draw_curves
-
-        self.folder.pictures.mkdir(exist_ok=True)
-        loss = build.loss_label(self.config.target.kind)
-        draw_curves(read_metrics(self.folder.path / FILE), self.folder.pictures / "curves.png", loss)
-
 
 def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
     """Where the mean and deviation are `auto`, those that the run found when it was started."""
@@ -394,7 +372,7 @@ def _refuse_other_shapes(folder: RunFolder, config: Config) -> None:
     for step in checkpoints.steps()[-1:]:
         stored = StoredTensors(checkpoints.path(step))
         names = [name.removeprefix("student.") for name in stored.weightless if name.startswith("student.")]
-        student = build.weightless_student(config, names, str(folder.path / CONFIG))
+        student = networks.weightless_student(config, names, str(folder.path / CONFIG))
         stored.check({f"student.{name}": value for name, value in student.state_dict().items()})
 
 
@@ -411,7 +389,7 @@ def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
 def _warn_of_range(given: _Given, console: Console | None) -> None:
     """Images that are far from what the config normalizes them with look nearly constant to the model."""
     measured = given.facts.get("statistics")
-    warning = statistics_warning(Statistics(**measured), build.statistics(given.config)) if measured else None
+    warning = statistics_warning(Statistics(**measured), networks.statistics(given.config)) if measured else None
     if warning and console is None:
         _LOG.warning(warning)
     elif warning and console:

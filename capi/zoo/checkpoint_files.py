@@ -1,8 +1,12 @@
-"""Reading the tensors of a checkpoint folder, by any number of processes, without trusting it."""
+"""Reading checkpoints: which are complete, and their tensors, by any number of processes, without trusting them."""
 
 import io
+import json
+import logging
+import re
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,50 @@ from capi.errors import CapiError
 from capi.runtime.tensor_file import Entry, read_tensor
 from capi.zoo import old_checkpoint
 from capi.zoo.checkpoint_index import Chunk, Shape, Stored, read_index
+
+_LOG = logging.getLogger("capi")
+STATE = "state.json"
+_NAME = re.compile(r"step_(\d+)")
+
+
+class CheckpointFolder:
+    """The folder that holds the checkpoints of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def steps(self) -> list[int]:
+        """Steps of the complete checkpoints, ascending."""
+        if not self.folder.is_dir():
+            return []
+        found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        return sorted(int(match[1]) for match, path in found if match and _is_complete(path))
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step_{step:08d}"
+
+
+def _is_complete(path: Path) -> bool:
+    """Whether all files are there in their sizes: a folder that was copied may have lost some."""
+    state = path / STATE
+    if not state.is_file():
+        return False
+    try:
+        sizes = dict(json.loads(state.read_text()).get("files", {}))
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        # That it is damaged is told when it is read.
+        return True
+    there = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
+    lost = [str(name)[:80] for name, size in sizes.items() if there.get(name) != size]
+    if lost:
+        _tell_lost(path, lost[0])
+    return not lost
+
+
+@cache
+def _tell_lost(path: Path, name: str) -> None:
+    """Once, however often it is looked at."""
+    _LOG.warning("%s is passed over: %s is not as it was saved", path, name)
 
 
 class StoredTensors:

@@ -19,16 +19,15 @@ from capi.config.trust import is_trusted
 from capi.errors import CapiError, expect
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
-from capi.train import build
-from capi.train.run import run_config
 from capi.types import Statistics, VisionEncoder
+from capi.zoo import build
 from capi.zoo.baselines.weights import is_baseline, is_on_this_machine, open_baseline
 from capi.zoo.huggingface.files import read_transformers
 from capi.zoo.published import hub
 from capi.zoo.published.cache import cached_file
 from capi.zoo.published.registry import RELEASED, similar_names
 from capi.zoo.released import load_released
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.run_folder import RunFolder, run_config
 from capi.zoo.weights import Weights, check_weights, load_exported, load_run
 
 TRAINED = (

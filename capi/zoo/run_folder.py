@@ -25,12 +25,15 @@ from typing import Any
 
 import torch
 
+from capi.config.loading import parse_config
+from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, is_partial, remove_folder, remove_leftovers
 from capi.runtime.documents import read_object, read_text
 from capi.runtime.links import refuse_outside_links
 from capi.runtime.lock import locked
 from capi.runtime.numerics import NUMERICS, changes_since
+from capi.runtime.yaml_documents import parse_yaml
 
 _LOG = logging.getLogger("capi")
 FORMAT_VERSION = 1
@@ -153,6 +156,13 @@ class RunFolder:
         return locked(
             self.path / ".lock", busy=f"{self.path} is being trained by another process: wait for it, or end it"
         )
+
+
+def run_config(folder: RunFolder) -> Config:
+    """The config that a run was started with."""
+    folder.record()
+    source = str(folder.path / CONFIG)
+    return parse_config(parse_yaml(folder.config_text(), source), source=source)
 
 
 def versions() -> dict[str, str]:

@@ -17,15 +17,13 @@ from capi.runtime.atomic import atomic_open, atomic_path
 from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_paths
 from capi.runtime.tensor_file import Header, read_header
-from capi.train.build import frozen, statistics, weightless_student
-from capi.train.checkpoint import Checkpoints
-from capi.train.run import run_config
 from capi.types import Statistics
-from capi.zoo.checkpoint_files import StoredTensors
+from capi.zoo.build import frozen, statistics, weightless_student
+from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from capi.zoo.files import read_contents
 from capi.zoo.huggingface.files import check_statistics, checked_image_size
 from capi.zoo.released import to_released
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.run_folder import RunFolder, run_config
 
 Weights = Literal["teacher", "student"]
 FileFormat = Literal["safetensors", "released"]
@@ -45,7 +43,7 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     check_weights(weights)
     folder = RunFolder(path)
     config = run_config(folder)
-    checkpoints = Checkpoints(folder.checkpoints)
+    checkpoints = CheckpointFolder(folder.checkpoints)
     if not checkpoints.steps():
         raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
     stored, prefix = StoredTensors(checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]

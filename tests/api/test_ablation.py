@@ -10,8 +10,8 @@ from capi.api.ablation import ablate, finish
 from capi.api.ablation_plan import FAILURE, Job, Study, plan_study
 from capi.api.ablation_results import gather
 from capi.errors import CapiError
-from capi.train.run import PretrainedRun, run_config
-from capi.zoo.run_folder import RunFolder
+from capi.train.run import PretrainedRun
+from capi.zoo.run_folder import RunFolder, run_config
 from tests.api.studies import QUICK, SMALL
 
 

@@ -10,7 +10,8 @@ from capi.config.loading import load_config, recipe_names, recipe_text
 from capi.config.paper import FIGURE_ONLY, describe_results, paper_models, paper_table, paper_tables, results_of
 from capi.errors import CapiError
 from capi.method.masking import Grid
-from capi.train.build import build_student, mask_sampler
+from capi.train.build import mask_sampler
+from capi.zoo.build import build_student
 
 MODELS = paper_models()
 TABLES = paper_tables()

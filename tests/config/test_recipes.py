@@ -9,10 +9,11 @@ from capi.config.paper import paper_models
 from capi.config.schema import CONFIG_VERSION
 from capi.errors import CapiError
 from capi.method.masking import Grid
-from capi.train.build import build_learner, build_student, mask_sampler, resolve_target
+from capi.train.build import build_learner, mask_sampler, resolve_target
 from capi.train.cost import plan
 from capi.train.step import train_step
 from capi.types import Features, MaskedBatch
+from capi.zoo.build import build_student
 
 NAMES = recipe_names()
 

@@ -1,7 +1,8 @@
 import torch
 
 from capi.config.schema import Config
-from capi.train.build import build_learner, build_student
+from capi.train.build import build_learner
+from capi.zoo.build import build_student
 
 
 def test__the_student_sees_only_visible_patches(small_config: Config) -> None:

@@ -2,7 +2,7 @@ import torch
 
 from capi.config.schema import Config
 from capi.method.teacher import Teacher
-from capi.train.build import build_student
+from capi.zoo.build import build_student
 
 
 def test__follows_as_an_exponential_moving_average(small_config: Config) -> None:

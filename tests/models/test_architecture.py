@@ -15,8 +15,8 @@ from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import MlpHead
 from capi.models.predictor import CrossPredictor, FusedPredictor
-from capi.train.build import frozen, statistics
 from capi.types import Statistics
+from capi.zoo.build import frozen, statistics
 from capi.zoo.released import load_released
 from tests.variants import VARIANTS, learner_of, varied
 

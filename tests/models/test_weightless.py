@@ -37,7 +37,7 @@ def test__outside_everything_is_as_before() -> None:
 
 
 def test__a_config_s_model_is_built_in_moments() -> None:
-    from capi.train.build import build_student
+    from capi.zoo.build import build_student
 
     with without_weights():
         student = build_student(load_config("vitl14"))

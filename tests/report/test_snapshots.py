@@ -24,10 +24,11 @@ from capi.report import snapshots
 from capi.report.pictures.feature_maps import SizedImages
 from capi.report.pictures.pca import Components, fit_components
 from capi.report.snapshots import Snapshots, matched, run_frame, snapshot_sheet, snapshot_steps
-from capi.train.build import build_learner, frozen, statistics
+from capi.train.build import build_learner
 from capi.train.loop import Evaluation
 from capi.train.step import Learner
 from capi.types import Statistics
+from capi.zoo.build import frozen, statistics
 from tests.data.pictures import encoded, noise, photo
 from tests.evals.toys import source_of
 

@@ -18,6 +18,7 @@ from capi.runtime.randomness import sample_keys
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler
 from capi.types import IMAGENET, Statistics, statistics_of
+from capi.zoo.build import build_student, frozen, statistics
 from tests.data.pictures import noise
 
 UNUSUAL = {
@@ -114,7 +115,7 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
 def test__the_predictor_is_the_one_of_the_config(small_config: Config, model: dict, kind: type) -> None:
     tree = small_config.model_dump(mode="json")
     tree["model"] |= model | {"positions": "learned", "head": "mlp"}
-    student = build.build_student(parse_config(tree))
+    student = build_student(parse_config(tree))
     assert type(student.predictor) is kind
     assert isinstance(student.head, MlpHead)
     assert student.encoder.positions.table.shape == (8, 6, 32)
@@ -176,8 +177,8 @@ def test__auto_statistics_are_those_of_the_images(small_config: Config, tmp_path
     tree["data"] |= {"mean": "auto", "std": "auto"}
     config = parse_config(tree)
     with pytest.raises(capi.CapiError, match="only a run with images"):
-        build.statistics(config)
-    mean, std = build.statistics(build.resolve_statistics(config, image_folder(tmp_path)))
+        statistics(config)
+    mean, std = statistics(build.resolve_statistics(config, image_folder(tmp_path)))
     assert mean == pytest.approx([100 / 255] * 3)
     assert std == pytest.approx([50 / 255] * 3)
     assert build.resolve_statistics(small_config, image_folder(tmp_path)) is small_config
@@ -196,10 +197,10 @@ def test__precision_and_workers_follow_the_device(small_config: Config) -> None:
 
 def test__a_frozen_encoder_shares_the_weights_and_knows_its_statistics(small_config: Config) -> None:
     student = build_learner(small_config).student
-    encoder = build.frozen(student, Statistics((0.1,) * 3, (0.2,) * 3))
+    encoder = frozen(student, Statistics((0.1,) * 3, (0.2,) * 3))
     assert encoder.encoder is student.encoder
     assert statistics_of(encoder) == ((0.1,) * 3, (0.2,) * 3)
-    assert build.statistics(small_config) == IMAGENET
+    assert statistics(small_config) == IMAGENET
 
 
 def test__training_crops_are_cut_before_they_are_resized(small_config: Config, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@ import torch
 
 from capi import api
 from capi.config.schema import Config
-from capi.train.build import build_learner, build_student
+from capi.train.build import build_learner
 from capi.train.cost.step import measure_step
+from capi.zoo.build import build_student
 from tests.train.test_step import batch_of
 from tests.variants import varied
 

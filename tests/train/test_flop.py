@@ -5,9 +5,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from capi.config.loading import load_config, parse_config
 from capi.config.schema import Config
-from capi.train.build import build_learner, build_student
+from capi.train.build import build_learner
 from capi.train.cost.flop import encoder_flop, iteration_flop
 from capi.train.step import train_step
+from capi.zoo.build import build_student
 from tests.train.test_step import batch_of
 from tests.variants import PREDICTORS, TARGETS, learner_of, varied
 

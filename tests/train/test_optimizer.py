@@ -3,8 +3,8 @@ import torch
 
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
-from capi.train.build import build_student
 from capi.train.optimizer import set_learning_rate, student_optimizer, target_optimizer
+from capi.zoo.build import build_student
 
 
 def expected_rule(name: str) -> tuple[float, float]:

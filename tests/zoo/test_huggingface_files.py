@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
-from capi.train.build import frozen, statistics
 from capi.types import Statistics
+from capi.zoo.build import frozen, statistics
 from capi.zoo.huggingface.files import read_transformers, write_transformers
 from capi.zoo.released import load_released
 from tests.variants import VARIANTS, learner_of, varied

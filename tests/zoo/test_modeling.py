@@ -15,7 +15,7 @@ from capi.errors import CapiError
 from capi.huggingface import CapiConfig, CapiModel
 from capi.models.architecture import build_encoder
 from capi.models.features import CapiEncoder
-from capi.train.build import frozen, statistics
+from capi.zoo.build import frozen, statistics
 from capi.zoo.huggingface.files import read_transformers, write_transformers
 from tests.variants import NETWORKS, TOGETHER, learner_of, varied
 

@@ -7,9 +7,8 @@ from typing import Any
 from capi.report.draw import load_prototypes
 from capi.report.explorer import page
 from capi.train.build import mask_sampler
-from capi.train.run import run_config
 from capi.types import VisionEncoder
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.run_folder import RunFolder, run_config
 
 
 def explore(

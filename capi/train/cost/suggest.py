@@ -18,10 +18,11 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import evenly, quick_statistics, significant, statistics_warning
 from capi.errors import CapiError
-from capi.train.build import build_reader, statistics
+from capi.train.build import build_reader
 from capi.train.cost.hardware import Gpu
 from capi.train.cost.plan import Assumptions, RunPlan, plan_run
 from capi.types import Statistics
+from capi.zoo.build import statistics
 
 Origin = Literal["measured", "paper", "rule of thumb"]
 
