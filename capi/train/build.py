@@ -29,6 +29,7 @@ from capi.method.teacher import Teacher
 from capi.models.layers import Block
 from capi.runtime.allocator import keep_freed_memory
 from capi.runtime.processes import Processes
+from capi.runtime.randomness import sample_keys
 from capi.train.loop import LoopSettings
 from capi.train.optimizer import student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
@@ -106,6 +107,8 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
         teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
         precision=choose_precision(config.run.precision, device),
+        statistics=None if "auto" in {config.data.mean, config.data.std} else statistics(config),
+        image_size=config.data.height_and_width,
     )
 
 
@@ -216,6 +219,13 @@ def mask_sampler(config: Config) -> MaskSampler:
     sampler = MaskSampler(kind=masking.kind, ratio=masking.ratio, roll=masking.roll, predict=masking.predict)
     sampler.counts(Grid(*config.grid))
     return sampler
+
+
+def masked_batch(config: Config, images: Tensor, step: int) -> MaskedBatch:
+    """Normalized images (b c h w) with the masks that a run of this config draws for them at this step."""
+    keys = sample_keys(config.seed, step, torch.arange(len(images)))
+    visible_index, predict_index = mask_sampler(config)(Grid(*config.grid), keys)
+    return MaskedBatch(images, visible_index.to(images.device), predict_index.to(images.device))
 
 
 class GridMasks:

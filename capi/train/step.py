@@ -1,20 +1,24 @@
 """One iteration of CAPI. Whoever reads this file has read the method."""
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import AdamW
 
+from capi.errors import CapiError
 from capi.method.health import NoObserver, Observer
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
+from capi.models.features import CapiEncoder
 from capi.train.optimizer import set_learning_rate
-from capi.types import Float, MaskedBatch
+from capi.types import Float, MaskedBatch, Statistics
+from capi.zoo.build import frozen
 
 
 @dataclass
@@ -33,6 +37,9 @@ class Learner:
     average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
     # The tensor of which each process has a part along an axis, as a checkpoint holds it.
     spread: Callable[[Tensor, int], Tensor] = lambda value, _: value
+    # Of the images it is trained on, for encoders made from it.
+    statistics: Statistics | None = None
+    image_size: tuple[int, int] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -41,6 +48,14 @@ class Learner:
     @property
     def optimizers(self) -> list[AdamW]:
         return [one for one in (self.student_optimizer, self.target_optimizer) if one is not None]
+
+    def as_encoder(self, weights: Literal["teacher", "student"] = "teacher") -> CapiEncoder:
+        """A frozen copy of the teacher or the student for evaluation and export; training goes on unchanged."""
+        if self.statistics is None:
+            raise CapiError("the learner does not know the mean and std of its images: set data.mean and data.std")
+        network = self.teacher.average if weights == "teacher" else self.student
+        encoder = frozen(copy.deepcopy(network), self.statistics, self.image_size)
+        return encoder.eval().requires_grad_(False)
 
     def autocast(self) -> AbstractContextManager[None]:
         """Matrix products in the run's precision; weights, losses and the targets stay in float32."""

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -43,9 +43,19 @@ KINDS = (
 _OURS = ("pixels", "untrained")
 
 
-def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder:
+@runtime_checkable
+class Trainee(Protocol):
+    """Something that is being trained and can give its encoder as it stands, such as a learner."""
+
+    def as_encoder(self, weights: Weights = "teacher") -> CapiEncoder: ...
+
+
+def load_weights(model: str | Path | Trainee, weights: Weights = "teacher") -> CapiEncoder:
     """The frozen encoder of a path or of a name; `TRAINED` says which there are. Published models are downloaded."""
-    expect("the model", model, (str, Path), f"the name or the path of {TRAINED}")
+    if isinstance(model, Trainee):
+        check_weights(weights)
+        return model.as_encoder(weights)
+    expect("the model", model, (str, Path), f"a learner, or the name or the path of {TRAINED}")
     if not str(model):
         raise CapiError(f"the model has an empty name: expected {TRAINED}")
     path = Path(model)
@@ -97,9 +107,14 @@ def _similar(name: str) -> str:
 
 
 def open_encoder(
-    model: str | Path | VisionEncoder, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
+    model: str | Path | VisionEncoder | Trainee, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
 ) -> VisionEncoder:
-    """The encoder that a name stands for, or one that is given as it is; a module is set to evaluate on the device."""
+    """The encoder that a name stands for, that of a learner, or one that is given as it is.
+
+    A module is set to evaluate on the device.
+    """
+    if isinstance(model, Trainee):
+        model = load_weights(model, weights)
     encoder = _open(str(model), weights) if isinstance(model, str | Path) else model
     _check_encoder(encoder)
     if isinstance(encoder, nn.Module):
