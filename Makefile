@@ -33,6 +33,7 @@ types: $(STAMP)
 
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python scripts/layers.py
 
 # One OpenMP thread a worker: with more they fight for the cores.
 pytest: $(STAMP)
