@@ -15,7 +15,7 @@ from capi.report.run_report import REPORT
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_paths, hide_paths_within
 from capi.train.cost import plan
-from capi.train.metrics import FILE, read_metrics
+from capi.zoo.metrics import FILE, read_metrics
 from capi.zoo.run_folder import RunFolder
 
 _TEACHER = "/teacher"

@@ -25,9 +25,9 @@ from capi.models.features import CapiEncoder
 from capi.report.pictures.curves import series
 from capi.report.pictures.pca import contact_sheet, pca_pictures, photos_of
 from capi.report.pictures.sheets import save_picture
-from capi.train.metrics import FILE, read_metrics
 from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained
+from capi.zoo.metrics import FILE, read_metrics
 from capi.zoo.run_folder import RunFolder, run_config
 
 RECIPE = "demo"

@@ -23,9 +23,9 @@ from capi.report.rules import Remark, Seen, State, on_range, remarks
 from capi.runtime.liveness import is_being_trained
 from capi.train.checkpoint import Checkpoints
 from capi.train.health import Finding, RunFacts, Watchman, spoken
-from capi.train.metrics import FILE
 from capi.train.run import run_facts
 from capi.types import Statistics
+from capi.zoo.metrics import FILE
 from capi.zoo.run_folder import CONFIG, RunFolder, run_config
 
 _HEADS: dict[State, tuple[str, str]] = {

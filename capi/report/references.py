@@ -20,7 +20,7 @@ from capi.errors import CapiError
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column
 from capi.runtime.documents import parse_object
-from capi.train.metrics import FILE, WALL_CLOCK
+from capi.zoo.metrics import FILE, WALL_CLOCK
 from capi.zoo.run_folder import RunFolder, run_config
 
 FORMAT_VERSION = 1

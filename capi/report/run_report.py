@@ -21,8 +21,8 @@ from capi.runtime.liveness import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
 from capi.train.build import loss_label
 from capi.train.health import Finding, Rule, RunFacts, Watchman
-from capi.train.metrics import FILE
 from capi.train.run import run_facts
+from capi.zoo.metrics import FILE
 from capi.zoo.run_folder import CONFIG, RECORD, RunFolder, run_config
 
 REPORT = "report.html"

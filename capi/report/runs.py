@@ -20,9 +20,9 @@ from capi.report.run_report import write_report
 from capi.report.snapshots import Snapshots
 from capi.train.build import loss_label
 from capi.train.loop import Evaluation
-from capi.train.metrics import FILE, read_metrics
 from capi.zoo.build import statistics
 from capi.zoo.checkpoint_files import CheckpointFolder
+from capi.zoo.metrics import FILE, read_metrics
 from capi.zoo.run_folder import RunFolder, run_config
 
 _LOG = logging.getLogger("capi")

@@ -30,11 +30,12 @@ from capi.train.evaluations import build_evaluations
 from capi.train.health import ADVISED, RunFacts, Watchman
 from capi.train.initial_weights import Initialised, initialise
 from capi.train.loop import Ending, Evaluation, Loop
-from capi.train.metrics import FILE, LOGGERS, JsonLines, Logger, close, cut_after, read_metrics, require_loggers
+from capi.train.metrics import LOGGERS, JsonLines, Logger, close, cut_after, require_loggers
 from capi.train.step import Learner
 from capi.types import Statistics, VisionEncoder
 from capi.zoo import build as networks
 from capi.zoo.checkpoint_files import StoredTensors
+from capi.zoo.metrics import FILE, read_metrics
 from capi.zoo.run_folder import CONFIG, RunFolder, run_config
 
 _LOG = logging.getLogger("capi")

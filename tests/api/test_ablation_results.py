@@ -6,7 +6,7 @@ import pytest
 
 from capi.api.ablation_plan import FAILURE, Study
 from capi.api.ablation_results import gather, outcome_of, training_clock
-from capi.train.metrics import read_metrics
+from capi.zoo.metrics import read_metrics
 
 
 def test__a_finished_study_has_scores_curves_costs_and_pictures(done: Study) -> None:

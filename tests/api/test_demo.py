@@ -7,7 +7,7 @@ from PIL import Image
 
 from capi.api.demo import run_demo
 from capi.config.loading import load_config
-from capi.train.metrics import FILE, read_metrics
+from capi.zoo.metrics import FILE, read_metrics
 
 SMALL = [
     "evaluations=[]",

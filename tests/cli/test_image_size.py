@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import capi
 from capi.evals.feature_files import read_features
 from capi.report.explorer import page
-from capi.train.metrics import FILE, read_metrics
+from capi.zoo.metrics import FILE, read_metrics
 from tests.cli.conftest import RunHere
 
 MODEL = {"width": 16, "depth": 1, "heads": 1, "patch_size": 4, "registers": 4}

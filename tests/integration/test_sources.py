@@ -13,7 +13,7 @@ import capi
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.train.metrics import read_metrics
+from capi.zoo.metrics import read_metrics
 from tests.data.pictures import encoded, photo
 
 

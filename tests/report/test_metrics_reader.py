@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from capi.report.metrics_reader import MetricsReader
-from capi.train.metrics import cut_after, read_metrics
+from capi.train.metrics import cut_after
+from capi.zoo.metrics import read_metrics
 from tests.report.run_folders import append, records
 
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from capi.errors import CapiError
-from capi.train.metrics import LOGGERS, JsonLines, close, cut_after, read_metrics, require_loggers
+from capi.train.metrics import LOGGERS, JsonLines, close, cut_after, require_loggers
+from capi.zoo.metrics import read_metrics
 
 
 def test__records_come_back_and_nan_is_null(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.runtime.yaml_documents import parse_yaml
 from capi.train.health import RULES
-from capi.train.metrics import WALL_CLOCK, read_metrics
+from capi.zoo.metrics import WALL_CLOCK, read_metrics
 
 DEVICE = "cpu"
 
