@@ -364,11 +364,7 @@ def _size(text: str) -> int | tuple[int, int]:
     sides = text.lower().split("x")
     if len(sides) > 2 or not all(side.isdecimal() and len(side) < 6 and 0 < int(side) <= 2**14 for side in sides):
         raise CapiError(
-<<<<<<< HEAD
             f'--image-size "{text}" is no size: expected pixels such as 224, or 224x448 (height x width), up to {2**14}'
-=======
-            f'--image-size "{text}" is no size: expected pixels such as 224 or 64x96 (height x width), at most {2**14}'
->>>>>>> limits
         )
     return int(text) if len(sides) == 1 else (int(sides[0]), int(sides[1]))
 
