@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capi.runtime.documents import open_regular
+
 # The format's names.
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -65,8 +67,8 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """The header of a file, checked. Damage is a ValueError, `CutOffError` where the end of the file is missing."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if length > _MOST_HEADER_BYTES or file.read(1) != b"{":
             raise ValueError("no header of safetensors")

@@ -98,7 +98,9 @@ class RunFolder:
         sections = [record.get(name, {}) for name in ("data", "init")] + [record.get("versions", {})]
         starts = record.get("starts", [])
         listed = isinstance(starts, list) and all(isinstance(start, dict) for start in starts)
-        if not isinstance(version, int) or not listed or not all(isinstance(section, dict) for section in sections):
+        fits = listed and all(isinstance(section, dict) for section in sections)
+        # Who only wants to look shows what there is.
+        if not isinstance(version, int) or not (fits or also_newer):
             raise CapiError(f"{self.path / RECORD} is not what a run writes: restore it from a copy")
         if version > FORMAT_VERSION and not also_newer:
             raise CapiError(

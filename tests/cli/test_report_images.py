@@ -1,5 +1,6 @@
 """Which images `capi report` opens by itself: those of the run, on this machine, and nothing else."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -120,8 +121,9 @@ def test__an_index_of_shards_is_not_written_beside_them(run_here: RunHere, work:
 # Of what names a folder of private photos, the names of the files are easily guessed; what they show is not.
 HOSTILE: dict[str, dict[str, object]] = {
     "private photos with the same names": {"path": "private"},
-    "a link to private photos": {"path": "run/link"},
+    "a link to private photos": {"path": "link"},
     "a list of private photos": {"path": "run/list.csv"},
+    "a list of private photos, with their folder": {"path": "run/names.csv?images=private"},
     "private photos in a tar": {"path": "private.tar"},
     "several tars": {"path": "both", "sources": [{"path": "private.tar", "weight": None}] * 2},
     "a pattern": {"path": "*.tar"},
@@ -149,14 +151,16 @@ FAR: dict[str, dict[str, object]] = {
 def test__other_images_are_neither_shown_nor_fetched_nor_written_beside(
     run_here: RunHere, work: Path, connections: list[Any], facts: dict[str, object]
 ) -> None:
-    (work / "run" / "link").symlink_to(work / "private")
+    (work / "link").symlink_to(work / "private")
     files = [f"../private/{number}.png" for number in range(6)]
     (work / "run" / "list.csv").write_text("\n".join(["file", *files]))
+    (work / "run" / "names.csv").write_text("\n".join(["file", *(f"{number}.png" for number in range(6))]))
     set_data(work, **facts)
-    if isinstance(facts.get("path"), str) and (work / str(facts["path"])).exists():
+    if isinstance(facts.get("path"), str) and (work / str(facts["path"]).partition("?")[0]).exists():
         # Whoever wrote the record guessed the names right.
-        guessed = open_images(str(facts["path"]), index_beside=False)
-        set_data(work, fingerprint=guessed.fingerprint, images=len(guessed))
+        with contextlib.suppress(capi.CapiError):
+            guessed = open_images(str(facts["path"]), index_beside=False)
+            set_data(work, fingerprint=guessed.fingerprint, images=len(guessed))
         shutil.rmtree(work.parent / "cache", ignore_errors=True)
     before = outside(work)
     written = reported(run_here, work)
@@ -180,7 +184,7 @@ def test__special_files_are_not_read(run_here: RunHere, work: Path) -> None:
     for name in ("/dev/zero", "../pipe"):
         (work / "run" / "list.csv").write_text(f"file\n{name}\n")
         guessed = hashlib.sha256(b"1\n" + nothing).hexdigest()
-        set_data(work, path="run/list.csv", fingerprint=open_images("run/list.csv").fingerprint, sample=guessed)
+        set_data(work, path="run/list.csv", sample=guessed)
         assert NOT_DRAWN in reported(run_here, work)
 
 

@@ -58,6 +58,7 @@ PROTOCOL = {
     "tolerance": (1e-3, "tolerance", 1e-3),
     "max_iterations": (9, "max_iterations", 9),
     "schedule": ("small", "schedule", "small"),
+    "loss_mean": ("released", "loss_mean", "released"),
     "iterations": (11, "iterations", 11),
     "batch_size": (13, "batch_size", 13),
     "learning_rates": ([0.5, 0.25], "settings", tuple(ProbeSetting(r, d) for d in PAPER_DECAYS for r in (0.5, 0.25))),

@@ -10,9 +10,6 @@ import pytest
 
 from tests.integration.hostile.running import CPU_SECONDS, GROUPS, Answer, cases_of
 
-# Cases whose answers come from the readers of checkpoint files, and are bad still.
-LATER = {"export: a file with a deep header"}
-
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memory and forks as Linux has them")
 
 
@@ -27,7 +24,7 @@ def test__every_hostile_case_is_answered_in_one_sentence(group: str, tmp_path: P
     )
     answers = [Answer(**json.loads(line)) for line in done.stdout.splitlines()]
     assert len(answers) == len(cases_of(group)), done.stderr[-3000:]
-    bad = {answer.name: found for answer in answers if answer.name not in LATER and (found := complaints(answer))}
+    bad = {answer.name: found for answer in answers if (found := complaints(answer))}
     assert not bad, json.dumps(bad, indent=1)
 
 

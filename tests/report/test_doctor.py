@@ -239,7 +239,7 @@ def test__checkpoints_that_are_missing_or_unreadable_are_told(config: Config, tm
     for text, message in (
         ('{"format": 99}', "install a newer capi"),
         ("", "is damaged"),
-        ('{"format": 2, "x": 1}', "x"),
+        ('{"format": 2, "x": 1}', "does not say where the run stands"),
     ):
         state.write_text(text)
         found = diagnose(run)

@@ -198,7 +198,7 @@ def test__runs_that_make_no_reference_are_refused(tmp_path: Path, runs: list[Pat
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "no file of reference curves"), ("{}", "no file"), ('{"format": 2}', "newer capi"), ("[1]", "no file")],
+    [("", "not valid JSON"), ("{}", "no file"), ('{"format": 2}', "newer capi"), ("[1]", "expected an object")],
 )
 def test__files_that_are_no_reference_are_told(text: str, message: str) -> None:
     with pytest.raises(CapiError, match=message):

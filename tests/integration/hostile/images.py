@@ -50,7 +50,7 @@ def _csv_cases() -> Iterator[Case]:
         "a name with escapes": lambda folder: ESCAPES,
     }
     commands = {
-        "pretrain": ["pretrain", "tiny4", "--data", "list.csv", "--out", "out"],
+        "pretrain": ["pretrain", "run/config.yaml", "--data", "list.csv", "--out", "out"],
         "check": ["data", "check", "list.csv", "--workers", "1"],
         "evaluate": ["evaluate", "pixels:4", "csv/knn", "data=list.csv", "image_size=8"],
         "extract": ["extract", "pixels:4", "list.csv", "--out", "out.safetensors", "--image-size", "8"],
