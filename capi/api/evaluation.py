@@ -13,11 +13,11 @@ from PIL import Image
 
 from capi.config.benchmark_loading import load_benchmark
 from capi.config.benchmarks import BenchmarkConfig
-from capi.data.frame import image_size_of
+from capi.data.frame import Frame, image_size_of
 from capi.errors import CapiError
 from capi.evals.build import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.evals.features import Encoding, Progress, silent
-from capi.evals.images import Frame, StillBatches
+from capi.evals.images import StillBatches
 from capi.evals.outcome import Outcome
 from capi.evals.probe_files import encoder_facts, save_probe
 from capi.evals.results import (
