@@ -14,8 +14,7 @@ from capi.data.sources import ImageSource
 from capi.evals.feature_files import Framing
 from capi.evals.similar import Match, patch_under
 from capi.report.pictures.pca import photos_of
-from capi.report.pictures.sheets import fitting
-from capi.report.pictures.text import font
+from capi.report.pictures.sheets import fitting, font
 from capi.runtime.image_files import is_below
 
 _TILE, _GAP, _PER_ROW = 184, 16, 5
