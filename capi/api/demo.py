@@ -15,10 +15,11 @@ from capi.config.schema import Config
 from capi.config.trust import trusted_code
 from capi.data.crops import normalize
 from capi.data.demo import demo_photos
+from capi.data.frame import Frame
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification
 from capi.evals.features import Encoding
-from capi.evals.images import Frame, StillBatches
+from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import DataOptions
 from capi.models.features import CapiEncoder

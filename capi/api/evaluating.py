@@ -13,22 +13,24 @@ from capi.api.evaluation import Evaluated
 from capi.config.benchmarks import BenchmarkConfig
 from capi.data.frame import image_size_of
 from capi.data.image_lists import list_images
-from capi.data.sources import ImageSource
+from capi.data.sources import ImageSource, find_images
 from capi.errors import CapiError
-from capi.evals import extraction, prediction, similar
+from capi.evals import extraction, similar
 from capi.evals.build import choose_workers
 from capi.evals.comparison_cells import Cell, Comparison
 from capi.evals.extraction import Extracted
 from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
-from capi.evals.prediction import Predicted
+from capi.evals.prediction import Prediction
 from capi.evals.probe_files import load_probe
 from capi.evals.results import make_folder
 from capi.evals.similar import Match
 from capi.evals.teamwork import on_a_machine, prepared
 from capi.report.draw import DEFAULT_KINDS, Pictured, load_prototypes, picture
 from capi.report.explorer import open
+from capi.report.pictures import matches
 from capi.report.pictures.sheets import save_picture
+from capi.report.predictions import Predicted, write_predictions
 from capi.runtime.processes import joined, own_device
 from capi.types import VisionEncoder
 from capi.zoo.encoders import open_encoder, open_noted_encoder
@@ -88,11 +90,10 @@ def predict(
     chosen = device_of(device)
     fitted = load_probe(Path(probe))
     encoder = open_encoder(model, weights=weights, device=chosen)
-    places = [Path(image) for image in listed(images)]
+    source = find_images([Path(image) for image in listed(images)])
     with progress_on(console) as progress:
-        workers = choose_workers(None, chosen, len(prediction.find_images(places)))
-        encoding = Encoding(device=chosen, workers=workers, progress=progress)
-        return prediction.predict(encoder, fitted, places, Path(out), encoding, overwrite=overwrite)
+        encoding = Encoding(device=chosen, workers=choose_workers(None, chosen, len(source)), progress=progress)
+        return write_predictions(Prediction(encoder, fitted, source, encoding), Path(out), overwrite=overwrite)
 
 
 def compare(
@@ -252,7 +253,7 @@ def nearest(
             shown = list_images("demo", about.get("split")).images
         elif isinstance(shown, Path) and not shown.is_dir():
             _LOG.warning("there is no folder %s with the images of %s: give it with --images", shown, file)
-        sheet = similar.similarity_sheet(Path(image), found, shown, framing=features.facts.framing, at=at)
+        sheet = matches.similarity_sheet(Path(image), found, shown, framing=features.facts.framing, at=at)
         make_folder(picture.parent)
         save_picture(sheet, picture)
     return found

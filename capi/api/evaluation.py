@@ -7,9 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image
 
 from capi.config.benchmark_loading import load_benchmark
 from capi.config.benchmarks import BenchmarkConfig
@@ -17,7 +15,6 @@ from capi.data.frame import image_size_of
 from capi.errors import CapiError
 from capi.evals.build import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.evals.features import Encoding, Progress, silent
-from capi.evals.images import Frame, StillBatches
 from capi.evals.outcome import Outcome
 from capi.evals.probe_files import encoder_facts, save_probe
 from capi.evals.results import (
@@ -33,9 +30,7 @@ from capi.evals.results import (
 )
 from capi.evals.tasks import EvaluationData, SegmentationData
 from capi.evals.teamwork import encoding_together, on_a_machine, prepared, sources_of
-from capi.report.pictures.labels import legend, overlay, side_by_side, stacked
-from capi.report.pictures.pca import photos_of
-from capi.report.pictures.sheets import save_picture
+from capi.report.predictions import draw_predictions
 from capi.runtime.atomic import scratch_folder
 from capi.runtime.leading import ALONE
 from capi.runtime.privacy import hide_paths_within
@@ -44,9 +39,6 @@ from capi.types import VisionEncoder
 from capi.zoo.encoders import open_encoder
 from capi.zoo.published.registry import RELEASED
 from capi.zoo.weights import Weights
-
-# Predictions of small images are drawn larger, by a whole factor.
-_SHOWN_HEIGHT = 256
 
 
 @dataclass(frozen=True)
@@ -163,29 +155,3 @@ def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Enc
     if outcome.pictures and isinstance(data, SegmentationData):
         draw_predictions(outcome, data, encoding, folder / PICTURES)
     write_record(record, folder)
-
-
-def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encoding, folder: Path) -> None:
-    """Photo, truth and prediction side by side, with a legend of what occurs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    ignored = sorted(data.ignored)
-    for picture in outcome.pictures:
-        frame, number = Frame(encoding.size, kept=None), torch.tensor([picture.number])
-        pixels = StillBatches(data.test.images, frame, number, 1, data.test.masks)[0].images[0]
-        photo = photos_of(pixels[None])[0]
-        enlarged = max(_SHOWN_HEIGHT // photo.height, 1)
-        photo = photo.resize((photo.width * enlarged, photo.height * enlarged), Image.Resampling.BICUBIC)
-        truth, prediction = (
-            labels.numpy().repeat(enlarged, 0).repeat(enlarged, 1) for labels in (picture.truth, picture.prediction)
-        )
-        sheet = side_by_side(
-            [
-                ("photo", photo),
-                ("truth", overlay(photo, truth, ignored)),
-                ("prediction", overlay(photo, prediction, ignored)),
-            ]
-        )
-        present = {int(label) for label in np.union1d(truth, prediction)}
-        names = {label: data.classes[label] for label in sorted(present & set(data.classes))}
-        path = folder / f"{picture.number:05d}_{Path(picture.name).stem}.png"
-        save_picture(stacked([sheet, legend(names, sheet.width)]), path)

@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,26 @@ class Files:
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class NamedFiles:
+    """Files from several places, each under a name of its own."""
+
+    def __init__(self, files: Sequence[tuple[str, Path]]) -> None:
+        self.files = list(files)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def name(self, index: int) -> str:
+        return self.files[index][0]
+
+    def read(self, index: int) -> Path:
+        return self.files[index][1]
+
+    @property
+    def fingerprint(self) -> str:
+        return ""
 
 
 class Encoded:
@@ -161,3 +182,26 @@ def image_names(folder: Path, prefix: str = "", parents: frozenset[str] = frozen
         raise CapiError(
             f"{error.filename} cannot be read ({error.strerror}): give access to it, or move it away"
         ) from error
+
+
+def find_images(places: Sequence[Path]) -> NamedFiles:
+    """The images that files and folders stand for. Where several folders are given, names begin with the folder's."""
+    found: list[tuple[str, Path]] = []
+    for place in places:
+        if place.is_dir():
+            inside = image_folder(place)
+            prefix = f"{place.resolve().name}/" if len(places) > 1 else ""
+            found += [(prefix + inside.name(number), place / inside.name(number)) for number in range(len(inside))]
+        elif not place.exists():
+            raise CapiError(f"there is no image or folder {place}")
+        elif not place.name.lower().endswith(ENDINGS):
+            raise CapiError(f"{place} is no image: expected a file that ends in {', '.join(ENDINGS)}, or a folder")
+        else:
+            found.append((place.name, place))
+    counts = Counter(name for name, _ in found)
+    twice = next((name for name, count in counts.items() if count > 1), None)
+    if twice is not None:
+        raise CapiError(f'two of the images are called "{twice}": label them one folder at a time')
+    if not found:
+        raise CapiError("there are no images to label: give files or folders")
+    return NamedFiles(found)

@@ -25,9 +25,8 @@ from torch import Tensor, nn
 
 from capi.data.crops import normalize
 from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, Pixels, array_pixels, as_array, resize
-from capi.data.frame import image_size_of
+from capi.data.frame import Frame, image_size_of
 from capi.errors import CapiError, expect
-from capi.evals.images import Frame
 from capi.types import Float, VisionEncoder, statistics_of
 
 ImageLike = str | Path | Image.Image | npt.NDArray[Any] | Tensor

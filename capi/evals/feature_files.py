@@ -25,8 +25,8 @@ from torch import Tensor
 
 from capi.data.crops import KEPT_SHARE
 from capi.data.decoding import Box
+from capi.data.frame import Frame
 from capi.errors import CapiError
-from capi.evals.images import Frame
 from capi.runtime.atomic import atomic_open
 from capi.runtime.documents import parse_object
 from capi.runtime.links import open_nofollow

@@ -17,9 +17,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from capi.data.crops import normalize
+from capi.data.frame import Frame
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
-from capi.evals.images import Frame, ReadBatch, StillBatches, read_in_order
+from capi.evals.images import ReadBatch, StillBatches, read_in_order
 from capi.evals.tasks import MaskSource
 from capi.runtime.protocol import PAPER_SIZE
 from capi.types import Features, Float, Int, VisionEncoder, statistics_of

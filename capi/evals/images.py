@@ -17,8 +17,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from capi.data.crops import KEPT_SHARE, centre_box, crop_draws, flips, random_box
+from capi.data.crops import crop_draws, flips, random_box
 from capi.data.decoding import Box, BrokenImageError, Decoder, Pixels
+from capi.data.frame import Frame
 from capi.data.loader import made_ahead
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
@@ -29,20 +30,6 @@ from capi.types import Int
 
 # What RandomResizedCrop draws from when nothing else is said.
 CROP_SCALE, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The size that images get, and the share of the image that is kept (None: all of it, squeezed)."""
-
-    size: tuple[int, int]
-    kept: float | None = KEPT_SHARE
-    channels: int = 3
-
-    def box(self, image_size: tuple[int, int]) -> Box:
-        if self.kept is None:
-            return Box(0, 0, image_size[1], image_size[0])
-        return centre_box(image_size, self.size, self.kept)
 
 
 class ReadBatch(NamedTuple):

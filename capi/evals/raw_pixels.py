@@ -6,10 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from capi.data.frame import Frame
 from capi.data.sources import ImageSource
 from capi.evals.features import Encoding
 from capi.evals.fitted import vote_confidences
-from capi.evals.images import Frame, StillBatches, read_in_order
+from capi.evals.images import StillBatches, read_in_order
 from capi.evals.metrics import answered_accuracy
 from capi.evals.neighbours import Distance, NearestNeighbours
 from capi.evals.tasks import AnsweredImages, LabelledImages

@@ -20,7 +20,7 @@ from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState, number
 from capi.report.references import Reference, reference_for
 from capi.report.rules import Remark, Seen, State, on_range, remarks
-from capi.runtime.liveness import is_being_trained
+from capi.runtime.lock import is_being_trained
 from capi.train.checkpoint import Checkpoints
 from capi.train.health import Finding, RunFacts, Watchman, spoken
 from capi.train.run import run_facts

@@ -4,7 +4,6 @@ Written are a PNG for each image and kind, a sheet for each kind, and a page tha
 the memory of a few: one pass sums up all patches where pictures are to be comparable, another one draws.
 """
 
-import csv
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,10 @@ from torch import Tensor
 
 from capi.data.demo import demo_photos
 from capi.data.frame import image_size_of
-from capi.data.sources import Encoded, ImageSource
+from capi.data.sources import Encoded, ImageSource, find_images
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
-from capi.evals.prediction import FAILED, find_images
 from capi.evals.results import make_folder
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, photos
 from capi.report.pictures.figures import DrawnModel, Photo, figure_of
@@ -29,7 +27,8 @@ from capi.report.pictures.painters import PAINTERS, Drawn, Painter, PrototypeMap
 from capi.report.pictures.pca import photos_of
 from capi.report.pictures.sheets import save_picture, tiled
 from capi.report.pictures.summary import PatchSummary
-from capi.runtime.atomic import atomic_open, atomic_write
+from capi.report.predictions import FAILED, write_failed
+from capi.runtime.atomic import atomic_write
 from capi.runtime.links import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths_within
 from capi.types import VisionEncoder
@@ -289,9 +288,7 @@ class _Job:
         page = as_page(sections, cards, failed, self._facts())
         atomic_write(self.out / PAGE, page)
         if failed:
-            place = self.out / FAILED
-            with atomic_open(place, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
-                csv.writer(file).writerows([("file", "reason"), *failed.items()])
+            write_failed(failed, self.out)
         return Pictured(self.out, [self.out / PAGE, *self.files], self.failed)
 
     def _facts(self) -> list[str]:

@@ -17,7 +17,7 @@ from capi.report.pages.data import Column, PrototypeStrip, RunReport, RunState
 from capi.report.pages.run import page, run_pieces
 from capi.report.picture_files import read_emergence, read_prototypes
 from capi.runtime.atomic import atomic_write
-from capi.runtime.liveness import is_being_trained
+from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
 from capi.train.build import loss_label
 from capi.train.health import Finding, Rule, RunFacts, Watchman

@@ -6,6 +6,7 @@ so that a web page from elsewhere cannot reach it under a name of its own.
 
 import contextlib
 import errno
+import ipaddress
 import json
 import re
 import socket
@@ -22,7 +23,6 @@ from capi.errors import CapiError
 from capi.report.pages.data import RunReport
 from capi.report.pages.run import CHARTS, Live, Pieces, comparison_pieces, page, policy, run_pieces
 from capi.report.run_report import FollowedRun
-from capi.runtime.hosts import is_loopback
 from capi.runtime.privacy import hide_paths_within
 
 DEFAULT_PORT = 7431
@@ -271,3 +271,11 @@ def _names_this_machine(host: str) -> bool:
     """Whether a Host header stands for loopback. The port may be another one, where it is forwarded."""
     match = re.fullmatch(r"(\[[0-9a-f:]+\]|[^\[\]:]+)(?::\d+)?", host.strip().lower())
     return match is not None and is_loopback(match[1].strip("[]"))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 import capi
-from capi.evals import similar
 from capi.models.features import CapiEncoder
+from capi.report.pictures import matches as module
 
 
 def test__evaluation_from_python_needs_no_files(
@@ -59,13 +59,13 @@ def test__photos_of_the_demo_are_shown_whatever_their_split(
 ) -> None:
     capi.extract("pixels:16", "demo", out=tmp_path / "f.safetensors", split="val", image_size=32, device="cpu")
     asked: list[Any] = []
-    sheet = similar.similarity_sheet
+    sheet = module.similarity_sheet
 
     def watched(query: Path, matches: Any, images: Any, **options: Any) -> Any:
         asked.extend(images.name(match.number) == match.name for match in matches)
         return sheet(query, matches, images, **options)
 
-    monkeypatch.setattr(similar, "similarity_sheet", watched)
+    monkeypatch.setattr(module, "similarity_sheet", watched)
     photo = class_folders / "train" / "ant" / "0.png"
     capi.nearest(tmp_path / "f.safetensors", photo, out=tmp_path / "x.png", device="cpu")
     assert asked == [True] * 10

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, csv_images, image_folder
+from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, csv_images, find_images, image_folder
 from capi.errors import CapiError
 
 NAMES = ["a/b/c/deep.png", "a/z.jpg", "b.JPEG", "b/1.tif", "b/10.webp", "b/2.bmp", "ä ö.gif"]
@@ -136,3 +136,23 @@ def test__a_csv_without_images_is_told(tmp_path: Path, content: str | None, mess
         path.write_text(content)
     with pytest.raises(CapiError, match=message):
         csv_images(path)
+
+
+def test__files_and_folders_have_names_of_their_own(tmp_path: Path) -> None:
+    fill(tmp_path, ["one/a.png", "two/a.png", "two/deep é/b c.png", "c.PNG"])
+
+    def found(*places: str) -> list[tuple[str, Path]]:
+        files = find_images([tmp_path / place for place in places])
+        return [(files.name(number), Path(files.read(number))) for number in range(len(files))]
+
+    assert [name for name, _ in found("two")] == ["a.png", "deep é/b c.png"]
+    assert [name for name, _ in found("one", "two", "c.PNG")] == [
+        "one/a.png",
+        "two/a.png",
+        "two/deep é/b c.png",
+        "c.PNG",
+    ]
+    assert [name for name, _ in found("c.PNG", "one/a.png")] == ["c.PNG", "a.png"]
+    for name, path in found("one", "two", "c.PNG"):
+        assert path.is_file()
+        assert path.name == name.split("/")[-1]

@@ -9,10 +9,11 @@ import torch
 from PIL import ExifTags, Image
 
 from capi.data.crops import normalize
+from capi.data.frame import Frame
 from capi.data.sources import Files
 from capi.data.transform import transform
 from capi.errors import CapiError
-from capi.evals.images import Frame, StillBatches
+from capi.evals.images import StillBatches
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
 from capi.types import IMAGENET, Statistics

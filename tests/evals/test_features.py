@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from capi.data.frame import Frame
 from capi.data.sources import Encoded
 from capi.errors import CapiError
 from capi.evals import features as features_module
@@ -23,7 +24,6 @@ from capi.evals.features import (
     image_vectors,
     vectors_of,
 )
-from capi.evals.images import Frame
 from capi.models.features import CapiEncoder
 from capi.types import Features, Statistics, VisionEncoder
 from tests.data.pictures import noise

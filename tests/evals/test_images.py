@@ -7,10 +7,11 @@ from PIL import ExifTags, Image
 
 from capi.data.crops import centre_box, crop_draws, flips, random_box
 from capi.data.decoding import Decoder
+from capi.data.frame import Frame
 from capi.data.reader import Reader
 from capi.data.sources import Encoded, Files, image_folder
 from capi.errors import CapiError
-from capi.evals.images import AugmentedBatches, Frame, ReadBatch, StillBatches, read_in_order, shuffled
+from capi.evals.images import AugmentedBatches, ReadBatch, StillBatches, read_in_order, shuffled
 from capi.runtime.randomness import sample_keys
 from tests.data.pictures import noise
 from tests.evals.toys import Masks, source_of

@@ -1,5 +1,3 @@
-import csv
-import os
 from pathlib import Path
 from typing import Any
 
@@ -8,298 +6,69 @@ import pytest
 import torch
 from PIL import Image
 
-from capi.api.evaluation import evaluate
+from capi.data.sources import image_folder
 from capi.errors import CapiError
-from capi.evals import prediction
 from capi.evals.features import Encoding
 from capi.evals.fitted import LinearClassifier
-from capi.evals.prediction import Predicted, find_images, picture_names, predict
-from capi.evals.probe_files import Probe, encoder_facts, load_probe
+from capi.evals.prediction import Prediction
+from capi.evals.probe_files import Probe, encoder_facts
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
-from capi.report.pictures.labels import color_of
+from capi.types import VisionEncoder
 from tests.data.pictures import noise
-
-Rows = list[dict[str, str]]
-
-
-def rows(path: Path) -> Rows:
-    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
-        return list(csv.DictReader(file))
 
 
 @pytest.fixture
-def noisy(tmp_path: Path) -> Path:
-    """Images of three classes that can hardly be told apart, so that some answers are wrong."""
-    for number in range(60):
-        split, kind = ("val", number % 3) if number < 30 else ("train", number % 3)
-        path = tmp_path / "noisy" / split / "abc"[kind] / f"{number}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = noise(8, 8, 3, seed=number) // 2 + 20 * kind
-        Image.fromarray(pixels.astype(np.uint8)).save(path)
-    return tmp_path / "noisy"
+def images(tmp_path: Path) -> Path:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(10):
+        Image.fromarray(noise(8, 8, 3, seed=number)).save(folder / f"{number}.png")
+    return folder
 
 
-def label(probe: Path, images: list[Path], out: Path, **options: Any) -> Predicted:
-    encoding = Encoding(batch_size=options.pop("batch_size", 7), workers=options.pop("workers", 0))
-    return predict(PixelEncoder(4), load_probe(probe), images, out, encoding, **options)
+def linear_probe(encoder: VisionEncoder) -> Probe:
+    linear = LinearClassifier(torch.randn(2, encoder.width), torch.zeros(2), "mean_patch")
+    return Probe("linear", linear, {0: "x", 1: "y"}, (8, 8), encoder_facts(encoder))
 
 
-@pytest.mark.parametrize("protocol", ["knn", "linear", "attentive"])
-def test__labels_are_those_that_the_evaluation_was_scored_by(noisy: Path, tmp_path: Path, protocol: str) -> None:
-    few = ["neighbours=[5]"] if protocol == "knn" else ["iterations=30", "learning_rates=[0.01]"]
-    done = evaluate("pixels:4", f"folder/{protocol}", [f"data={noisy}", "image_size=8", *few], out=tmp_path / "out")
-    found = label(tmp_path / "out" / "probe.safetensors", [noisy / "val"], tmp_path / "labels")
-    assert found == Predicted(tmp_path / "labels", 30, {})
-    assert [path.name for path in found.folder.iterdir()] == ["labels.csv"]
-    table = rows(found.folder / "labels.csv")
-    assert [row["file"] for row in table] == sorted(f"{'abc'[number % 3]}/{number}.png" for number in range(30))
-    right = sum(row["label"] == row["file"][0] for row in table)
-    assert right / 30 == done.record["scores"]["val"]
-    assert 0.2 < right / 30 < 1
-    assert all(1 / 3 <= float(row["confidence"]) <= 1 for row in table)
-    assert len({row["confidence"] for row in table}) > 2
-
-
-def test__confidences_are_the_probe_s(noisy: Path, tmp_path: Path) -> None:
+def test__labels_and_confidences_are_the_probe_s(images: Path) -> None:
     encoder = PixelEncoder(8)
-    weight = torch.randn(2, encoder.width)
-    linear = LinearClassifier(weight, torch.zeros(2), "mean_patch")
-    probe = Probe("linear", linear, {0: "x", 1: "y"}, (8, 8), encoder_facts(encoder))
-    predict(encoder, probe, [noisy / "val"], tmp_path / "out", Encoding())
-    for row in rows(tmp_path / "out" / "labels.csv")[:5]:
-        with Image.open(noisy / "val" / row["file"]) as image:
+    probe = linear_probe(encoder)
+    assert isinstance(probe.model, LinearClassifier)
+    weight = probe.model.weight.double().numpy()
+    found = list(Prediction(encoder, probe, image_folder(images), Encoding(batch_size=3)).labels())
+    assert [number for number, _, _ in found] == list(range(10))
+    for number, label, confidence in found:
+        with Image.open(images / f"{number}.png") as image:
             # Of an 8 x 8 image the middle is 7 x 7 pixels, resized.
             box = (0.5, 0.5, 7.5, 7.5)
             pixels = np.asarray(image.resize((8, 8), Image.Resampling.BICUBIC, box=box)).transpose(2, 0, 1) / 255
         mean, std = (np.array(values)[:, None, None] for values in encoder.statistics)
-        logits = weight.double().numpy() @ ((pixels - mean) / std).flatten()
+        logits = weight @ ((pixels - mean) / std).flatten()
         shares = np.exp(logits - logits.max())
         shares /= shares.sum()
-        assert row["label"] == "xy"[shares.argmax()]
-        assert float(row["confidence"]) == pytest.approx(shares.max(), abs=2e-3)
+        assert label == shares.argmax()
+        assert confidence == pytest.approx(shares.max(), abs=2e-3)
 
 
-@pytest.fixture
-def classifier(noisy: Path, tmp_path: Path) -> Path:
-    evaluate("pixels:4", "folder/knn", [f"data={noisy}", "image_size=8", "neighbours=[3]"], out=tmp_path / "knn")
-    return tmp_path / "knn" / "probe.safetensors"
-
-
-@pytest.fixture
-def segmenter(mask_folders: Path, tmp_path: Path) -> Path:
-    options = [f"data={mask_folders}", "image_size=8", "ignored=[255]", "neighbours=[1]", "distances=[l2]"]
-    evaluate("pixels:4", "masks/knn-segmentation", options, out=tmp_path / "masks")
-    return tmp_path / "masks" / "probe.safetensors"
-
-
-def test__batches_and_workers_change_nothing(classifier: Path, noisy: Path, tmp_path: Path) -> None:
-    tables = [
-        rows(
-            label(classifier, [noisy / "val"], tmp_path / str(size), batch_size=size, workers=workers).folder
-            / "labels.csv"
-        )
-        for size, workers in ((1, 0), (64, 0), (7, 1))
-    ]
-    assert tables[0] == tables[1] == tables[2]
-
-
-def test__a_broken_image_is_listed_and_the_rest_is_labelled(classifier: Path, noisy: Path, tmp_path: Path) -> None:
-    folder = noisy / "val"
-    whole = rows(label(classifier, [folder], tmp_path / "whole").folder / "labels.csv")
-    (folder / "b" / "broken.png").write_bytes((folder / "a" / "0.png").read_bytes()[:50])
-    (folder / "no image.jpg").write_text("text")
-    found = label(classifier, [folder], tmp_path / "rest")
-    assert found.images == 30
-    assert rows(tmp_path / "rest" / "labels.csv") == whole
-    listed = rows(tmp_path / "rest" / "failed.csv")
-    assert [row["file"] for row in listed] == ["b/broken.png", "no image.jpg"]
-    # As in the terminal, without the place on this machine.
-    assert {row["file"]: row["reason"] for row in listed} == {
-        name: reason.replace(f"{(folder / name).parent}/", "") for name, reason in found.failed.items()
-    }
-    assert all("cannot be read" in row["reason"] for row in listed)
-    # Once they are mended, nothing is said of them any more.
-    for name in ("b/broken.png", "no image.jpg"):
-        (folder / name).unlink()
-    label(classifier, [folder], tmp_path / "rest", overwrite=True)
-    assert not (tmp_path / "rest" / "failed.csv").exists()
-
-
-def test__masks_and_overlays_have_the_size_of_the_photo(segmenter: Path, tmp_path: Path) -> None:
-    photos = tmp_path / "photos"
-    (photos / "nested").mkdir(parents=True)
-    sizes = {"a.jpg": (31, 17), "nested/b é.PNG": (8, 24), "c.tif": (9, 9)}
-    for name, size in sizes.items():
-        Image.fromarray(noise(size[1], size[0], 3, seed=size[0])).save(photos / name)
-    Image.fromarray(noise(12, 10, seed=3)).save(photos / "grey.png")
-    Image.fromarray(noise(12, 10, dtype=np.uint16, seed=3)).save(photos / "deep.png")
-    turned = Image.fromarray(noise(10, 20, 3, seed=4))
-    turned.getexif()[274] = 6
-    turned.save(photos / "turned.jpg", exif=turned.getexif())
-    sizes |= {"grey.png": (10, 12), "deep.png": (10, 12), "turned.jpg": (10, 20)}
-    found = label(segmenter, [photos], tmp_path / "out")
-    assert (found.images, found.failed) == (6, {})
-    for name, size in sizes.items():
-        for kind, mode in (("labels", "P"), ("overlays", "RGB")):
-            with Image.open(tmp_path / "out" / kind / Path(name).with_suffix(".png")) as picture:
-                assert (picture.size, picture.mode) == (size, mode), name
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
-        "classes.csv",
-        "labels",
-        "legend.png",
-        "overlays",
-    ]
-    # Ignored labels have a vote by default, and what they win is named.
-    assert [row["class"] for row in rows(tmp_path / "out" / "classes.csv")] == ["0", "1", "2", "ignored"]
-    assert not list((tmp_path / "out").rglob("*.partial"))
-
-
-def test__masks_are_those_that_the_evaluation_was_scored_by(mask_folders: Path, tmp_path: Path) -> None:
-    """One patch an image: no training patch has the halves of a test image, so that half of the pixels are wrong."""
-    options = [f"data={mask_folders}", "image_size=8", "ignored=[255]"]
-    scores = evaluate("pixels:8", "masks/knn-segmentation", options, out=tmp_path / "masks").record["scores"]
-    probe = load_probe(tmp_path / "masks" / "probe.safetensors")
-    predict(PixelEncoder(8), probe, [mask_folders / "images" / "val"], tmp_path / "out", Encoding())
-    right = total = 0
-    for path in (mask_folders / "masks" / "val").rglob("*.png"):
-        truth = np.asarray(Image.open(path))
-        found = np.asarray(Image.open(tmp_path / "out" / "labels" / path.relative_to(mask_folders / "masks" / "val")))
-        right += int((truth == found)[truth != 255].sum())
-        total += int((truth != 255).sum())
-    assert right / total == scores["val pixel accuracy"]
-    assert 0.1 < right / total < 0.9
-
-
-def test__an_overlay_is_the_photo_under_the_colours_of_the_legend(segmenter: Path, tmp_path: Path) -> None:
-    photo = np.full((8, 8, 3), 200, np.uint8)
-    Image.fromarray(photo).save(tmp_path / "x.png")
-    label(segmenter, [tmp_path / "x.png"], tmp_path / "out")
-    labels = np.asarray(Image.open(tmp_path / "out" / "labels" / "x.png"))
-    shown = np.asarray(Image.open(tmp_path / "out" / "overlays" / "x.png")).astype(float)
-    colours = np.array([(255, 255, 255) if value == 255 else color_of(int(value)) for value in labels.flatten()])
-    np.testing.assert_allclose(shown.reshape(-1, 3), 0.45 * 200 + 0.55 * colours, atol=1)
-    with Image.open(tmp_path / "out" / "legend.png") as legend:
-        found = {colour for _, colour in legend.convert("RGB").getcolors(2**20)}
-    assert {color_of(value) for value in (0, 1, 2)} <= found
-
-
-def test__images_that_differ_in_their_ending_alone_get_pictures_of_their_own(segmenter: Path, tmp_path: Path) -> None:
-    (tmp_path / "in").mkdir()
-    for name, size in (("a.png", 8), ("a.bmp", 12), ("b.png", 8)):
-        Image.fromarray(noise(size, size, 3)).save(tmp_path / "in" / name)
-    label(segmenter, [tmp_path / "in"], tmp_path / "out")
-    assert sorted(path.name for path in (tmp_path / "out" / "labels").iterdir()) == [
-        "a.bmp.png",
-        "a.png.png",
-        "b.png.png",
-    ]
-    assert picture_names(find_images([tmp_path / "in" / "a.bmp", tmp_path / "in" / "b.png"])) == ["a.png", "b.png"]
-
-
-def test__files_and_folders_have_names_of_their_own(tmp_path: Path) -> None:
-    for name in ("one/a.png", "two/a.png", "two/deep é/b c.png", "c.PNG"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (4, 4)).save(tmp_path / name, "PNG")
-
-    def found(*places: str) -> list[tuple[str, Path]]:
-        files = find_images([tmp_path / place for place in places])
-        return [(files.name(number), Path(files.read(number))) for number in range(len(files))]
-
-    assert [name for name, _ in found("two")] == ["a.png", "deep é/b c.png"]
-    assert [name for name, _ in found("one", "two", "c.PNG")] == [
-        "one/a.png",
-        "two/a.png",
-        "two/deep é/b c.png",
-        "c.PNG",
-    ]
-    assert [name for name, _ in found("c.PNG", "one/a.png")] == ["c.PNG", "a.png"]
-    for name, path in found("one", "two", "c.PNG"):
-        assert path.is_file()
-        assert path.name == name.split("/")[-1]
-
-
-def test__a_name_that_is_no_text_stays_what_it_is(classifier: Path, tmp_path: Path) -> None:
-    folder = os.fsencode(tmp_path / "odd")
-    os.mkdir(folder)
-    name = b"\xff photo.png"
-    with open(os.path.join(folder, name), "wb") as file:
-        Image.new("RGB", (8, 8)).save(file, "PNG")
-    label(classifier, [tmp_path / "odd"], tmp_path / "out")
-    assert [os.fsencode(row["file"]) for row in rows(tmp_path / "out" / "labels.csv")] == [name]
-
-
-@pytest.mark.parametrize(
-    ("places", "message"),
-    [
-        (["nowhere"], "there is no image or folder"),
-        (["text.txt"], "is no image: expected a file that ends in .jpg"),
-        (["empty"], "holds no images"),
-        (["a.png", "in/a.png"], 'two of the images are called "a.png": label them one folder at a time'),
-        (["in", "other/in"], 'two of the images are called "in/a.png"'),
-        (["in", "in"], 'two of the images are called "in/a.png"'),
-        ([], "there are no images to label"),
-    ],
-)
-def test__places_without_images_are_refused_before_anything_is_written(
-    classifier: Path, tmp_path: Path, places: list[str], message: str
-) -> None:
-    for name in ("a.png", "in/a.png", "other/in/a.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (8, 8)).save(tmp_path / name)
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "text.txt").write_text("")
-    with pytest.raises(CapiError) as caught:
-        label(classifier, [tmp_path / place for place in places], tmp_path / "out")
-    assert message in str(caught.value)
-    assert not (tmp_path / "out").exists()
-
-
-def test__another_encoder_is_refused(classifier: Path, noisy: Path, tmp_path: Path, model: CapiEncoder) -> None:
-    probe = load_probe(classifier)
+def test__another_encoder_is_refused(images: Path, model: CapiEncoder) -> None:
+    source = image_folder(images)
     for encoder in (PixelEncoder(8), model):
         with pytest.raises(CapiError, match="fitted on features of width 48, but this encoder gives"):
-            predict(encoder, probe, [noisy], tmp_path / "out", Encoding())
-    linear = LinearClassifier(torch.zeros(2, 32), torch.zeros(2), "mean_patch")
-    own = Probe("linear", linear, {0: "a", 1: "b"}, (8, 8), encoder_facts(model))
+            Prediction(encoder, linear_probe(PixelEncoder(4)), source, Encoding())
+    own = linear_probe(model)
     with torch.no_grad():
         model.encoder.registers += 1
     with pytest.raises(CapiError, match="fitted with another encoder of the same width"):
-        predict(model, own, [noisy], tmp_path / "out", Encoding())
-    assert not (tmp_path / "out").exists()
+        Prediction(model, own, source, Encoding())
 
 
-def test__what_is_in_the_folder_is_kept_unless_asked(classifier: Path, noisy: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "mine.txt").write_text("")
-    with pytest.raises(CapiError, match="is not empty: choose another --out, or write into it with --overwrite"):
-        label(classifier, [noisy / "val"], out)
-    label(classifier, [noisy / "val"], out, overwrite=True)
-    assert sorted(path.name for path in out.iterdir()) == ["labels.csv", "mine.txt"]
-    for place, message in ((out / "mine.txt", "is a file"), (out / "mine.txt" / "x", "cannot be written")):
-        with pytest.raises(CapiError, match=message):
-            label(classifier, [noisy / "val"], place, overwrite=True)
-
-
-def test__an_interruption_leaves_no_half_table(
-    classifier: Path, noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    label(classifier, [noisy / "val"], tmp_path / "out")
-    before = (tmp_path / "out" / "labels.csv").read_bytes()
-
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prediction, "encode", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        label(classifier, [noisy / "val"], tmp_path / "out", overwrite=True)
-    assert (tmp_path / "out" / "labels.csv").read_bytes() == before
-
-
-def test__progress_counts_broken_images_too(classifier: Path, noisy: Path, tmp_path: Path) -> None:
-    (noisy / "val" / "broken.png").write_text("")
+def test__a_broken_image_is_noted_and_counted(images: Path) -> None:
+    (images / "broken.png").write_text("")
     seen: list[Any] = []
-    encoding = Encoding(batch_size=8, progress=lambda *told: seen.append(told))
-    predict(PixelEncoder(4), load_probe(classifier), [noisy / "val"], tmp_path / "out", encoding)
-    assert seen == [("images", done, 31) for done in (8, 16, 24, 31)]
+    encoder, encoding = PixelEncoder(4), Encoding(batch_size=4, progress=lambda *told: seen.append(told))
+    prediction = Prediction(encoder, linear_probe(encoder), image_folder(images), encoding)
+    assert [number for number, _, _ in prediction.labels()] == list(range(10))
+    assert list(prediction.failed) == ["broken.png"]
+    assert seen == [("images", done, 11) for done in (4, 8, 11)]

@@ -3,9 +3,10 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
+from capi.data.frame import Frame
 from capi.data.sources import Encoded
 from capi.evals.features import Encoding
-from capi.evals.images import Frame, StillBatches
+from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import AnsweredImages, LabelledImages
 from tests.evals.toys import source_of

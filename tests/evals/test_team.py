@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from capi.data.frame import Frame
 from capi.data.sources import Encoded
 from capi.errors import CapiError
 from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_batches, encoded_here
-from capi.evals.images import AugmentedBatches, Frame, StillBatches
+from capi.evals.images import AugmentedBatches, StillBatches
 from capi.evals.team import SharedEncoding, help_encode, packed, unpacked
 from capi.runtime.leading import follow, lead
 from capi.runtime.processes import SharedError

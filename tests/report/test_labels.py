@@ -7,7 +7,7 @@ from PIL import Image
 
 from capi.errors import CapiError
 from capi.report.pictures.labels import color_of, colored, label_image, legend, overlay, side_by_side, stacked
-from capi.report.pictures.text import font
+from capi.report.pictures.sheets import font
 from tests.data.pictures import noise
 
 

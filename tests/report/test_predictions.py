@@ -1,174 +1,241 @@
-import math
+import csv
+import os
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch import Tensor
 
+from capi.api.evaluation import evaluate
+from capi.data.sources import find_images
 from capi.errors import CapiError
-from capi.models.encoder import Encoder
-from capi.models.features import CapiEncoder
-from capi.models.heads import LinearHead
-from capi.models.predictor import CrossPredictor
-from capi.report.pictures.gallery import PrototypeIndex
-from capi.report.pictures.predictions import (
-    Answer,
-    HiddenPredictions,
-    answers_picture,
-    filled_picture,
-    hidden_picture,
-    hidden_probabilities,
-    outline_region,
-    predict_hidden,
-    rectangle,
-)
+from capi.evals import prediction as module
+from capi.evals.features import Encoding
+from capi.evals.prediction import Prediction
+from capi.evals.probe_files import load_probe
+from capi.models.pixels import PixelEncoder
+from capi.report.pictures.labels import color_of
+from capi.report.predictions import Predicted, picture_names, write_predictions
+from tests.data.pictures import noise
 
-PROTOTYPES = 11
+Rows = list[dict[str, str]]
+
+
+def rows(path: Path) -> Rows:
+    with path.open(newline="", encoding="utf-8", errors="surrogateescape") as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.fixture
-def predictor() -> CapiEncoder:
-    """Untrained, with a head; its predictor has another width than its encoder."""
-    encoder = Encoder(width=32, depth=2, heads=2, patch_size=4, registers=4, mlp_width=64)
-    return CapiEncoder(
-        encoder=encoder,
-        predictor=CrossPredictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64),
-        head=LinearHead(width=48, prototypes=PROTOTYPES),
-    ).eval()
+def noisy(tmp_path: Path) -> Path:
+    """Images of three classes that can hardly be told apart, so that some answers are wrong."""
+    for number in range(60):
+        split, kind = ("val", number % 3) if number < 30 else ("train", number % 3)
+        path = tmp_path / "noisy" / split / "abc"[kind] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pixels = noise(8, 8, 3, seed=number) // 2 + 20 * kind
+        Image.fromarray(pixels.astype(np.uint8)).save(path)
+    return tmp_path / "noisy"
 
 
-def some_predictions() -> HiddenPredictions:
-    hidden = torch.tensor([[True, False], [False, True]])
-    probabilities = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]])
-    return HiddenPredictions(hidden, probabilities, torch.tensor([0, 1]))
+def label(probe: Path, images: list[Path], out: Path, patch_size: int = 4, **options: Any) -> Predicted:
+    encoding = Encoding(batch_size=options.pop("batch_size", 7), workers=options.pop("workers", 0))
+    prediction = Prediction(PixelEncoder(patch_size), load_probe(probe), find_images(images), encoding)
+    return write_predictions(prediction, out, **options)
 
 
-def test__probabilities_are_those_of_predicting_each_patch_alone(predictor: CapiEncoder) -> None:
-    from capi.models.rope import patch_coordinates
-
-    image, hidden = torch.randn(1, 3, 16, 20), rectangle((1, 2), (2, 3), (4, 5))
-    found = hidden_probabilities(predictor, image, hidden, temperature=0.2)
-    visible = torch.tensor([[n for n in range(20) if not hidden.flatten()[n]]])
-    positions = patch_coordinates(4, 5, device=image.device)
-    with torch.no_grad():
-        for row, number in enumerate(hidden.flatten().nonzero()[:, 0].tolist()):
-            # The predictor's queries never see each other, so one at a time gives the same.
-            encoded = predictor.encoder(image, visible)
-            token = predictor.predictor(encoded, positions[None, number : number + 1])
-            logits = predictor.head(token)[0, 0].double() / 0.2
-            torch.testing.assert_close(found[row].double(), logits.exp() / logits.exp().sum(), atol=1e-5, rtol=1e-4)
-    assert found.shape == (4, PROTOTYPES)
-
-
-def test__what_is_hidden_does_not_change_what_is_predicted(predictor: CapiEncoder) -> None:
-    image, hidden = torch.randn(1, 3, 16, 16), rectangle((0, 0), (1, 1), (4, 4))
-    changed = image.clone()
-    changed[..., :8, :8] = 5
-    before = hidden_probabilities(predictor, image, hidden)
-    assert torch.equal(before, hidden_probabilities(predictor, changed, hidden))
-    changed[..., 8:, 8:] = 5
-    assert not torch.allclose(before, hidden_probabilities(predictor, changed, hidden))
+@pytest.mark.parametrize("protocol", ["knn", "linear", "attentive"])
+def test__labels_are_those_that_the_evaluation_was_scored_by(noisy: Path, tmp_path: Path, protocol: str) -> None:
+    few = ["neighbours=[5]"] if protocol == "knn" else ["iterations=30", "learning_rates=[0.01]"]
+    done = evaluate("pixels:4", f"folder/{protocol}", [f"data={noisy}", "image_size=8", *few], out=tmp_path / "out")
+    found = label(tmp_path / "out" / "probe.safetensors", [noisy / "val"], tmp_path / "labels")
+    assert found == Predicted(tmp_path / "labels", 30, {})
+    assert [path.name for path in found.folder.iterdir()] == ["labels.csv"]
+    table = rows(found.folder / "labels.csv")
+    assert [row["file"] for row in table] == sorted(f"{'abc'[number % 3]}/{number}.png" for number in range(30))
+    right = sum(row["label"] == row["file"][0] for row in table)
+    assert right / 30 == done.record["scores"]["val"]
+    assert 0.2 < right / 30 < 1
+    assert all(1 / 3 <= float(row["confidence"]) <= 1 for row in table)
+    assert len({row["confidence"] for row in table}) > 2
 
 
-def test__the_truth_is_the_prototype_of_the_patch_in_the_whole_image(predictor: CapiEncoder) -> None:
-    image, hidden = torch.randn(1, 3, 16, 16), rectangle((2, 1), (3, 2), (4, 4))
-    prototypes, bias = torch.randn(PROTOTYPES, 32), torch.randn(PROTOTYPES) / 5
-    with torch.no_grad():
-        feature_map = predictor(image, pooled=False).feature_map[0]
-    found = predict_hidden(predictor, image, hidden, PrototypeIndex(prototypes, bias).nearest(feature_map))
-    expected = []
-    for row, column in ((2, 1), (2, 2), (3, 1), (3, 2)):
-        token = feature_map[row, column] / feature_map[row, column].norm()
-        expected.append(max(range(PROTOTYPES), key=lambda k: float(token @ prototypes[k] + bias[k])))
-    assert found.truth.tolist() == expected
-    assert found.predicted.tolist() == [int(row.argmax()) for row in found.probabilities]
+@pytest.fixture
+def classifier(noisy: Path, tmp_path: Path) -> Path:
+    evaluate("pixels:4", "folder/knn", [f"data={noisy}", "image_size=8", "neighbours=[3]"], out=tmp_path / "knn")
+    return tmp_path / "knn" / "probe.safetensors"
 
 
-def test__confidence_and_entropy_are_those_of_the_distribution() -> None:
-    found = some_predictions()
-    assert found.confidence.tolist() == pytest.approx([0.7, 0.6])
-    expected = [-sum(p * math.log(p) for p in row) for row in ([0.7, 0.2, 0.1], [0.1, 0.3, 0.6])]
-    assert found.entropy.tolist() == pytest.approx(expected)
-    assert found.hits() == pytest.approx(0.5)
-    assert found.hits(2) == pytest.approx(1.0)
-    assert found.hits(50) == pytest.approx(1.0)
+@pytest.fixture
+def segmenter(mask_folders: Path, tmp_path: Path) -> Path:
+    options = [f"data={mask_folders}", "image_size=8", "ignored=[255]", "neighbours=[1]", "distances=[l2]"]
+    evaluate("pixels:4", "masks/knn-segmentation", options, out=tmp_path / "masks")
+    return tmp_path / "masks" / "probe.safetensors"
 
 
-def test__hidden_patches_are_counted_row_by_row() -> None:
-    found = some_predictions()
-    assert [found.position(row, column) for row in range(2) for column in range(2)] == [0, None, None, 1]
-    assert found.top(1, 2) == [Answer(2, pytest.approx(0.6)), Answer(1, pytest.approx(0.3))]
-    assert len(found.top(0, 9)) == 3
-    placed = found.as_map(found.confidence)
-    assert placed[1, 1] == pytest.approx(0.6)
-    assert placed.isnan().tolist() == [[False, True], [True, False]]
+def test__batches_and_workers_change_nothing(classifier: Path, noisy: Path, tmp_path: Path) -> None:
+    tables = [
+        rows(
+            label(classifier, [noisy / "val"], tmp_path / str(size), batch_size=size, workers=workers).folder
+            / "labels.csv"
+        )
+        for size, workers in ((1, 0), (64, 0), (7, 1))
+    ]
+    assert tables[0] == tables[1] == tables[2]
 
 
-@pytest.mark.parametrize("hidden", [torch.zeros(4, 4).bool(), torch.ones(4, 4).bool()])
-def test__all_or_nothing_cannot_be_hidden(predictor: CapiEncoder, hidden: Tensor) -> None:
-    with pytest.raises(CapiError, match="of 16 patches are hidden"):
-        hidden_probabilities(predictor, torch.randn(1, 3, 16, 16), hidden)
+def test__a_broken_image_is_listed_and_the_rest_is_labelled(classifier: Path, noisy: Path, tmp_path: Path) -> None:
+    folder = noisy / "val"
+    whole = rows(label(classifier, [folder], tmp_path / "whole").folder / "labels.csv")
+    (folder / "b" / "broken.png").write_bytes((folder / "a" / "0.png").read_bytes()[:50])
+    (folder / "no image.jpg").write_text("text")
+    found = label(classifier, [folder], tmp_path / "rest")
+    assert found.images == 30
+    assert rows(tmp_path / "rest" / "labels.csv") == whole
+    listed = rows(tmp_path / "rest" / "failed.csv")
+    assert [row["file"] for row in listed] == ["b/broken.png", "no image.jpg"]
+    # As in the terminal, without the place on this machine.
+    assert {row["file"]: row["reason"] for row in listed} == {
+        name: reason.replace(f"{(folder / name).parent}/", "") for name, reason in found.failed.items()
+    }
+    assert all("cannot be read" in row["reason"] for row in listed)
+    # Once they are mended, nothing is said of them any more.
+    for name in ("b/broken.png", "no image.jpg"):
+        (folder / name).unlink()
+    label(classifier, [folder], tmp_path / "rest", overwrite=True)
+    assert not (tmp_path / "rest" / "failed.csv").exists()
 
 
-def test__a_model_without_a_head_and_foreign_prototypes_are_refused(model: CapiEncoder, predictor: CapiEncoder) -> None:
-    image, hidden = torch.randn(1, 3, 8, 8), rectangle((0, 0), (0, 0), (2, 2))
-    with pytest.raises(CapiError, match="no head"):
-        hidden_probabilities(model, image, hidden)
-    with pytest.raises(CapiError, match="another model"):
-        predict_hidden(predictor, image, hidden, torch.full((2, 2), PROTOTYPES))
+def test__masks_and_overlays_have_the_size_of_the_photo(segmenter: Path, tmp_path: Path) -> None:
+    photos = tmp_path / "photos"
+    (photos / "nested").mkdir(parents=True)
+    sizes = {"a.jpg": (31, 17), "nested/b é.PNG": (8, 24), "c.tif": (9, 9)}
+    for name, size in sizes.items():
+        Image.fromarray(noise(size[1], size[0], 3, seed=size[0])).save(photos / name)
+    Image.fromarray(noise(12, 10, seed=3)).save(photos / "grey.png")
+    Image.fromarray(noise(12, 10, dtype=np.uint16, seed=3)).save(photos / "deep.png")
+    turned = Image.fromarray(noise(10, 20, 3, seed=4))
+    turned.getexif()[274] = 6
+    turned.save(photos / "turned.jpg", exif=turned.getexif())
+    sizes |= {"grey.png": (10, 12), "deep.png": (10, 12), "turned.jpg": (10, 20)}
+    found = label(segmenter, [photos], tmp_path / "out")
+    assert (found.images, found.failed) == (6, {})
+    for name, size in sizes.items():
+        for kind, mode in (("labels", "P"), ("overlays", "RGB")):
+            with Image.open(tmp_path / "out" / kind / Path(name).with_suffix(".png")) as picture:
+                assert (picture.size, picture.mode) == (size, mode), name
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        "classes.csv",
+        "labels",
+        "legend.png",
+        "overlays",
+    ]
+    # Ignored labels have a vote by default, and what they win is named.
+    assert [row["class"] for row in rows(tmp_path / "out" / "classes.csv")] == ["0", "1", "2", "ignored"]
+    assert not list((tmp_path / "out").rglob("*.partial"))
 
 
-@pytest.mark.parametrize("corners", [((1, 3), (2, 1)), ((2, 1), (1, 3)), ((1, 1), (2, 3))])
-def test__a_rectangle_lies_between_its_corners(corners: tuple[tuple[int, int], tuple[int, int]]) -> None:
-    expected = [(row, column) for row in (1, 2) for column in (1, 2, 3)]
-    assert [tuple(place) for place in rectangle(*corners, (4, 5)).nonzero().tolist()] == expected
+def test__masks_are_those_that_the_evaluation_was_scored_by(mask_folders: Path, tmp_path: Path) -> None:
+    """One patch an image: no training patch has the halves of a test image, so that half of the pixels are wrong."""
+    options = [f"data={mask_folders}", "image_size=8", "ignored=[255]"]
+    scores = evaluate("pixels:8", "masks/knn-segmentation", options, out=tmp_path / "masks").record["scores"]
+    label(tmp_path / "masks" / "probe.safetensors", [mask_folders / "images" / "val"], tmp_path / "out", patch_size=8)
+    right = total = 0
+    for path in (mask_folders / "masks" / "val").rglob("*.png"):
+        truth = np.asarray(Image.open(path))
+        found = np.asarray(Image.open(tmp_path / "out" / "labels" / path.relative_to(mask_folders / "masks" / "val")))
+        right += int((truth == found)[truth != 255].sum())
+        total += int((truth != 255).sum())
+    assert right / total == scores["val pixel accuracy"]
+    assert 0.1 < right / total < 0.9
 
 
-def test__only_hidden_patches_are_covered() -> None:
-    photo = Image.new("RGB", (40, 40), (200, 10, 10))
-    found = np.asarray(hidden_picture(photo, rectangle((0, 1), (1, 1), (2, 2))))
-    assert (found[:, :20] == (200, 10, 10)).all()
-    assert not (found[:, 20:] == (200, 10, 10)).all(2).any()
+def test__an_overlay_is_the_photo_under_the_colours_of_the_legend(segmenter: Path, tmp_path: Path) -> None:
+    photo = np.full((8, 8, 3), 200, np.uint8)
+    Image.fromarray(photo).save(tmp_path / "x.png")
+    label(segmenter, [tmp_path / "x.png"], tmp_path / "out")
+    labels = np.asarray(Image.open(tmp_path / "out" / "labels" / "x.png"))
+    shown = np.asarray(Image.open(tmp_path / "out" / "overlays" / "x.png")).astype(float)
+    colours = np.array([(255, 255, 255) if value == 255 else color_of(int(value)) for value in labels.flatten()])
+    np.testing.assert_allclose(shown.reshape(-1, 3), 0.45 * 200 + 0.55 * colours, atol=1)
+    with Image.open(tmp_path / "out" / "legend.png") as legend:
+        found = {colour for _, colour in legend.convert("RGB").getcolors(2**20)}
+    assert {color_of(value) for value in (0, 1, 2)} <= found
 
 
-def test__hidden_patches_are_filled_with_the_patch_of_their_prototype() -> None:
-    photo = Image.new("RGB", (40, 40), "white")
-    colors = {0: "red", 1: "lime"}
-    hidden = torch.tensor([[True, True], [True, False]])
-    asked: list[int] = []
-
-    def example(prototype: int) -> Image.Image | None:
-        asked.append(prototype)
-        return Image.new("RGB", (5, 5), colors[prototype]) if prototype in colors else None
-
-    found = filled_picture(photo, hidden, torch.tensor([0, 1, 2]), example)
-    assert found.getpixel((10, 10)) == (255, 0, 0)
-    assert found.getpixel((30, 10)) == (0, 255, 0)
-    assert found.getpixel((30, 30)) == (255, 255, 255)
-    # There is no patch of prototype 2: it stays covered.
-    assert found.getpixel((10, 30)) in {hidden_picture(photo, hidden).getpixel((10, 30))}
-    assert asked == [0, 1, 2]
+def test__images_that_differ_in_their_ending_alone_get_pictures_of_their_own(segmenter: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name, size in (("a.png", 8), ("a.bmp", 12), ("b.png", 8)):
+        Image.fromarray(noise(size, size, 3)).save(tmp_path / "in" / name)
+    label(segmenter, [tmp_path / "in"], tmp_path / "out")
+    assert sorted(path.name for path in (tmp_path / "out" / "labels").iterdir()) == [
+        "a.bmp.png",
+        "a.png.png",
+        "b.png.png",
+    ]
+    assert picture_names(find_images([tmp_path / "in" / "a.bmp", tmp_path / "in" / "b.png"])) == ["a.png", "b.png"]
 
 
-def test__a_region_is_outlined_where_it_ends() -> None:
-    picture = Image.new("RGB", (40, 40))
-    found = np.asarray(outline_region(picture, torch.tensor([[True, False], [True, False]])))
-    assert found[5, 20].any()
-    assert not found[:, :18].any()
-    assert not outline_region(picture, torch.ones(2, 2).bool()).getbbox()
+def test__a_name_that_is_no_text_stays_what_it_is(classifier: Path, tmp_path: Path) -> None:
+    folder = os.fsencode(tmp_path / "odd")
+    os.mkdir(folder)
+    name = b"\xff photo.png"
+    with open(os.path.join(folder, name), "wb") as file:
+        Image.new("RGB", (8, 8)).save(file, "PNG")
+    label(classifier, [tmp_path / "odd"], tmp_path / "out")
+    assert [os.fsencode(row["file"]) for row in rows(tmp_path / "out" / "labels.csv")] == [name]
 
 
-def test__answers_have_a_row_each_and_the_truth_one_of_its_own_where_it_is_not_among_them() -> None:
-    asked: list[int] = []
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        (["nowhere"], "there is no image or folder"),
+        (["text.txt"], "is no image: expected a file that ends in .jpg"),
+        (["empty"], "holds no images"),
+        (["a.png", "in/a.png"], 'two of the images are called "a.png": label them one folder at a time'),
+        (["in", "other/in"], 'two of the images are called "in/a.png"'),
+        (["in", "in"], 'two of the images are called "in/a.png"'),
+        ([], "there are no images to label"),
+    ],
+)
+def test__places_without_images_are_refused_before_anything_is_written(
+    classifier: Path, tmp_path: Path, places: list[str], message: str
+) -> None:
+    for name in ("a.png", "in/a.png", "other/in/a.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.txt").write_text("")
+    with pytest.raises(CapiError) as caught:
+        label(classifier, [tmp_path / place for place in places], tmp_path / "out")
+    assert message in str(caught.value)
+    assert not (tmp_path / "out").exists()
 
-    def examples(prototype: int) -> list[Image.Image]:
-        asked.append(prototype)
-        return [Image.new("RGB", (9, 9), "red")] * (prototype % 3)
 
-    answers = [Answer(4, 0.5), Answer(3, 0.2)]
-    with_truth = answers_picture(answers, 4, examples)
-    assert asked == [4, 3]
-    asked.clear()
-    assert answers_picture(answers, 7, examples).height > with_truth.height
-    assert asked == [4, 3, 7]
+def test__what_is_in_the_folder_is_kept_unless_asked(classifier: Path, noisy: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine.txt").write_text("")
+    with pytest.raises(CapiError, match="is not empty: choose another --out, or write into it with --overwrite"):
+        label(classifier, [noisy / "val"], out)
+    label(classifier, [noisy / "val"], out, overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == ["labels.csv", "mine.txt"]
+    for place, message in ((out / "mine.txt", "is a file"), (out / "mine.txt" / "x", "cannot be written")):
+        with pytest.raises(CapiError, match=message):
+            label(classifier, [noisy / "val"], place, overwrite=True)
+
+
+def test__an_interruption_leaves_no_half_table(
+    classifier: Path, noisy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label(classifier, [noisy / "val"], tmp_path / "out")
+    before = (tmp_path / "out" / "labels.csv").read_bytes()
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "encode", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        label(classifier, [noisy / "val"], tmp_path / "out", overwrite=True)
+    assert (tmp_path / "out" / "labels.csv").read_bytes() == before

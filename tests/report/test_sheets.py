@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
+from capi.report.pictures import sheets
 from capi.report.pictures.painters import Drawn, Legend
-from capi.report.pictures.sheets import Row, contained, enlarged, fitting, printable, sheet_of, tiled
-from capi.report.pictures.text import font
+from capi.report.pictures.sheets import Row, contained, enlarged, fitting, font, printable, sheet_of, tiled
 
 RED, GREEN, BLUE = (250, 0, 0), (0, 250, 0), (0, 0, 250)
 
@@ -123,3 +123,24 @@ def test__names_that_are_no_text_can_be_printed() -> None:
     name = b"caf\xe9\n1.jpg".decode("utf-8", "surrogateescape")
     assert printable(name) == "caf? 1.jpg"
     tiled([Drawn(plain(RED), name, name)], 40)
+
+
+def written(words: str) -> Image.Image:
+    sheet = Image.new("L", (80, 30), "white")
+    ImageDraw.Draw(sheet).text((4, 4), words, fill="black", font=font())
+    return sheet
+
+
+def test__letters_beyond_ascii_are_drawn_and_differ() -> None:
+    pictures = {written(letter).tobytes() for letter in ("e", "é", "ß", "ø")}
+    assert len(pictures) == 4
+    assert written("").tobytes() not in pictures
+
+
+def test__larger_writing_is_wider() -> None:
+    assert font(24).getlength("legend") > 1.5 * font(12).getlength("legend")
+
+
+def test__without_matplotlib_there_is_still_a_font(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sheets, "find_spec", lambda _: None)
+    assert sheets.font.__wrapped__(12).getlength("legend") > 0

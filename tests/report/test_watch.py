@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from capi.errors import CapiError
-from capi.report.watch import DEFAULT_PORT, WatchServer, distinct_names, serve
+from capi.report.watch import DEFAULT_PORT, WatchServer, distinct_names, is_loopback, serve
 from tests.browser import browser, page  # noqa: F401
 from tests.report.run_folders import add_pictures, append, make_run, record, records
 
@@ -239,3 +239,13 @@ def test__a_server_that_is_gone_is_told(page: Page, runs: list[Path]) -> None:  
         expect(page.locator(".inside").first).to_be_visible()
     expect(page.locator("#banner")).to_contain_text("does not answer")
     expect(page.locator(".inside").first).to_be_visible()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test__loopback_is_this_machine_alone(host: str) -> None:
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "example.org", "localhost.example.org", ""])  # noqa: S104
+def test__any_other_host_may_be_reached_from_elsewhere(host: str) -> None:
+    assert not is_loopback(host)

@@ -11,9 +11,10 @@ from transformers import AutoImageProcessor
 
 import capi
 from capi.data.crops import normalize
+from capi.data.frame import Frame
 from capi.data.sources import Files
 from capi.errors import CapiError
-from capi.evals.images import Frame, StillBatches, read_in_order
+from capi.evals.images import StillBatches, read_in_order
 from capi.huggingface import CapiImageProcessor
 from capi.models.pixels import PixelEncoder
 from capi.types import IMAGENET

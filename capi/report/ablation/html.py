@@ -3,11 +3,19 @@
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
-from capi.report.ablation.outcomes import RowOutcome, RunOutcome, TableOutcome, orderings
-from capi.report.ablation.wording import columns_side_by_side, paper_score, percent_points, row_seconds, score_text
+from capi.report.ablation.outcomes import (
+    RowOutcome,
+    RunOutcome,
+    TableOutcome,
+    columns_side_by_side,
+    orderings,
+    paper_score,
+    percent_points,
+    row_seconds,
+    score_text,
+)
 from capi.report.pages.data import Picture, text
-from capi.report.pages.static_charts import Level, Series, chart
-from capi.report.pages.static_page import static_page
+from capi.report.pages.static import Level, Series, chart, static_page
 
 _IMAGES_SHOWN = 6
 

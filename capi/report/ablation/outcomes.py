@@ -1,4 +1,4 @@
-"""What a study has come to: rows of runs, with spread over seeds."""
+"""What a study has come to: rows of runs with spread over seeds, and how their numbers are written."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -6,9 +6,12 @@ from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
-from capi.config.paper import PaperRow, PaperTable
+from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable
 from capi.report.pages.data import Emergence
 from capi.train.cost import PlannedCost
+
+# What a column of the paper is called there, and the protocol here that does the same on other data.
+_COUNTERPARTS = {"k-NN": "/knn-segmentation", "linear": "/logistic-segmentation", "attentive": "/attentive"}
 
 
 @dataclass(frozen=True)
@@ -167,3 +170,36 @@ def _uncertainty(first: Spread, second: Spread) -> float | None:
     if first.deviation is None or second.deviation is None:
         return None
     return 100 * float((first.deviation**2 / first.count + second.deviation**2 / second.count) ** 0.5)
+
+
+def columns_side_by_side(table: TableOutcome) -> list[tuple[int, str]]:
+    """The paper's columns by number, each with the column here that judges the same way."""
+    found = []
+    for number, title in enumerate(table.paper.columns):
+        for word, ending in _COUNTERPARTS.items():
+            found += [(number, column) for column in table.columns if title.endswith(word) and column.endswith(ending)]
+    return found
+
+
+def score_text(spread: Spread | None) -> str:
+    """A mean in per cent, with the deviation over seeds."""
+    if spread is None:
+        return "-"
+    return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.deviation:.1f}" if spread.deviation is not None else "")
+
+
+def paper_score(row: RowOutcome, column: int) -> str:
+    """What the paper prints; it has no score of our own rows, and draws some without printing them."""
+    if row.paper is None:
+        return "-"
+    return FIGURE_ONLY if isinstance(row.paper.scores, str) else f"{row.paper.scores[column]:.1f}"
+
+
+def row_seconds(row: RowOutcome) -> str:
+    """Seconds of training, on average."""
+    return "-" if row.seconds is None else f"{row.seconds.mean:.0f}"
+
+
+def percent_points(value: float) -> str:
+    """A difference of scores, with its sign."""
+    return f"{value:+.1f}"

@@ -8,8 +8,16 @@ from typing import Any
 
 from capi.evals.results import table as markdown_table
 from capi.report.ablation.html import as_html
-from capi.report.ablation.outcomes import RowOutcome, TableOutcome, orderings
-from capi.report.ablation.wording import columns_side_by_side, paper_score, percent_points, row_seconds, score_text
+from capi.report.ablation.outcomes import (
+    RowOutcome,
+    TableOutcome,
+    columns_side_by_side,
+    orderings,
+    paper_score,
+    percent_points,
+    row_seconds,
+    score_text,
+)
 from capi.runtime.atomic import atomic_write
 from capi.zoo.run_folder import versions
 

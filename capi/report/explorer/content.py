@@ -8,8 +8,8 @@ from capi.report.explorer.session import Explorer, View
 from capi.report.pictures.clusters import KMeans
 from capi.report.pictures.colormaps import coolwarm
 from capi.report.pictures.gallery import PatchPlace
+from capi.report.pictures.hidden_patches import HiddenPredictions, filled_picture
 from capi.report.pictures.painters import ComponentMaps, PcaColors, PrototypeMaps, distinct_colors
-from capi.report.pictures.predictions import HiddenPredictions, filled_picture
 from capi.report.pictures.similarity import heat_over, most_similar, outline_patch, similarity_map
 from capi.types import Int
 

@@ -15,7 +15,7 @@ from capi.report.explorer import html
 from capi.report.explorer.content import Content, Patch
 from capi.report.explorer.html import facts
 from capi.report.explorer.session import Explorer, View
-from capi.report.pictures.predictions import HiddenPredictions, hidden_picture, rectangle
+from capi.report.pictures.hidden_patches import HiddenPredictions, hidden_picture, rectangle
 from capi.report.pictures.similarity import outline_patch, patch_at
 
 # Seconds between the looks for old pictures on the disk, and how old those may become.

@@ -22,8 +22,8 @@ from capi.report.draw import Prototypes
 from capi.report.explorer.html import STYLE
 from capi.report.explorer.layout import ExplorerLayout
 from capi.report.explorer.session import Explorer
-from capi.report.pictures.predictions import STUDENT_TEMPERATURE
-from capi.runtime.hosts import is_loopback
+from capi.report.pictures.hidden_patches import STUDENT_TEMPERATURE
+from capi.report.watch import is_loopback
 from capi.types import VisionEncoder
 
 Result = TypeVar("Result")

@@ -22,17 +22,16 @@ from capi.data.decoding import Decoder
 from capi.data.frame import image_size_of
 from capi.data.reader import Reader
 from capi.data.recorded import spaced
-from capi.data.sources import Encoded, ImageSource
+from capi.data.sources import Encoded, ImageSource, find_images
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
-from capi.evals.prediction import find_images
 from capi.method.masking import Grid, MaskSampler
 from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, built_in_photos
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
 from capi.report.pictures.gallery import PatchPlace, PrototypeIndex, patch_crop
+from capi.report.pictures.hidden_patches import STUDENT_TEMPERATURE, HiddenPredictions, predict_hidden
 from capi.report.pictures.pca import photos_of
-from capi.report.pictures.predictions import STUDENT_TEMPERATURE, HiddenPredictions, predict_hidden
 from capi.report.pictures.sheets import printable
 from capi.report.pictures.similarity import nearest_patches
 from capi.runtime.image_files import open_image, read_image

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from PIL import Image, ImageDraw
 
 from capi.errors import CapiError
-from capi.report.pictures.text import font
+from capi.report.pictures.sheets import font
 
 Labels = npt.NDArray[np.integer]
 # Steps of the golden angle never come back to a hue that is taken.

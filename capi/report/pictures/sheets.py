@@ -4,13 +4,14 @@ import math
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from capi.report.pictures.painters import Drawn, Legend
-from capi.report.pictures.text import font
 from capi.runtime.atomic import atomic_open
 
 _MARGIN, _GAP, _LINE = 14, 8, 17
@@ -20,6 +21,7 @@ _LABEL = 24
 _TILE_FONT, _TILE_LINE = 15, 20
 _BAR = (160, 12)
 _NARROWEST = 420
+_WITHIN_MATPLOTLIB = Path("mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
 
 
 @dataclass(frozen=True)
@@ -172,3 +174,13 @@ def fitting(text: str, width: int, size: int = 12) -> str:
 def printable(text: str) -> str:
     """A file's name may hold bytes that are no text, and line breaks."""
     return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
+
+
+@cache
+def font(size: int = 12) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """The font that matplotlib brings along, which has the letters of many languages; else Pillow's, of ASCII alone."""
+    found = find_spec("matplotlib")
+    path = Path(found.origin or "").parent / _WITHIN_MATPLOTLIB if found is not None else None
+    if path is not None and path.exists():
+        return ImageFont.truetype(path, size)
+    return ImageFont.load_default(size)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from capi.report.pictures.colormaps import heat
 from capi.report.pictures.gallery import PatchPlace
-from capi.report.pictures.text import font
+from capi.report.pictures.sheets import font
 from capi.types import Bool, Float
 
 # Cosines that differ by less are the same but for rounding.

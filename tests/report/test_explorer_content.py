@@ -6,11 +6,11 @@ import torch
 
 from capi.report.explorer.content import Content
 from capi.report.explorer.session import Explorer
+from capi.report.pictures.hidden_patches import rectangle
 from capi.report.pictures.pca import as_colors, fit_components
-from capi.report.pictures.predictions import rectangle
 from capi.report.pictures.similarity import patch_box
 from tests.report.small_models import PROTOTYPES, photo_folder, some_prototypes, untrained_model
-from tests.report.test_html import pictures_in
+from tests.report.test_explorer_html import pictures_in
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 from capi.report.pages.data import RunReport, RunState
-from capi.report.pages.run import Live, comparison_pieces, page, policy, run_pieces
+from capi.report.pages.run import Live, comparison_pieces, overview, page, policy, run_pieces
 from tests.report.report_runs import run_report
 
 
@@ -100,3 +100,26 @@ def test__a_served_page_knows_where_to_ask() -> None:
     (inside,) = re.findall(r'id="settings">(.*?)</script>', content)
     assert json.loads(inside)["live"] == {"base": "/run/3", "seconds": 0.5, "digests": pieces.digests}
     assert 'href="/"' in content
+
+
+def cells(shown: str, row: int) -> list[str]:
+    body = shown.split("<tbody>")[1].split("</tr>")[row]
+    return [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[dh].*?</t[dh]>", body)]
+
+
+def test__each_run_has_its_state_alarms_and_last_values() -> None:
+    shown = overview([run_report("one"), run_report("two", position_share=0.9)], ["/run/0", "/run/1"])
+    assert cells(shown, 0)[:4] == ["one", "✓ finished", "none", "60"]
+    assert cells(shown, 1)[:4] == ["two", "✓ finished", "▲ Position in the features", "60"]
+    assert cells(shown, 0)[4:] == ["0.6402", "1.152", "2", "100", "60.00%", "50.00%"]
+    assert 'href="/run/1"' in shown
+
+
+def test__what_a_run_lacks_is_said() -> None:
+    empty = RunReport("empty", RunState("running", None, 60))
+    shown = overview([run_report("one"), empty], ["/run/0", "/run/1"])
+    assert cells(shown, 1) == ["empty", "▶ running", "none", "none", *["none"] * 6]
+
+
+def test__names_are_text() -> None:
+    assert "&lt;b&gt;" in overview([run_report("<b>")], ["/run/0"])

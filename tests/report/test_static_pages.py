@@ -1,9 +1,11 @@
+import base64
+import hashlib
 import re
 from xml.etree import ElementTree
 
 import pytest
 
-from capi.report.pages.static_charts import HEIGHT, WIDTH, Level, Series, chart, ticks
+from capi.report.pages.static import HEIGHT, WIDTH, Level, Series, chart, static_page, ticks
 
 
 def drawn(text: str) -> ElementTree.Element:
@@ -61,3 +63,17 @@ def test__a_single_point_and_none_at_all_can_be_drawn() -> None:
 
 def test__names_are_text() -> None:
     assert "<b>" not in chart("<b>", [Series("<b>", 0, [(0.0, 0.1)])], across="<b>", up="<b>")
+
+
+def test__its_policy_allows_its_own_style_and_nothing_else() -> None:
+    page = static_page("A & B", "<p>body</p>")
+    style = re.search("<style>(.*)</style>", page, re.DOTALL)[1]
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert policy.startswith("default-src 'none'")
+    assert "script-src" not in policy
+
+
+def test__a_title_is_text() -> None:
+    assert "<h1>&lt;i&gt;</h1>" in static_page("<i>", "")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from capi.errors import CapiError
-from capi.runtime.liveness import is_being_trained
+from capi.runtime.lock import is_being_trained
 from capi.zoo.run_folder import RunFolder
 
 pytestmark = pytest.mark.skipif(sys.platform not in {"linux", "darwin"}, reason="this system cannot tell")

@@ -1,10 +1,11 @@
-"""Charts that need no script: lines, points and levels as SVG, in the colours of a report."""
+"""Pages and charts without scripts, in the style of a report: one HTML file that needs nothing else; SVG charts."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from capi.report.pages.data import text
+from capi.report.pages.run import asset, digest
 
 WIDTH, HEIGHT = 460, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 40
@@ -145,3 +146,16 @@ def _short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"
     return f"{value:.4g}"
+
+
+def static_page(title: str, body: str) -> str:
+    """The whole file; a policy keeps anything from being run or fetched but the pictures that it carries."""
+    style = asset("report.css")
+    policy = f"default-src 'none'; style-src {digest(style)}; img-src data:; base-uri 'none'; form-action 'none'"
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<link rel="icon" href="data:,">\n'
+        f"<title>{text(title)} · capi</title>\n<style>{style}</style>\n</head>\n<body>\n<main>\n"
+        f"<h1>{text(title)}</h1>\n{body}\n</main>\n</body>\n</html>\n"
+    )

@@ -1,0 +1,141 @@
+"""Predictions of a probe on disk: labels as CSV, masks and overlays as pictures; and those of an evaluation, drawn."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+import torch
+from PIL import Image
+
+from capi.data.decoding import Decoder
+from capi.data.frame import Frame
+from capi.data.sources import ImageSource
+from capi.errors import CapiError
+from capi.evals.features import Encoding
+from capi.evals.images import StillBatches
+from capi.evals.outcome import Outcome
+from capi.evals.prediction import Prediction
+from capi.evals.results import make_folder
+from capi.evals.tasks import SegmentationData
+from capi.report.pictures.labels import label_image, legend, overlay, side_by_side, stacked
+from capi.report.pictures.pca import photos_of
+from capi.report.pictures.sheets import save_picture
+from capi.runtime.atomic import atomic_open, remove
+from capi.runtime.links import make_folder as make_folder_inside
+from capi.runtime.privacy import hide_paths_within
+
+LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"
+MASKS, OVERLAYS = "labels", "overlays"
+# Predictions of small images are drawn larger, by a whole factor.
+_SHOWN_HEIGHT = 256
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was written where."""
+
+    folder: Path
+    images: int
+    failed: dict[str, str]
+
+
+def write_predictions(prediction: Prediction, out: Path, *, overwrite: bool = False) -> Predicted:
+    """Label all images: a row of a CSV, or a mask and an overlay for each; failed.csv lists what cannot be read."""
+    if out.exists() and not out.is_dir():
+        raise CapiError(f"{out} is a file: --out takes the name of a folder")
+    if out.is_dir() and any(out.iterdir()) and not overwrite:
+        raise CapiError(f"{out} is not empty: choose another --out, or write into it with --overwrite")
+    make_folder(out)
+    segments = prediction.probe.segments
+    # What an earlier prediction left must not be taken for a part of this one; the table is replaced when it is whole.
+    for name in {LABELS, FAILED, CLASSES, LEGEND, MASKS, OVERLAYS} - (set() if segments else {LABELS}):
+        remove(out / name)
+    done = _write_masks(prediction, out) if segments else _write_labels(prediction, out)
+    if prediction.failed:
+        write_failed({name: hide_paths_within(reason) for name, reason in prediction.failed.items()}, out)
+    return Predicted(out, done, prediction.failed)
+
+
+def write_failed(failed: Mapping[str, str], out: Path) -> None:
+    """List the images that could not be read, each with the reason."""
+    _write_rows(out / FAILED, ("file", "reason"), failed.items())
+
+
+def _write_labels(prediction: Prediction, out: Path) -> int:
+    """A row for each image: file, label, confidence."""
+    source, classes = prediction.source, prediction.probe.classes
+    rows = (
+        (source.name(number), classes[label], f"{confidence:.4f}") for number, label, confidence in prediction.labels()
+    )
+    return _write_rows(out / LABELS, ("file", "label", "confidence"), rows)
+
+
+def _write_masks(prediction: Prediction, out: Path) -> int:
+    """For each image, at its own size: labels/NAME.png with the numbers, overlays/NAME.png to look at."""
+    source, probe = prediction.source, prediction.probe
+    decoder, names, done = Decoder(), picture_names(source), 0
+    known = dict(probe.classes)
+    for number, labels in prediction.masks():
+        pixels = np.atleast_3d(decoder.open(source.read(number)).decode())
+        photo = photos_of(torch.tensor(pixels).permute(2, 0, 1)[None])[0]
+        full = Image.fromarray(labels.numpy().astype(np.int32)).resize(photo.size, Image.Resampling.NEAREST)
+        values = np.asarray(full)
+        drawn = {MASKS: label_image(values), OVERLAYS: overlay(photo, values, probe.ignored)}
+        for folder, picture in drawn.items():
+            path = out / folder / names[number]
+            make_folder_inside(path.parent, inside=out)
+            save_picture(picture, path)
+        # Where ignored labels had a vote in the evaluation, they have one here.
+        known |= {label: "ignored" for label in probe.ignored if (values == label).any()}
+        done += 1
+    save_picture(legend(known, 640, probe.ignored), out / LEGEND)
+    _write_rows(out / CLASSES, ("label", "class"), sorted(known.items()))
+    return done
+
+
+def picture_names(source: ImageSource) -> list[str]:
+    """The names of the images with .png for their ending; where that makes two equal, all keep theirs before it."""
+    names = [source.name(number) for number in range(len(source))]
+    short = [str(PurePosixPath(name).with_suffix(".png")) for name in names]
+    return short if len(set(short)) == len(names) else [f"{name}.png" for name in names]
+
+
+def _write_rows(path: Path, head: Sequence[str], rows: Iterable[Sequence[object]]) -> int:
+    """A CSV that is complete or not there; the number of rows."""
+    count = 0
+    # A file's name may hold bytes that are no UTF-8; they stay what they are.
+    with atomic_open(path, "w", newline="", encoding="utf-8", errors="surrogateescape") as file:
+        writer = csv.writer(file)
+        writer.writerow(head)
+        for row in rows:
+            writer.writerow(row)
+            count += 1
+    return count
+
+
+def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encoding, folder: Path) -> None:
+    """Photo, truth and prediction side by side, with a legend of what occurs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    ignored = sorted(data.ignored)
+    for picture in outcome.pictures:
+        frame, number = Frame(encoding.size, kept=None), torch.tensor([picture.number])
+        pixels = StillBatches(data.test.images, frame, number, 1, data.test.masks)[0].images[0]
+        photo = photos_of(pixels[None])[0]
+        enlarged = max(_SHOWN_HEIGHT // photo.height, 1)
+        photo = photo.resize((photo.width * enlarged, photo.height * enlarged), Image.Resampling.BICUBIC)
+        truth, prediction = (
+            labels.numpy().repeat(enlarged, 0).repeat(enlarged, 1) for labels in (picture.truth, picture.prediction)
+        )
+        sheet = side_by_side(
+            [
+                ("photo", photo),
+                ("truth", overlay(photo, truth, ignored)),
+                ("prediction", overlay(photo, prediction, ignored)),
+            ]
+        )
+        present = {int(label) for label in np.union1d(truth, prediction)}
+        names = {label: data.classes[label] for label in sorted(present & set(data.classes))}
+        path = folder / f"{picture.number:05d}_{Path(picture.name).stem}.png"
+        save_picture(stacked([sheet, legend(names, sheet.width)]), path)
