@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from capi import api
+from capi.api.training import pretrain
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.config.trust import trusted_code
@@ -26,8 +26,8 @@ from capi.report.pictures.curves import series
 from capi.report.pictures.pca import contact_sheet, pca_pictures, photos_of
 from capi.report.pictures.sheets import save_picture
 from capi.train import build
-from capi.train import run as pretraining
 from capi.train.metrics import FILE, read_metrics
+from capi.train.run import run_config
 from capi.zoo.encoders import load_weights, untrained
 from capi.zoo.run_folder import RunFolder
 
@@ -73,7 +73,7 @@ def run_demo(
 ) -> DemoSummary | None:
     """Pretrain the recipe `demo`, evaluated on photos it does not train on; None when it was interrupted."""
     config = load_config(RECIPE, [EVALUATION, *overrides])
-    done = api.pretrain(
+    done = pretrain(
         config,
         data="demo",
         out=out,
@@ -89,7 +89,7 @@ def run_demo(
 def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     """Score the encoder before and after training, and draw what it sees."""
     folder = RunFolder(path)
-    config = pretraining.run_config(folder)
+    config = run_config(folder)
     start, trained = untrained(str(path)), load_weights(path, "teacher")
     protocol = _protocol(config, split)
     data = protocol.data

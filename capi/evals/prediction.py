@@ -87,7 +87,7 @@ def find_images(places: Sequence[Path]) -> NamedFiles:
     return NamedFiles(found)
 
 
-def predict(
+def label_images(
     encoder: VisionEncoder,
     probe: Probe,
     images: Sequence[Path],

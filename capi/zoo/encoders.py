@@ -19,6 +19,7 @@ from capi.config.trust import is_trusted
 from capi.errors import CapiError, expect
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
+from capi.models.plain_vit import PlainViT
 from capi.train import build
 from capi.train.run import run_config
 from capi.types import Statistics, VisionEncoder
@@ -42,6 +43,19 @@ KINDS = (
 
 # Kinds that are made here, with no file but a recipe.
 _OURS = ("pixels", "untrained")
+
+
+def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | PlainViT:
+    """The frozen encoder of a run folder, of what `capi export` writes (but ONNX), of a checkpoint in the released
+    layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`); or of another
+    method, as `baseline:NAME`.
+
+    Of a run `weights` chooses the teacher (the moving average) or the student; files hold one of them. Calling the
+    encoder on normalised images gives `Features(pooled, registers, feature_map)`; with `pooled=False` the pooled
+    vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it; of the
+    released layout all keys of the head may be missing, since features need none of them.
+    """
+    return open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
 
 
 def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder:

@@ -13,7 +13,7 @@ from capi.errors import CapiError
 from capi.evals import prediction
 from capi.evals.features import Encoding
 from capi.evals.fitted import LinearClassifier
-from capi.evals.prediction import Predicted, find_images, picture_names, predict
+from capi.evals.prediction import Predicted, find_images, label_images, picture_names
 from capi.evals.probe_files import Probe, encoder_facts, load_probe
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
@@ -42,7 +42,7 @@ def noisy(tmp_path: Path) -> Path:
 
 def label(probe: Path, images: list[Path], out: Path, **options: Any) -> Predicted:
     encoding = Encoding(batch_size=options.pop("batch_size", 7), workers=options.pop("workers", 0))
-    return predict(PixelEncoder(4), load_probe(probe), images, out, encoding, **options)
+    return label_images(PixelEncoder(4), load_probe(probe), images, out, encoding, **options)
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "attentive"])
@@ -66,7 +66,7 @@ def test__confidences_are_the_probe_s(noisy: Path, tmp_path: Path) -> None:
     weight = torch.randn(2, encoder.width)
     linear = LinearClassifier(weight, torch.zeros(2), "mean_patch")
     probe = Probe("linear", linear, {0: "x", 1: "y"}, (8, 8), encoder_facts(encoder))
-    predict(encoder, probe, [noisy / "val"], tmp_path / "out", Encoding())
+    label_images(encoder, probe, [noisy / "val"], tmp_path / "out", Encoding())
     for row in rows(tmp_path / "out" / "labels.csv")[:5]:
         with Image.open(noisy / "val" / row["file"]) as image:
             # Of an 8 x 8 image the middle is 7 x 7 pixels, resized.
@@ -160,7 +160,7 @@ def test__masks_are_those_that_the_evaluation_was_scored_by(mask_folders: Path, 
     options = [f"data={mask_folders}", "image_size=8", "ignored=[255]"]
     scores = evaluate("pixels:8", "masks/knn-segmentation", options, out=tmp_path / "masks").record["scores"]
     probe = load_probe(tmp_path / "masks" / "probe.safetensors")
-    predict(PixelEncoder(8), probe, [mask_folders / "images" / "val"], tmp_path / "out", Encoding())
+    label_images(PixelEncoder(8), probe, [mask_folders / "images" / "val"], tmp_path / "out", Encoding())
     right = total = 0
     for path in (mask_folders / "masks" / "val").rglob("*.png"):
         truth = np.asarray(Image.open(path))
@@ -259,13 +259,13 @@ def test__another_encoder_is_refused(classifier: Path, noisy: Path, tmp_path: Pa
     probe = load_probe(classifier)
     for encoder in (PixelEncoder(8), model):
         with pytest.raises(CapiError, match="fitted on features of width 48, but this encoder gives"):
-            predict(encoder, probe, [noisy], tmp_path / "out", Encoding())
+            label_images(encoder, probe, [noisy], tmp_path / "out", Encoding())
     linear = LinearClassifier(torch.zeros(2, 32), torch.zeros(2), "mean_patch")
     own = Probe("linear", linear, {0: "a", 1: "b"}, (8, 8), encoder_facts(model))
     with torch.no_grad():
         model.encoder.registers += 1
     with pytest.raises(CapiError, match="fitted with another encoder of the same width"):
-        predict(model, own, [noisy], tmp_path / "out", Encoding())
+        label_images(model, own, [noisy], tmp_path / "out", Encoding())
     assert not (tmp_path / "out").exists()
 
 
@@ -301,5 +301,5 @@ def test__progress_counts_broken_images_too(classifier: Path, noisy: Path, tmp_p
     (noisy / "val" / "broken.png").write_text("")
     seen: list[Any] = []
     encoding = Encoding(batch_size=8, progress=lambda *told: seen.append(told))
-    predict(PixelEncoder(4), load_probe(classifier), [noisy / "val"], tmp_path / "out", encoding)
+    label_images(PixelEncoder(4), load_probe(classifier), [noisy / "val"], tmp_path / "out", encoding)
     assert seen == [("images", done, 31) for done in (8, 16, 24, 31)]

@@ -8,7 +8,7 @@ from typing import Any
 
 from capi.config.paper import PaperRow, PaperTable
 from capi.report.pages.data import Emergence
-from capi.train.cost import PlannedCost
+from capi.train.cost.summary import PlannedCost
 
 
 @dataclass(frozen=True)
