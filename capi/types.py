@@ -8,6 +8,8 @@ Shapes stand in the annotations (`Float[Tensor, "b n d"]`). Only the test run en
 needed to use the package: without it the annotations fall back to `Tensor`.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -35,11 +37,20 @@ __all__ = [
     "Int",
     "Integer",
     "MaskedBatch",
+    "Names",
     "Reduction",
     "Statistics",
     "VisionEncoder",
+    "listed",
     "statistics_of",
 ]
+
+Names = str | Path | Sequence[str | Path]
+
+
+def listed(names: Names) -> Sequence[str | Path]:
+    """A single name is a list of one, not of its letters."""
+    return [names] if isinstance(names, str | Path) else names
 
 
 class MaskedBatch(NamedTuple):

@@ -1,35 +1,174 @@
-"""What a user calls."""
+"""What `import capi` gives and what the command line needs: names from all rooms, imported when first used."""
 
-from capi.api.arguments import choose_device
-from capi.api.evaluating import compare, compare_table, draw, evaluate, explore, extract, nearest, predict
-from capi.api.models import export, load, push
-from capi.api.training import check, check_data, doctor, pack_shards, plan, pretrain, report, suggest, watch
-from capi.data.transform import transform
-from capi.train.build import build_learner, mask_sampler
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "build_learner",
-    "check",
-    "check_data",
-    "choose_device",
-    "compare",
-    "compare_table",
-    "doctor",
-    "draw",
-    "evaluate",
-    "explore",
-    "export",
-    "extract",
-    "load",
-    "mask_sampler",
-    "nearest",
-    "pack_shards",
-    "plan",
-    "predict",
-    "pretrain",
-    "push",
-    "report",
-    "suggest",
-    "transform",
-    "watch",
-]
+if TYPE_CHECKING:
+    from capi.api.ablation import ablate as ablate
+    from capi.api.comparison import compare as compare
+    from capi.api.demo import DemoSummary as DemoSummary
+    from capi.api.demo import run_demo as run_demo
+    from capi.api.evaluation import evaluate as evaluate
+    from capi.api.features import extract as extract
+    from capi.api.features import nearest as nearest
+    from capi.api.features import predict as predict
+    from capi.api.hub import push as push
+    from capi.api.tables import compare_table as compare_table
+    from capi.api.training import pretrain as pretrain
+    from capi.config.loading import load_config as load_config
+    from capi.data.packing import pack_shards as pack_shards
+    from capi.data.sources import ENDINGS as ENDINGS
+    from capi.data.sources import is_csv as is_csv
+    from capi.data.statistics import DataSummary as DataSummary
+    from capi.data.statistics import significant as significant
+    from capi.data.statistics import statistics_warning as statistics_warning
+    from capi.data.survey import Survey as Survey
+    from capi.data.survey import check_data as check_data
+    from capi.data.transform import transform as transform
+    from capi.errors import CapiError as CapiError
+    from capi.evals.comparison_cells import Comparison as Comparison
+    from capi.evals.datasets import DATASETS as DATASETS
+    from capi.evals.datasets import WITHOUT_FOLDER as WITHOUT_FOLDER
+    from capi.evals.datasets import dataset_named as dataset_named
+    from capi.evals.results import percent as percent
+    from capi.evals.results import shown_size as shown_size
+    from capi.evals.table_view import missing_cells as missing_cells
+    from capi.evals.table_view import shown_score as shown_score
+    from capi.method.targets import LossLabel as LossLabel
+    from capi.report.doctor import diagnosis_text as diagnosis_text
+    from capi.report.doctor import doctor as doctor
+    from capi.report.draw import DEFAULT_KINDS as DEFAULT_KINDS
+    from capi.report.draw import draw as draw
+    from capi.report.explorer.open import explore as explore
+    from capi.report.runs import report as report
+    from capi.report.watch import watch as watch
+    from capi.runtime.atomic import atomic_write as atomic_write
+    from capi.runtime.devices import choose_device as choose_device
+    from capi.runtime.signals import StopRequest as StopRequest
+    from capi.train.build import build_learner as build_learner
+    from capi.train.build import loss_label as loss_label
+    from capi.train.cost.hardware import gpus as gpus
+    from capi.train.cost.hardware import this_machine as this_machine
+    from capi.train.cost.measure import Measured as Measured
+    from capi.train.cost.measure import measure as measure
+    from capi.train.cost.measure import measured_config as measured_config
+    from capi.train.cost.plan import Assumptions as Assumptions
+    from capi.train.cost.plan import PlanComparison as PlanComparison
+    from capi.train.cost.plan import RunPlan as RunPlan
+    from capi.train.cost.plan import against_paper as against_paper
+    from capi.train.cost.plan import plan as plan
+    from capi.train.cost.power import CARBON_INTENSITY as CARBON_INTENSITY
+    from capi.train.cost.step import StepCost as StepCost
+    from capi.train.cost.suggest import Suggestion as Suggestion
+    from capi.train.cost.suggest import suggest as suggest
+    from capi.train.cost.summary import planned_cost as planned_cost
+    from capi.train.dry_run import check as check
+    from capi.train.launch import SlurmOptions as SlurmOptions
+    from capi.train.launch import slurm_script as slurm_script
+    from capi.train.launch import submit as submit
+    from capi.types import Features as Features
+    from capi.types import MaskedBatch as MaskedBatch
+    from capi.types import VisionEncoder as VisionEncoder
+    from capi.zoo.baselines.baseline import Baseline as Baseline
+    from capi.zoo.baselines.registry import PAPER_BASELINES as PAPER_BASELINES
+    from capi.zoo.baselines.registry import list_baselines as list_baselines
+    from capi.zoo.encoders import load as load
+    from capi.zoo.export import ExportOptions as ExportOptions
+    from capi.zoo.export import export as export
+    from capi.zoo.export import write_export as write_export
+    from capi.zoo.onnx.write import OnnxExported as OnnxExported
+    from capi.zoo.published.registry import REFERENCE_REPOSITORY as REFERENCE_REPOSITORY
+    from capi.zoo.published.registry import list_models as list_models
+
+# The names of `capi`, with the module that defines each.
+PUBLIC = {
+    "ablate": "capi.api.ablation",
+    "build_learner": "capi.train.build",
+    "check": "capi.train.dry_run",
+    "check_data": "capi.data.survey",
+    "compare": "capi.api.comparison",
+    "compare_table": "capi.api.tables",
+    "doctor": "capi.report.doctor",
+    "draw": "capi.report.draw",
+    "evaluate": "capi.api.evaluation",
+    "explore": "capi.report.explorer.open",
+    "export": "capi.zoo.export",
+    "extract": "capi.api.features",
+    "load": "capi.zoo.encoders",
+    "nearest": "capi.api.features",
+    "pack_shards": "capi.data.packing",
+    "plan": "capi.train.cost.plan",
+    "predict": "capi.api.features",
+    "pretrain": "capi.api.training",
+    "push": "capi.api.hub",
+    "report": "capi.report.runs",
+    "suggest": "capi.train.cost.suggest",
+    "transform": "capi.data.transform",
+    "watch": "capi.report.watch",
+    "load_config": "capi.config.loading",
+    "CapiError": "capi.errors",
+    "Features": "capi.types",
+    "MaskedBatch": "capi.types",
+    "VisionEncoder": "capi.types",
+}
+# What the command line needs beside them, to choose and to print.
+_COMMANDS = {
+    "DemoSummary": "capi.api.demo",
+    "run_demo": "capi.api.demo",
+    "ENDINGS": "capi.data.sources",
+    "is_csv": "capi.data.sources",
+    "DataSummary": "capi.data.statistics",
+    "significant": "capi.data.statistics",
+    "statistics_warning": "capi.data.statistics",
+    "Survey": "capi.data.survey",
+    "Comparison": "capi.evals.comparison_cells",
+    "DATASETS": "capi.evals.datasets",
+    "WITHOUT_FOLDER": "capi.evals.datasets",
+    "dataset_named": "capi.evals.datasets",
+    "percent": "capi.evals.results",
+    "shown_size": "capi.evals.results",
+    "missing_cells": "capi.evals.table_view",
+    "shown_score": "capi.evals.table_view",
+    "LossLabel": "capi.method.targets",
+    "diagnosis_text": "capi.report.doctor",
+    "DEFAULT_KINDS": "capi.report.draw",
+    "atomic_write": "capi.runtime.atomic",
+    "choose_device": "capi.runtime.devices",
+    "StopRequest": "capi.runtime.signals",
+    "loss_label": "capi.train.build",
+    "gpus": "capi.train.cost.hardware",
+    "this_machine": "capi.train.cost.hardware",
+    "Measured": "capi.train.cost.measure",
+    "measure": "capi.train.cost.measure",
+    "measured_config": "capi.train.cost.measure",
+    "Assumptions": "capi.train.cost.plan",
+    "PlanComparison": "capi.train.cost.plan",
+    "RunPlan": "capi.train.cost.plan",
+    "against_paper": "capi.train.cost.plan",
+    "CARBON_INTENSITY": "capi.train.cost.power",
+    "StepCost": "capi.train.cost.step",
+    "Suggestion": "capi.train.cost.suggest",
+    "planned_cost": "capi.train.cost.summary",
+    "SlurmOptions": "capi.train.launch",
+    "slurm_script": "capi.train.launch",
+    "submit": "capi.train.launch",
+    "Baseline": "capi.zoo.baselines.baseline",
+    "PAPER_BASELINES": "capi.zoo.baselines.registry",
+    "list_baselines": "capi.zoo.baselines.registry",
+    "ExportOptions": "capi.zoo.export",
+    "write_export": "capi.zoo.export",
+    "OnnxExported": "capi.zoo.onnx.write",
+    "REFERENCE_REPOSITORY": "capi.zoo.published.registry",
+    "list_models": "capi.zoo.published.registry",
+}
+_MODULES = PUBLIC | _COMMANDS
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'capi.api' has no attribute '{name}'")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(_MODULES)

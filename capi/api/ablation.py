@@ -17,15 +17,16 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from capi import api
 from capi.api.ablation_plan import FAILURE, Job, plan_study
 from capi.api.ablation_results import gather
 from capi.api.comparison import compare
+from capi.api.training import pretrain
 from capi.config.loading import dump_config
 from capi.errors import CapiError
 from capi.report.ablation.page import write_table
 from capi.report.run_report import write_report
 from capi.runtime.atomic import atomic_write
+from capi.runtime.devices import choose_device
 
 _LOG = logging.getLogger("capi")
 
@@ -54,7 +55,7 @@ def ablate(
     With several `jobs` so many runs go on at once, each in a process with its share of the processor's cores. Without
     `photos` the page shows features alone, not the images. None when it was interrupted; the same call goes on.
     """
-    chosen = str(api.choose_device(None if device is None else str(device)))
+    chosen = str(choose_device(device))
     study = plan_study(
         table,
         overrides,
@@ -128,7 +129,7 @@ def finish(job: Job, console: Console | None = None) -> None:
             return
         model = str(job.run)
         write_report(job.run)
-    judged = compare([model], job.columns, out=job.scores, device=job.device)
+    judged = compare(model, job.columns, out=job.scores, device=job.device)
     if judged.failed:
         raise CapiError(f"{job.name} could not be judged by {judged.failed[0].benchmark}: {judged.failed[0].reason}")
 
@@ -138,7 +139,7 @@ def _train(job: Job, console: Console | None) -> bool:
     assert job.config is not None
     note = job.scores / FAILURE
     try:
-        done = api.pretrain(
+        done = pretrain(
             job.config,
             data=job.data,
             out=job.run,

@@ -9,12 +9,12 @@ from capi.api.ablation_plan import FAILURE, Job, Study
 from capi.errors import CapiError
 from capi.report.ablation.outcomes import Point, RowOutcome, RunOutcome, TableOutcome
 from capi.report.comparison.page import NAME as COMPARISON
-from capi.report.doctor import diagnose
+from capi.report.doctor import doctor
 from capi.report.picture_files import read_emergence
 from capi.report.run_report import REPORT
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_paths, hide_paths_within
-from capi.train.cost import plan
+from capi.train.cost.summary import planned_cost
 from capi.zoo.metrics import FILE, read_metrics
 from capi.zoo.run_folder import RunFolder
 
@@ -29,7 +29,7 @@ def gather(study: Study) -> TableOutcome:
             row.name,
             [outcome_of(jobs[name], photos=study.photos) for name in study.runs_of(row)],
             row.paper,
-            plan(row.config),
+            planned_cost(row.config),
         )
         for row in study.table.rows
     ]
@@ -105,7 +105,7 @@ def _curves(
 
 def _health(run: Path) -> tuple[str, Sequence[str]]:
     try:
-        found = diagnose(run)
+        found = doctor(run)
     except CapiError:
         return "", ()
     return found.sentence, [remark.title for remark in found.of("alarm")]

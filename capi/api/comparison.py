@@ -11,13 +11,14 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from capi.api.evaluation import evaluate
 from capi.config.benchmark_loading import EXAMPLE, load_benchmark, protocols_with
@@ -29,20 +30,21 @@ from capi.errors import CapiError, nearest
 from capi.evals.build import fingerprints, load_data
 from capi.evals.comparison_cells import Cell, Column, Comparison
 from capi.evals.datasets import WITHOUT_FOLDER, check_task, dataset_named
-from capi.evals.features import Progress, is_out_of_memory, silent
+from capi.evals.features import is_out_of_memory
 from capi.evals.limits import PartOfImages, PartOfMasks
 from capi.evals.probe_files import encoder_facts
 from capi.evals.results import Record, read_record
 from capi.evals.table_view import TableView
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
-from capi.evals.teamwork import prepared
+from capi.evals.teamwork import Execution, executing, prepared
 from capi.report.comparison.page import write_pages
 from capi.runtime.atomic import atomic_write
 from capi.runtime.documents import read_json
-from capi.runtime.leading import ALONE, Exchange, follow, lead
+from capi.runtime.leading import Exchange, follow, lead
 from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
-from capi.runtime.processes import LostProcessError, Processes, SharedError
+from capi.runtime.processes import LostProcessError, SharedError
+from capi.types import Names, listed
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import versions
 from capi.zoo.weights import Weights
@@ -55,30 +57,44 @@ _DATA_OPTIONS = frozenset(each.name for each in fields(DataOptions)) - {"verify_
 _LONG_REASON, _LONG_SLUG = 400, 40
 
 Benchmark = str | Path | Column
-OnCell = Callable[[Cell], None]
 
 
 def compare(
+    models: Names,
+    benchmarks: Names | Sequence[Column],
+    overrides: Iterable[str] = (),
+    *,
+    out: str | Path,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Evaluate every model on every benchmark; `out` gets comparison.json, .md, .csv, .html and a folder of cells.
+
+    Overrides (`key=value`) go to each benchmark that knows the key. Cells that are done are kept; the comparison that
+    is returned has a list of the failed.
+    """
+    columns = [benchmarks] if isinstance(benchmarks, str | Path) else benchmarks
+    with executing(device, console) as execution:
+        return compare_columns(listed(models), columns, overrides, out=out, weights=weights, execution=execution)
+
+
+def compare_columns(
     models: Sequence[str | Path],
     benchmarks: Sequence[Benchmark],
     overrides: Iterable[str] = (),
     *,
     out: str | Path,
-    weights: Weights = "teacher",
-    device: torch.device | str = "cpu",
-    progress: Progress = silent,
-    on_cell: OnCell | None = None,
-    processes: Processes = ALONE,
+    weights: Weights,
+    execution: Execution,
     skipped: Mapping[tuple[str, str], str] | None = None,
     table: TableView | None = None,
 ) -> Comparison:
-    """Evaluate every model on every benchmark; `out` gets comparison.json, .md, .csv, .html and a folder of cells.
+    """The same in an execution that has begun. Of several processes the main one decides and writes, all encode.
 
-    Overrides (`key=value`) go to each benchmark that knows the key. `on_cell` is called with a cell when its
-    computation begins and when it is done, kept or failed; the comparison that is returned has a list of the failed.
     `skipped` has pairs of a model and a benchmark's name that are not run, with the reason; `table` is shown on top.
-    Of several `processes` the main one decides and writes; the others encode for it.
     """
+    processes = execution.processes
     with prepared(processes):
         columns = resolve_columns(benchmarks, overrides)
         rows = tuple(dict.fromkeys(str(model) for model in models))
@@ -86,15 +102,19 @@ def compare(
             raise CapiError("there is no model to compare: give at least one")
         if processes.is_main:
             _made(Path(out))
-    run = _Run(_empty(rows, columns, Path(out), weights), device, progress, on_cell, processes)
+    run = _Run(_empty(rows, columns, Path(out), weights), execution)
     run.comparison.table = table
     for pair, reason in (skipped or {}).items():
         run.comparison.cells[pair] = replace(run.comparison.cells[pair], status="skipped", reason=reason)
+    if processes.size == 1:
+        return run.all_cells()
     exchange = Exchange(processes)
     if not processes.is_main:
         found: Comparison = follow(exchange, run.assist)
         return found
-    return run.all_cells() if processes.size == 1 else lead(exchange, run.all_cells, lambda found: found)
+    with lead(exchange) as findings:
+        findings.result = run.all_cells()
+    return run.comparison
 
 
 def _made(out: Path) -> None:
@@ -129,16 +149,8 @@ def _slug(text: str) -> str:
 class _Run:
     """The comparison in the making, and what was found out about its models and data on the way."""
 
-    def __init__(
-        self,
-        comparison: Comparison,
-        device: torch.device | str,
-        progress: Progress,
-        on_cell: OnCell | None,
-        processes: Processes,
-    ) -> None:
-        self.comparison, self.device, self.progress, self.on_cell = comparison, device, progress, on_cell
-        self.processes = processes
+    def __init__(self, comparison: Comparison, execution: Execution) -> None:
+        self.comparison, self.execution = comparison, execution
         self.encoders: dict[str, dict[str, Any]] = {}
         self.data: dict[str, dict[str, Any]] = {}
 
@@ -167,10 +179,8 @@ class _Run:
             column.config,
             out=out,
             weights=self.comparison.weights,
-            device=self.device,
             overwrite=True,
-            progress=self.progress,
-            processes=self.processes,
+            execution=self.execution,
         ).record
 
     def compute(self, model: str, column: Column) -> None:
@@ -194,8 +204,8 @@ class _Run:
     def evaluated(self, folder: Path, model: str, column: Column, identity: dict[str, Any]) -> Record:
         """Without the file that identifies them, results that are being replaced are never taken for finished."""
         (folder / IDENTITY).unlink(missing_ok=True)
-        if self.processes.size > 1:
-            Exchange(self.processes).announce((model, self.comparison.columns.index(column)))
+        if self.execution.processes.size > 1:
+            Exchange(self.execution.processes).announce((model, self.comparison.columns.index(column)))
         record = self.scored(model, column, folder)
         # A run that is still trained may have newer weights by now: what was evaluated is what counts.
         identity = identity | {"encoder": record["encoder"], "data": record["data_fingerprint"]}
@@ -205,8 +215,8 @@ class _Run:
     def change(self, cell: Cell) -> None:
         self.comparison.cells[cell.model, cell.benchmark] = cell
         write_pages(self.comparison)
-        if self.on_cell is not None:
-            self.on_cell(cell)
+        if cell.status == "running":
+            self.execution.progress.begin(f"{cell.model} on {cell.benchmark}: ")
 
     def kept(self, folder: Path, identity: dict[str, Any]) -> Record | None:
         """The finished results of the very same; None where there are none."""

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from capi import api
+from capi.api.training import pretrain
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.config.trust import trusted_code
@@ -73,7 +73,7 @@ def run_demo(
 ) -> DemoSummary | None:
     """Pretrain the recipe `demo`, evaluated on photos it does not train on; None when it was interrupted."""
     config = load_config(RECIPE, [EVALUATION, *overrides])
-    done = api.pretrain(
+    done = pretrain(
         config,
         data="demo",
         out=out,

@@ -21,6 +21,7 @@ from capi.evals.results import JSON, read_record
 from capi.models.architecture import architecture_of
 from capi.models.features import CapiEncoder
 from capi.report.card import MARK, ModelCard, TrainingScore, as_markdown, plain, require_licence
+from capi.report.costs import DEFAULT_COSTS, CostAssumptions
 from capi.report.pages.data import Column, RunReport
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
@@ -49,8 +50,7 @@ def prepare_folder(
     data_description: str = "",
     results: Sequence[Path] = (),
     photos: bool = False,
-    watts: float | None = None,
-    carbon: float | None = None,
+    costs: CostAssumptions = DEFAULT_COSTS,
     overwrite: bool = False,
 ) -> Path:
     """Write what a repository `name` (owner/name) would hold; the folder appears complete or not at all.
@@ -61,7 +61,7 @@ def prepare_folder(
     require_licence(licence)
     _check_place(out, overwrite)
     records = [*_results_within(run), *_results_given(results)]
-    report, config = gather(run, watts=watts, carbon=carbon), run_config(RunFolder(run))
+    report, config = gather(run, costs), run_config(RunFolder(run))
     encoder = load_run(run, weights)
     try:
         with atomic_folder(out.resolve()) as partial:

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
-from capi.api.comparison import OnCell, compare
+from capi.api.comparison import compare_columns
 from capi.config.result_tables import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import Column, Comparison
 from capi.evals.datasets.imagenet_shifts import TEST_SETS
-from capi.evals.features import Progress, silent
 from capi.evals.table_view import NOT_IN_TABLE, Entry, TableView, ViewRow
-from capi.runtime.leading import ALONE
-from capi.runtime.processes import Processes
+from capi.evals.teamwork import executing
+from capi.types import Names, listed
 from capi.zoo.baselines.registry import BASELINES, PREFIX, baseline_named
 from capi.zoo.baselines.weights import USUAL, find_weights, is_baseline
 from capi.zoo.published.cache import cache_folder
@@ -32,49 +32,45 @@ class _Needed:
 
 
 def compare_table(
-    name: str,
-    models: Sequence[str] = (),
+    table: str,
+    models: Names = (),
     overrides: Iterable[str] = (),
     *,
     out: str | Path,
     data_root: str | Path | None = None,
     paper: bool = True,
     weights: Weights = "teacher",
-    device: torch.device | str = "cpu",
-    progress: Progress = silent,
-    on_cell: OnCell | None = None,
-    processes: Processes = ALONE,
+    device: torch.device | str | None = None,
+    console: Console | None = None,
 ) -> Comparison:
-    """The table `name` of the paper: rows of `models` (all where none is given), and rows of one's own for others.
+    """A result table of the paper, rows and columns as printed, ours beside the paper's: rows of `models` (all where
+    none is given), and rows of one's own for others.
 
     Data sets lie in `data_root` under their names, further test sets of ImageNet as imagenet-v2, imagenet-a, ... What
     is not there, weights or data, is said in its cells, and the others are computed; a cell that fails stops none.
     """
-    table = table_named(name)
+    printed = table_named(table)
     root = None if data_root is None else Path(data_root)
     if root is not None and not root.is_dir():
         raise CapiError(f"{root} is no folder: --data-root takes the one that holds the data sets, by their names")
-    rows = chosen_rows(table, models)
+    rows = chosen_rows(printed, [str(model) for model in listed(models)])
     needed = {
-        (number, place): _needed(row, column, table, root)
+        (number, place): _needed(row, column, printed, root)
         for number, row in enumerate(rows)
-        for place, column in enumerate(table.columns)
+        for place, column in enumerate(printed.columns)
     }
     columns = {each.asked.name: Column(*each.asked) for each in needed.values()}
-    skipped = _skipped(rows, table, needed, columns)
-    return compare(
-        [row.model for row in rows],
-        list(columns.values()),
-        overrides,
-        out=out,
-        weights=weights,
-        device=device,
-        progress=progress,
-        on_cell=on_cell,
-        skipped=skipped,
-        table=_view(name, table, rows, needed, paper),
-        processes=processes,
-    )
+    with executing(device, console) as execution:
+        return compare_columns(
+            [row.model for row in rows],
+            list(columns.values()),
+            overrides,
+            out=out,
+            weights=weights,
+            execution=execution,
+            skipped=_skipped(rows, printed, needed, columns),
+            table=_view(table, printed, rows, needed, paper),
+        )
 
 
 def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:

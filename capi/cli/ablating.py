@@ -6,10 +6,13 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from capi import api
 from capi.cli.app import Device, Overrides, app, echo, messages
+from capi.cli.terminal import Terminal
 from capi.cli.usage import others_than, refuse_idle
-from capi.errors import INTERRUPTED
-from capi.runtime.terminal import Terminal
+from capi.config.ablations import ablations
+from capi.config.paper import paper_table
+from capi.errors import INTERRUPTED, CapiError
 
 
 @app.command()
@@ -34,8 +37,6 @@ def ablate(
     Each row trains on the same images for the same number of steps, with each seed. Interrupted, the same command goes
     on. KEY=VALUE changes the recipe of all rows, such as optimization.steps=2000.
     """
-    from capi.errors import CapiError
-
     if listing:
         refuse_idle(
             context, others_than(context, "listing"), "is of no use to --list, which runs nothing: leave it out"
@@ -44,9 +45,7 @@ def ablate(
         return
     if table is None or data is None or out is None:
         raise CapiError("ablate needs a table, --data with images and labels, and --out, a folder (or --list)")
-    from capi.api.ablation import ablate as study
-
-    page = study(
+    page = api.ablate(
         table,
         overrides or [],
         data=data,
@@ -66,9 +65,6 @@ def ablate(
 
 
 def _tables() -> Table:
-    from capi.config.ablations import ablations
-    from capi.config.paper import paper_table
-
     table = Table("table", "or", "what it compares", "rows", box=None, pad_edge=False)
     for name, ablation in ablations().items():
         rows = "; ".join(ablation.rows)

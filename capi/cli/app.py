@@ -15,9 +15,9 @@ import typer
 from rich.logging import RichHandler
 
 from capi import __version__
+from capi.cli.terminal import Terminal, harmless, one_line
 from capi.cli.usage import Commands, UsageError, sentence_of
 from capi.errors import INTERRUPTED, CapiError, nearest
-from capi.runtime.terminal import Terminal, harmless, one_line
 
 app = typer.Typer(
     cls=Commands,

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from capi import api
 from capi.cli.app import app, echo, messages
 from capi.cli.usage import Commands, refuse_idle
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
-    from capi.data.survey import Survey
+    from capi.api import Survey
 
 data_app = typer.Typer(cls=Commands, help="Look through images before a run.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -39,8 +40,6 @@ def shards(
     workers: PackingWorkers = None,
 ) -> None:
     """Pack images into tar shards with an index: few large files in place of many small ones."""
-    from capi import api
-
     if keep_order:
         refuse_idle(context, ("shuffle",), "is the seed of a shuffle, and --keep-order asks for none: leave one out")
     packed = api.pack_shards(
@@ -70,17 +69,13 @@ def check(
     workers: SurveyWorkers = None,
 ) -> None:
     """Read all images once: counts, sizes, channel statistics, broken images, copies, images per second."""
-    from capi import api
-
     if json_file is not None and json_file.is_dir():
         raise CapiError(f"{json_file} is a folder: --json takes a file")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     found = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
     if json_file is not None:
-        from capi.runtime.atomic import atomic_write
-
-        atomic_write(json_file, json.dumps(found.as_record(), indent=1) + "\n")
+        api.atomic_write(json_file, json.dumps(found.as_record(), indent=1) + "\n")
     for name, value in _rows(found).items():
         echo(f"{name:<12}{value}")
 
@@ -111,12 +106,11 @@ def _rows(found: "Survey") -> dict[str, str]:
 
 def _range(found: "Survey") -> dict[str, str]:
     """A warning where the images are far from the statistics of the recipes, which are those of ImageNet."""
-    from capi.data.statistics import statistics_warning
     from capi.types import IMAGENET, Statistics
 
     if len(found.mean) != len(IMAGENET.mean):
         return {}
-    warning = statistics_warning(Statistics(tuple(found.mean), tuple(found.std)), IMAGENET)
+    warning = api.statistics_warning(Statistics(tuple(found.mean), tuple(found.std)), IMAGENET)
     return {"range": f"{warning} (the defaults are ImageNet's)"} if warning else {}
 
 
@@ -134,6 +128,4 @@ def _percentiles(values: dict[str, float]) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    from capi.data.statistics import significant
-
-    return significant(values)
+    return api.significant(values)

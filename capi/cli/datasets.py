@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from capi import api
 from capi.cli.app import app, echo
+from capi.cli.terminal import Terminal
 from capi.cli.usage import Commands
-from capi.runtime.terminal import Terminal
 
 datasets_app = typer.Typer(
     cls=Commands, help="List the data sets of evaluations, or show how the files of one must lie."
@@ -20,10 +21,8 @@ def datasets(context: typer.Context) -> None:
     """List the data sets that evaluations know."""
     if context.invoked_subcommand is not None:
         return
-    from capi.evals.datasets import DATASETS
-
     table = Table("data set", "what it is", "for", box=None, pad_edge=False)
-    for dataset in DATASETS.values():
+    for dataset in api.DATASETS.values():
         tasks = (("classification", dataset.classification), ("segmentation", dataset.segmentation))
         table.add_row(dataset.name, dataset.title, ", ".join(name for name, reader in tasks if reader is not None))
     Terminal().print(table)
@@ -32,10 +31,8 @@ def datasets(context: typer.Context) -> None:
 @datasets_app.command("show")
 def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> None:
     """Show how the files of a data set must lie, where it comes from, and what can be said about it."""
-    from capi.evals.datasets import WITHOUT_FOLDER, dataset_named
-
-    dataset = dataset_named(name)
+    dataset = api.dataset_named(name)
     echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
     heeded = sorted({*dataset.heeds, "verify_counts"})
-    beside = "" if name in WITHOUT_FOLDER else " beside data=PATH"
+    beside = "" if name in api.WITHOUT_FOLDER else " beside data=PATH"
     echo(f"Options{beside}: {', '.join(heeded)}")

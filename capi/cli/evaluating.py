@@ -10,14 +10,15 @@ import typer
 from rich.table import Table
 from typer.core import TyperCommand
 
+from capi import api
 from capi.cli.app import Device, Overrides, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.results import print_comparison, print_record
+from capi.cli.terminal import Terminal
 from capi.cli.usage import refuse_idle
 from capi.errors import INTERRUPTED, CapiError
-from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
-    from capi.evals.comparison_cells import Comparison
+    from capi.api import Comparison
 
 MODEL_HELP = (
     "A run folder, an exported file, a released checkpoint, a folder of transformers, a published name (capi models), "
@@ -49,8 +50,6 @@ def evaluate(
 
     image_size= is by default the size that a run was trained at, and 224 for a model that has none.
     """
-    from capi import api
-
     check_weights(weights, [model])
     if out is None:
         refuse_idle(context, ("overwrite",), "replaces what is in --out: name the folder with --out")
@@ -82,8 +81,6 @@ def predict(
     device: Device = None,
 ) -> None:
     """Label images with a fitted probe: classes with confidences, or a label for every pixel."""
-    from capi import api
-
     check_weights(weights, [model])
     done = api.predict(
         model,
@@ -91,7 +88,7 @@ def predict(
         images,
         out=out,
         weights=weights,  # type: ignore[arg-type]
-        device=api.choose_device(device),
+        device=device,
         overwrite=overwrite,
         console=messages(),
     )
@@ -184,8 +181,6 @@ def _compared(
     weights: str,
     device: str | None,
 ) -> "Comparison":
-    from capi import api
-
     common: dict[str, Any] = {
         "out": out,
         "weights": weights,
@@ -222,15 +217,12 @@ def extract(
     device: Device = None,
 ) -> None:
     """Write the features of many images to a file, with names and labels. The same command goes on where it stopped."""
-    from capi import api
-    from capi.data.sources import is_csv
-
     check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
     kinds = kind or ["mean_patch"]
     for one in kinds:
         one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
-    if not is_csv(data):
+    if not api.is_csv(data):
         refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
     size = None if image_size is None else _size(image_size)
     with _resumable("Stopped. What was extracted is kept: the same command goes on."):
@@ -268,8 +260,6 @@ def nearest(
     device: Device = None,
 ) -> None:
     """Find the most similar images, or patches, and show them on a sheet."""
-    from capi import api
-
     found = api.nearest(
         file,
         image,
@@ -279,7 +269,7 @@ def nearest(
         kind=kind,
         out=out,
         images=images,
-        device=api.choose_device(device),
+        device=device,
         overwrite=overwrite,
     )
     table = Table("rank", "similarity", "image", "patch", box=None, pad_edge=False)
@@ -315,9 +305,6 @@ def visualize(
     device: Device = None,
 ) -> None:
     """Draw what encoders see in images: PCA, components, clusters; models and sizes side by side."""
-    from capi import api
-    from capi.report.draw import DEFAULT_KINDS
-
     models = [word for word in words if not _is_image(word)]
     if not models:
         raise CapiError("visualize needs at least one model before the images")
@@ -327,11 +314,11 @@ def visualize(
         [word for word in words if _is_image(word)],
         out=out,
         sizes=size or [],
-        kinds=kind or DEFAULT_KINDS,
+        kinds=kind or api.DEFAULT_KINDS,
         joint=joint,
         whole=whole,
         weights=weights,  # type: ignore[arg-type]
-        device=api.choose_device(device),
+        device=device,
         overwrite=overwrite,
         console=messages(),
     )
@@ -342,10 +329,8 @@ def visualize(
 
 def _is_image(word: str) -> bool:
     """An image, or a folder that holds neither a run nor a model of transformers."""
-    from capi.data.sources import ENDINGS
-
     models = [Path(word) / name for name in ("run.json", "model.safetensors")]
-    return word.lower().endswith(ENDINGS) or (Path(word).is_dir() and not any(model.exists() for model in models))
+    return word.lower().endswith(api.ENDINGS) or (Path(word).is_dir() and not any(model.exists() for model in models))
 
 
 @contextmanager

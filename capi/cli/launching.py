@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from capi import api
 from capi.cli.app import Overrides, Trust, app, echo
 from capi.cli.usage import Commands
 
@@ -52,9 +53,7 @@ def slurm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script, submit nothing.")] = False,
 ) -> None:
     """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and goes on."""
-    from capi.train.launch import SlurmOptions, slurm_script, submit
-
-    options = SlurmOptions(
+    options = api.SlurmOptions(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         partition=partition,
@@ -69,9 +68,9 @@ def slurm(
         setup=tuple(setup or ()),
         **({"python": python} if python else {}),
     )
-    script = slurm_script(recipe, overrides or [], data=data, out=out, options=options, trust=trust or [])
+    script = api.slurm_script(recipe, overrides or [], data=data, out=out, options=options, trust=trust or [])
     if dry_run:
         echo(script, nl=False)
         return
-    path, said = submit(script, out)
+    path, said = api.submit(script, out)
     echo(f"{said}\n{path} is the job's script; the log lies beside it.")

@@ -10,16 +10,15 @@ from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
+from capi import api
 from capi.cli.app import Overrides, app, duration, echo, results
+from capi.cli.terminal import Terminal
 from capi.cli.usage import others_than, refuse_idle
 from capi.config import loading
 from capi.errors import CapiError
-from capi.runtime.terminal import Terminal
 
 if TYPE_CHECKING:
-    from capi.train.cost.measure import Measured
-    from capi.train.cost.plan import Assumptions, Comparison, RunPlan
-    from capi.train.cost.suggest import Images, Suggestion
+    from capi.api import Assumptions, Measured, PlanComparison, RunPlan, Suggestion
 
 GIB = 2**30
 
@@ -76,11 +75,8 @@ def plan(
     if measure:
         _measure(config, images, assumptions, as_json)
         return
-    from capi.train.cost.hardware import find_gpu
-    from capi.train.cost.plan import against_paper, plan_run
-
-    planned = plan_run(config, find_gpu(gpu), gpus, assumptions=assumptions)
-    paper = against_paper(config, assumptions)
+    planned = api.plan(config, gpu=gpu, gpus=gpus, assumptions=assumptions)
+    paper = api.against_paper(config, assumptions)
     if as_json:
         _print_json(plan_json(planned, paper))
         return
@@ -88,11 +84,8 @@ def plan(
 
 
 def _assumptions(mfu: float | None, pue: float, carbon_intensity: float | None) -> "Assumptions":
-    from capi.train.cost.plan import Assumptions
-    from capi.train.cost.power import CARBON_INTENSITY
-
-    carbon = CARBON_INTENSITY if carbon_intensity is None else carbon_intensity
-    return Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon)
+    carbon = api.CARBON_INTENSITY if carbon_intensity is None else carbon_intensity
+    return api.Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon)
 
 
 def _refuse_to_measure(*, elsewhere: bool, suggesting: bool) -> None:
@@ -111,7 +104,7 @@ def _refuse_idle(context: typer.Context, *, measure: bool, suggest: bool) -> Non
             refuse_idle(context, ("pue", "carbon_intensity"), reason)
 
 
-def _print_plan(recipe: str, planned: "RunPlan", paper: "list[Comparison] | None") -> None:
+def _print_plan(recipe: str, planned: "RunPlan", paper: "list[PlanComparison] | None") -> None:
     console = results()
     for table in (_summary(recipe, planned), _memory_table(planned), _variant_table(planned)):
         console.print(table)
@@ -192,7 +185,7 @@ def _variant_table(planned: "RunPlan") -> Table:
     return table
 
 
-def _comparison_table(title: str, other: str, rows: "list[Comparison]") -> Table:
+def _comparison_table(title: str, other: str, rows: "list[PlanComparison]") -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     table.add_column("")
     for name in ("plan", other, "plan / " + other, "error"):
@@ -204,16 +197,12 @@ def _comparison_table(title: str, other: str, rows: "list[Comparison]") -> Table
 
 
 def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_json: bool) -> None:
-    from capi import api
-    from capi.train.cost.hardware import this_machine
-    from capi.train.cost.measure import measure, measured_config
-
-    device, tried, rounds = api.choose_device(), measured_config(config, images), 2
+    device, tried, rounds = api.choose_device(), api.measured_config(config, images), 2
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {device}", total=rounds + 1)
-        found = measure(
+        found = api.measure(
             tried,
-            lambda: this_machine(device),
+            lambda: api.this_machine(device),
             device,
             assumptions=assumptions,
             rounds=rounds,
@@ -229,24 +218,19 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
 
 
 def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
-    from capi.data.opening import open_images
-    from capi.train.cost.hardware import find_gpu
-    from capi.train.cost.suggest import look_at, suggest
-
-    images = look_at(open_images(data))
-    found = suggest(images, find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)
+    found = api.suggest(data, gpu=gpu, gpus=gpus, hours=hours, assumptions=assumptions)
     if as_json:
-        _print_json(suggestion_json(found, images, data))
+        _print_json(suggestion_json(found, data))
         return
     console = results()
-    console.print(_suggestion_table(found, images, data))
+    console.print(_suggestion_table(found, data))
     took = duration(found.plan.effort.hours)
     console.print(f"\nplanned: {took} on {gpus} x {found.plan.gpu.title}, if images are read as fast\n")
     console.print(found.command(data), soft_wrap=True)
 
 
-def _suggestion_table(found: "Suggestion", images: "Images", data: list[str]) -> Table:
-    title = f"For {images.count:,} images of about {images.side} px in {', '.join(data)}"
+def _suggestion_table(found: "Suggestion", data: list[str]) -> Table:
+    title = f"For {found.images.count:,} images of about {found.images.side} px in {', '.join(data)}"
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("", "value", "why", "from"):
         table.add_column(name)
@@ -255,7 +239,7 @@ def _suggestion_table(found: "Suggestion", images: "Images", data: list[str]) ->
     return table
 
 
-def plan_json(planned: "RunPlan", paper: "list[Comparison] | None") -> dict[str, Any]:
+def plan_json(planned: "RunPlan", paper: "list[PlanComparison] | None") -> dict[str, Any]:
     """A plan as plain values, bytes and seconds."""
     whole = asdict(planned) | {
         "mfu": planned.mfu,
@@ -288,11 +272,11 @@ def measured_json(found: "Measured") -> dict[str, Any]:
     return {"comparisons": rows, "mfu": found.mfu}
 
 
-def suggestion_json(found: "Suggestion", images: "Images", data: list[str]) -> dict[str, Any]:
+def suggestion_json(found: "Suggestion", data: list[str]) -> dict[str, Any]:
     """A suggestion as plain values."""
     choices = [choice._asdict() for choice in (found.recipe, *found.choices)]
     return {
-        "images": asdict(images),
+        "images": asdict(found.images),
         "choices": choices,
         "hours": found.plan.effort.hours,
         "command": found.command(data),
@@ -300,14 +284,12 @@ def suggestion_json(found: "Suggestion", images: "Images", data: list[str]) -> d
 
 
 def _print_gpus(as_json: bool) -> None:
-    from capi.train.cost.hardware import gpus
-
     if as_json:
-        _print_json({name: asdict(one) for name, one in gpus().items()})
+        _print_json({name: asdict(one) for name, one in api.gpus().items()})
         return
     table = Table("name", "GPU", "GB", "bfloat16 TFLOP/s", "float32 TFLOP/s", "W", box=None, pad_edge=False)
     number: Callable[[float | None], str] = lambda value: "-" if value is None else f"{value / 1e12:g}"  # noqa: E731
-    for name, one in gpus().items():
+    for name, one in api.gpus().items():
         table.add_row(
             name, one.title, f"{one.memory / 1e9:g}", number(one.bfloat16), number(one.float32), f"{one.watts:g}"
         )

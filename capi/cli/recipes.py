@@ -1,19 +1,18 @@
 """Commands about recipes: list them, list the paper's tables, show one with every value written out."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
+from capi import api
 from capi.cli.app import Overrides, app, echo, results
 from capi.cli.usage import Commands
 from capi.config import loading
 from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable, paper_models, paper_table, paper_tables
+from capi.config.schema import Config
 from capi.errors import CapiError
-
-if TYPE_CHECKING:
-    from capi.config.schema import Config
 
 recipes_app = typer.Typer(
     cls=Commands, help="List the recipes or the paper's tables, or show one recipe with every value."
@@ -52,7 +51,7 @@ def show(
     echo(loading.dump_config(config), nl=False)
 
 
-def _opening(name: str, config: "Config") -> Iterator[str]:
+def _opening(name: str, config: Config) -> Iterator[str]:
     """The opening comment of a recipe; what a model of the paper costs is computed from its config."""
     for line in loading.recipe_text(name).splitlines():
         if not line.startswith("#"):
@@ -62,12 +61,10 @@ def _opening(name: str, config: "Config") -> Iterator[str]:
             yield f"# Cost:     {_cost(config)}"
 
 
-def _cost(config: "Config") -> str:
+def _cost(config: Config) -> str:
     if config.target.kind == "frozen":
         return "not known before the frozen encoder is opened"
-    from capi.train.cost import plan
-
-    cost = plan(config)
+    cost = api.planned_cost(config)
     return (
         f"{cost.flop_an_image / 1e9:.1f} GFLOP an image for a whole iteration, {cost.images_seen:.3g} images seen: "
         f"{cost.flop:.2e} FLOP"

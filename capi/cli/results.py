@@ -7,25 +7,24 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
-from capi.runtime.terminal import Terminal
+from capi import api
+from capi.cli.terminal import Terminal
 
 if TYPE_CHECKING:
-    from capi.evals.comparison_cells import Comparison
+    from capi.api import Comparison
 
 
 def print_record(record: Mapping[str, Any]) -> None:
     """Scores, and what departs from the paper."""
-    from capi.evals.results import percent, shown_size
-
     console = Terminal(soft_wrap=True)
     console.print(f"{record['benchmark']}: {record['model']}")
     table = Table("score", box=None, pad_edge=False)
     table.add_column("value", justify="right")
     for name, value in record["scores"].items():
-        table.add_row(name, percent(value))
+        table.add_row(name, api.percent(value))
     console.print(table)
     chosen = ", ".join(f"{name} {_short(value)}" for name, value in record["chosen"].items() if name != "validation")
-    ran = f"images of {shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
+    ran = f"images of {api.shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
     console.print(f"chosen: {chosen}; {ran}")
     for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
         for line in lines:
@@ -53,25 +52,21 @@ def print_comparison(done: "Comparison") -> None:
 
 def _print_table(done: "Comparison", console: Console) -> None:
     """A table of the paper: ours, the paper's number in brackets, and what is missing."""
-    from capi.evals.table_view import missing, shown
-
     view = done.table
     assert view is not None
     table = Table(*view.heads, title=f"{view.title} ({view.label})", box=None, pad_edge=False)
     for group, name in view.columns:
         table.add_column(f"{group} {name}".strip(), justify="right")
     for row in view.rows:
-        numbers = (shown(row, entry, done.cells, view.paper) for entry in row.entries)
+        numbers = (api.shown_score(row, entry, done.cells, view.paper) for entry in row.entries)
         table.add_row(*row.cells, *numbers)
     # A narrow terminal breaks lines; numbers that were cut off would be lost.
     wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
     console.print(table, width=max(console.width, wanted), crop=False, soft_wrap=True)
-    for reason, about in missing(view, done.cells).items():
+    for reason, about in api.missing_cells(view, done.cells).items():
         cells = "1 cell" if len(about) == 1 else f"{len(about)} cells"
         console.print(f"missing in {cells}: {reason}", soft_wrap=True)
 
 
 def _cell(record: Mapping[str, Any] | None) -> str:
-    from capi.evals.results import percent
-
-    return "failed" if record is None else percent(next(iter(record["scores"].values())))
+    return "failed" if record is None else api.percent(next(iter(record["scores"].values())))

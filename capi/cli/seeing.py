@@ -5,9 +5,10 @@ from typing import Annotated
 
 import typer
 
+from capi import api
 from capi.cli.app import Device, app, check_weights, echo, messages
 from capi.cli.evaluating import OWN_SIZE, Model, Weights
-from capi.runtime.terminal import Terminal
+from capi.cli.terminal import Terminal
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
@@ -21,11 +22,8 @@ Carbon = Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh; 
 @app.command()
 def doctor(run: Run) -> None:
     """Say what is well with a run and what is not, with advice. Exit code 1 when an alarm rings."""
-    from capi import api
-    from capi.report.doctor import as_text
-
     found = api.doctor(run)
-    Terminal(soft_wrap=True).print(as_text(found))
+    Terminal(soft_wrap=True).print(api.diagnosis_text(found))
     raise typer.Exit(1 if found.ringing else 0)
 
 
@@ -38,8 +36,6 @@ def report(
     device: Device = None,
 ) -> None:
     """Write one HTML file about a run: health, scores, curves, pictures, prototypes, cost. It opens offline."""
-    from capi import api
-
     written = api.report(run, out, watts=watts, carbon=carbon, device=device, console=messages())
     echo(f"wrote {written}: open it in a browser")
 
@@ -53,8 +49,6 @@ def watch(
     carbon: Carbon = None,
 ) -> None:
     """Serve the reports of runs on this machine while they go on; several are compared. Ctrl-C ends it."""
-    from capi import api
-
     api.watch(runs, host=host, port=port, watts=watts, carbon=carbon, announce=echo)
 
 
@@ -72,8 +66,6 @@ def explore(
     device: Device = None,
 ) -> None:
     """Look around in the browser: similar patches, clusters, prototypes, and what is predicted of hidden ones."""
-    from capi import api
-
     check_weights(weights, [model])
     api.explore(
         model,

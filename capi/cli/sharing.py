@@ -7,13 +7,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from capi import api
 from capi.cli.app import app, check_weights, echo, messages, one_of, results
 from capi.cli.evaluating import OWN_SIZE
-from capi.runtime.terminal import Terminal
+from capi.cli.terminal import Terminal
+from capi.errors import CapiError
 
 if TYPE_CHECKING:
-    from capi.zoo.baselines.baseline import Baseline
-    from capi.zoo.onnx.write import OnnxExported
+    from capi.api import Baseline, OnnxExported
 
 FORMATS = ("safetensors", "released", "transformers", "onnx")
 PRECISIONS = ("float32", "float16", "int8")
@@ -31,18 +32,16 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 @app.command()
 def models() -> None:
     """List the models that can be loaded by name: the published ones, and the baselines of other methods."""
-    from capi.zoo.published.registry import SOURCE, list_models
-
-    console = results()
+    console, published = results(), api.list_models()
     table = _narrow_table("name", "model", "trained on", "reported")
-    for model in list_models():
+    for model in published:
         size = f"{model.architecture}/{model.patch_size}, {model.parameters / 1e6:.0f} M"
         table.add_row(model.name, size, model.data, " / ".join(map(str, model.scores.values())))
     console.print(table)
-    _print_places(console, {model.name: f"{model.address}; licence: {model.licence}" for model in list_models()})
-    console.print(f"\nReported at {SOURCE}, in percent: {' / '.join(list_models()[0].scores)}.")
-    for verified in dict.fromkeys(model.verified for model in list_models()):
-        about = ", ".join(model.name for model in list_models() if model.verified == verified)
+    _print_places(console, {model.name: f"{model.address}; licence: {model.licence}" for model in published})
+    console.print(f"\nReported at {api.REFERENCE_REPOSITORY}, in percent: {' / '.join(published[0].scores)}.")
+    for verified in dict.fromkeys(model.verified for model in published):
+        about = ", ".join(model.name for model in published if model.verified == verified)
         console.print(f"\nVerified, {about}: {verified}.")
     console.print("\n`capi.load(NAME)` downloads a file when it is first asked for.")
     _print_baselines(console)
@@ -67,14 +66,11 @@ def _print_places(console: Console, places: dict[str, str]) -> None:
 
 def _print_baselines(console: Console) -> None:
     """Other methods' encoders: whose they are, under which licence, and how far each was verified."""
-    from capi.zoo.baselines.registry import OF_THE_PAPER, list_baselines
-
-    marks = {
-        text: f"[{number}]" for number, text in enumerate(dict.fromkeys(each.verified for each in list_baselines()), 1)
-    }
+    baselines = api.list_baselines()
+    marks = {text: f"[{number}]" for number, text in enumerate(dict.fromkeys(each.verified for each in baselines), 1)}
     table = _narrow_table("baseline", "model", "trained on", "")
-    for each in list_baselines():
-        star = "*" if each.name in OF_THE_PAPER else ""
+    for each in baselines:
+        star = "*" if each.name in api.PAPER_BASELINES else ""
         size = f"{each.title} {each.size}, {each.parameters / 1e6:.0f} M"
         row = (f"{each.name}{star}", size, each.data, marks[each.verified])
         table.add_row(*row)
@@ -82,7 +78,7 @@ def _print_baselines(console: Console) -> None:
     console.print(table)
     for text, mark in marks.items():
         console.print(f"{mark} {text}.")
-    _print_places(console, {each.name: _place(each) for each in list_baselines()})
+    _print_places(console, {each.name: _place(each) for each in baselines})
 
 
 def _place(baseline: "Baseline") -> str:
@@ -108,20 +104,16 @@ def export(
     overwrite: Overwrite = False,
 ) -> None:
     """Write an encoder in a format that others read."""
-    from capi.errors import CapiError
-    from capi.zoo.export import ExportOptions
-    from capi.zoo.export import export as write
-
     one_of("--format", format, FORMATS)
     check_weights(weights, [model])
     one_of("--precision", precision, PRECISIONS)
     if out is None and not Path(model).is_dir():
         found = "is no run folder" if Path(model).exists() else "is no folder of this machine"
         raise CapiError(f"{model} {found} to write into: name a run, or a file or folder to write with --out")
-    options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)  # type: ignore[arg-type]
+    options = api.ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)  # type: ignore[arg-type]
     waiting = "writing; ONNX takes some seconds for each block" if format == "onnx" else "writing"
     with messages().status(waiting):
-        done = write(
+        done = api.write_export(
             model,
             out or Path(model) / _USUAL[format],
             format=format,  # type: ignore[arg-type]
@@ -168,8 +160,6 @@ def push(
     overwrite: Overwrite = False,
 ) -> None:
     """Share a run on the Hugging Face Hub: weights, config and a model card."""
-    from capi import api
-
     one_of("--weights", weights, ("teacher", "student"))
     messages()
     done = api.push(
@@ -192,8 +182,6 @@ def push(
 
 
 def _text_of(path: Path | None) -> str:
-    from capi.errors import CapiError
-
     if path is None:
         return ""
     try:

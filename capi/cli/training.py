@@ -7,20 +7,16 @@ import typer
 from rich.progress import Progress
 from rich.table import Table
 
+from capi import api
 from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
+from capi.cli.terminal import Terminal
 from capi.cli.usage import refuse_idle
 from capi.config import loading
 from capi.config.trust import trusted_code
-from capi.errors import INTERRUPTED, PREEMPTED, CapiError
-from capi.runtime.terminal import Terminal
+from capi.errors import INTERRUPTED, PREEMPTED
 
 if TYPE_CHECKING:
-    from capi.api.demo import DemoSummary
-    from capi.data.statistics import DataSummary
-    from capi.method.targets import LossLabel
-    from capi.train.cost.step import StepCost
-    from capi.train.run import PretrainedRun
-
+    from capi.api import DataSummary, DemoSummary, LossLabel, StepCost
 
 DataOption = Annotated[
     list[str] | None,
@@ -55,11 +51,25 @@ def pretrain(
         _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
-    from capi.runtime.signals import StopRequest
-
+    # Given alike to all processes, so one of them tells what is wrong.
+    if not data or out is None:
+        raise typer.BadParameter(
+            "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
+        )
+    _refuse_both(resume, overwrite)
     # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
-    with StopRequest() as request:
-        done = _pretrained(recipe, overrides or [], data, out, resume, overwrite, trust or [], device)
+    with api.StopRequest() as request:
+        done = api.pretrain(
+            recipe,
+            overrides or [],
+            data=data,
+            out=out,
+            resume=resume,
+            overwrite=overwrite,
+            device=device,
+            trust=trust or [],
+            console=messages(),
+        )
         if not done.finished:
             if done.is_main:
                 echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
@@ -72,44 +82,11 @@ def pretrain(
         echo(f"{done.report} tells how it went: open it in a browser.")
 
 
-def _pretrained(
-    recipe: str,
-    overrides: list[str],
-    data: list[str] | None,
-    out: Path | None,
-    resume: bool,
-    overwrite: bool,
-    trust: list[str],
-    device: str | None,
-) -> "PretrainedRun":
-    """The run, by all processes that were started: they are given the same, and one tells what is wrong with it."""
-    from capi import api
-    from capi.runtime.processes import joined
-
-    chosen = api.choose_device(device)
-    with joined(chosen) as processes:
-        with processes.together():
-            config, trusted = loading.load_config(recipe, overrides), trusted_code(trust, overrides)
-            if not data or out is None:
-                raise CapiError(
-                    "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
-                )
-            _refuse_both(resume, overwrite)
-        return api.pretrain(
-            config,
-            data=data,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            device=chosen,
-            trust=trusted,
-            console=messages(),
-        )
-
-
 def _refuse_both(resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
-        raise CapiError("--resume and --overwrite exclude each other: go on with the run in --out, or replace it")
+        raise typer.BadParameter(
+            "--resume and --overwrite exclude each other: go on with the run in --out, or replace it"
+        )
 
 
 @app.command()
@@ -122,11 +99,9 @@ def demo(
     device: Device = None,
 ) -> None:
     """Pretrain a small encoder on built-in photos for some minutes, and show what it learnt."""
-    from capi.api.demo import run_demo
-
     one_of("--split", split, ("val", "test"))
     _refuse_both(resume, overwrite)
-    summary = run_demo(
+    summary = api.run_demo(
         out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=messages()
     )
     if summary is None:
@@ -163,9 +138,6 @@ def _check(
     device: str | None,
     rounds: int,
 ) -> None:
-    from capi import api
-    from capi.train.build import loss_label
-
     config, chosen = loading.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
@@ -182,7 +154,7 @@ def _check(
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
         if found.warning:
             console.print(f"Warning: {found.warning}", markup=False, highlight=False, soft_wrap=True)
-    loss = loss_label(config.target.kind)
+    loss = api.loss_label(config.target.kind)
     console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", config.optimization.steps))
 
 
@@ -207,9 +179,7 @@ def _first(broken: dict[str, str]) -> str:
 
 
 def _numbers(values: list[float]) -> str:
-    from capi.data.statistics import significant
-
-    return significant(values)
+    return api.significant(values)
 
 
 def _cost_table(cost: "StepCost", loss: "LossLabel", title: str, steps: int) -> Table:

@@ -33,6 +33,15 @@ def load_benchmark(
     return validated(PROTOCOLS[protocol], {"dataset": dataset} | tree, name)
 
 
+def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[str] = ()) -> BenchmarkConfig:
+    """A config as it is, or that of a name or file with overrides."""
+    if not isinstance(benchmark, BenchmarkConfig):
+        return load_benchmark(benchmark, overrides)
+    if list(overrides):
+        raise CapiError("overrides go with the name of a benchmark; a BenchmarkConfig is already complete")
+    return benchmark
+
+
 def protocols_with(key: str, *, but: Iterable[str]) -> str:
     """The protocols that have an option which none of these has; empty where they have it, or nobody has."""
     if any(key in PROTOCOLS[name].model_fields for name in but):

@@ -19,6 +19,7 @@ from capi.runtime.documents import read_text
 from capi.runtime.yaml_documents import parse_yaml
 
 Tree = dict[str, Any]
+Recipe = str | Path | Config
 AnySection = TypeVar("AnySection", bound=BaseModel)
 FILE_ENDINGS = (".yaml", ".yml")
 
@@ -76,6 +77,15 @@ def recipe_names() -> list[str]:
 def load_config(recipe: str | Path, overrides: Iterable[str] = ()) -> Config:
     """The config of a recipe by name, or of a YAML file by path, with overrides of the form `key.sub=value`."""
     return parse_config(_read_recipe(str(recipe)), overrides, source=str(recipe))
+
+
+def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
+    """A config as it is, or that of a recipe with overrides."""
+    if not isinstance(recipe, Config):
+        return load_config(recipe, overrides)
+    if list(overrides):
+        raise CapiError("overrides go with a recipe; a Config is already complete")
+    return recipe
 
 
 def parse_config(tree: Tree, overrides: Iterable[str] = (), *, source: str = "the config") -> Config:

@@ -23,6 +23,8 @@ import torch
 from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
+from capi.data.image_lists import labelled_images
+from capi.data.opening import Data
 from capi.data.retrying import read_bytes
 from capi.data.shard_index import IndexFacts, Member, find_index, index_places, write_index
 from capi.data.shards import Shards
@@ -74,6 +76,26 @@ class Packed:
         """What to give as --data."""
         several = f"{{{_number(0)}..{_number(self.shards - 1)}}}"
         return str(self.path / f"{several if self.shards > 1 else _number(0)}.tar")
+
+
+def pack_shards(
+    data: Data,
+    out: str | Path,
+    *,
+    shard_megabytes: float | None = None,
+    per_shard: int | None = None,
+    shuffle: int | None = 0,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> Packed:
+    """Pack images, of a folder or of anything that `pretrain` takes, into tar shards with an index.
+
+    A shard has about `shard_megabytes` (256 by default) or `per_shard` images, in an order shuffled by the seed
+    `shuffle` or, with None, as they lie. The same call goes on where an earlier one was ended.
+    """
+    images, labels = labelled_images(data, console)
+    settings = PackingSettings(shard_megabytes, per_shard, shuffle)
+    return pack(images, Path(out), settings, labels=labels, workers=workers, console=console)
 
 
 def pack(

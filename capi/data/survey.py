@@ -7,6 +7,7 @@ resemble each other.
 """
 
 import hashlib
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from torch.utils.data import Dataset
 from capi.data.crops import centre_box
 from capi.data.decoding import BrokenImageError, Decoder, PillowPicture
 from capi.data.loader import made_ahead
+from capi.data.opening import Data, open_images
 from capi.data.retrying import read_bytes
 from capi.data.sources import ImageSource
 from capi.data.statistics import SMALLEST_DEVIATION, THUMBNAIL, evenly
@@ -118,6 +120,20 @@ class _Chunks(Dataset[_Seen]):
         numbers = np.array(rows, dtype=np.int64).reshape(-1, 7)
         shape = (-1, 2, self.decoder.channels)
         return _Seen(len(some), numbers, np.array(moments, dtype=np.float64).reshape(shape), formats, broken)
+
+
+def check_data(
+    data: Data,
+    *,
+    limit: int | None = None,
+    channels: int = 3,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> Survey:
+    """Read all images once, or `limit` of them spread evenly, and say what they are like and which are broken."""
+    source = open_images(data, console)
+    processes = os.cpu_count() or 1 if workers is None else workers
+    return survey(source, Decoder(channels, reduced=True), workers=processes, limit=limit, console=console)
 
 
 def survey(

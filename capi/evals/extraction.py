@@ -37,7 +37,7 @@ from capi.evals.feature_files import (
 )
 from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors_of
 from capi.evals.probe_files import encoder_facts
-from capi.evals.teamwork import encoding_together
+from capi.evals.teamwork import follow_encoding, lead_encoding
 from capi.runtime.atomic import atomic_write, move_into_place
 from capi.runtime.documents import read_object
 from capi.runtime.leading import ALONE
@@ -66,7 +66,7 @@ class Extracted:
     resumed_at: int = 0
 
 
-def extract(
+def extract_features(
     encoder: VisionEncoder,
     source: ImageSource,
     out: Path,
@@ -93,12 +93,15 @@ def extract(
     # As it will be read again: paths become text, and tuples lists.
     noted = json.loads(json.dumps(about or {}, default=str))
 
-    def run(encoding: Encoding) -> Extracted:
+    if not processes.is_main:
+        found: Extracted = follow_encoding(processes, encoder, [source], fitted)
+        return found
+    with lead_encoding(processes, encoder, [source], fitted) as work:
         _check_request(source, labels, kinds, dtype)
         _check_place(out, overwrite)
-        return _extract(Job(encoder, source, labels, tuple(kinds), encoding, whole, noted, dtype), out, overwrite)
-
-    return encoding_together(processes, encoder, [source], fitted, run)
+        job = Job(encoder, source, labels, tuple(kinds), work.encoding, whole, noted, dtype)
+        work.result = done = _extract(job, out, overwrite)
+    return done
 
 
 def _extract(job: "Job", out: Path, overwrite: bool) -> Extracted:

@@ -73,7 +73,7 @@ def why_not(row: ViewRow, entry: Entry, cells: "Cells") -> str:
     return entry.missing or f'the results have no score "{entry.score}"'
 
 
-def missing(view: TableView, cells: "Cells") -> dict[str, list[str]]:
+def missing_cells(view: TableView, cells: "Cells") -> dict[str, list[str]]:
     """What is missing, each reason once, with the cells that it is about."""
     about: dict[str, list[str]] = {}
     for row in view.rows:
@@ -109,10 +109,10 @@ def as_plain(view: TableView, cells: "Cells") -> dict[str, Any]:
 def as_markdown(view: TableView, cells: "Cells") -> list[str]:
     """The table, how it is read, and what is missing."""
     head = [*view.heads, *(f"{group} {name}".strip() for group, name in view.columns)]
-    rows = [[*row.cells, *(shown(row, entry, cells, view.paper) for entry in row.entries)] for row in view.rows]
+    rows = [[*row.cells, *(shown_score(row, entry, cells, view.paper) for entry in row.entries)] for row in view.rows]
     parts = [f"## {view.title} ({view.label})", table(head, rows), _legend(view)]
     parts += ["\n".join(f"- {note}" for note in view.notes)] if view.notes else []
-    if reasons := missing(view, cells):
+    if reasons := missing_cells(view, cells):
         lines = (f"- {reason} ({_few(about)})" for reason, about in reasons.items())
         parts += ["### Missing", "\n".join(lines)]
     return parts
@@ -122,7 +122,7 @@ def _legend(view: TableView) -> str:
     return "Ours in per cent" + (", with the paper's number of this table in brackets." if view.paper else ".")
 
 
-def shown(row: ViewRow, entry: Entry, cells: "Cells", paper: bool) -> str:
+def shown_score(row: ViewRow, entry: Entry, cells: "Cells", paper: bool) -> str:
     """Our score, or a dash, and where it is asked for the paper's in brackets."""
     found = ours(row, entry, cells)
     own = _NOTHING if found is None else f"{found:.1f}"
@@ -146,7 +146,7 @@ def as_html(view: TableView, cells: "Cells") -> Iterator[str]:
     yield f'<div class="box" tabindex="0"><table><thead><tr>{heads}{names}</tr></thead>'
     yield f"<tbody>{body}</tbody></table></div>"
     yield "".join(f'<p class="soft">{escape(note)}</p>' for note in view.notes)
-    if reasons := missing(view, cells):
+    if reasons := missing_cells(view, cells):
         lines = "".join(
             f'<li>{escape(reason)}<br><span class="soft">{escape(_few(about))}</span></li>'
             for reason, about in reasons.items()

@@ -1,10 +1,13 @@
 """Evaluation by several processes: all of them open the same model and data, the main one evaluates, all encode."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from rich.console import Console
 
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
@@ -12,12 +15,32 @@ from capi.evals.features import Encoding
 from capi.evals.probe_files import encoder_facts
 from capi.evals.tasks import EvaluationData, MaskSource, SegmentationData
 from capi.evals.team import SharedEncoding, help_encode
+from capi.runtime.devices import choose_device
 from capi.runtime.leading import Exchange, follow, lead
-from capi.runtime.processes import LostProcessError, Processes
+from capi.runtime.processes import LostProcessError, Processes, joined
+from capi.runtime.progress import EvaluationProgress
 from capi.types import VisionEncoder
 
-Result = TypeVar("Result")
 Source = ImageSource | MaskSource
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where an evaluation runs and who is told how far it is."""
+
+    processes: Processes
+    device: torch.device
+    progress: EvaluationProgress
+
+
+@contextmanager
+def executing(device: torch.device | str | None, console: Console | None) -> Iterator[Execution]:
+    """Join the processes that were started together and choose the device, once for a call of the API."""
+    # Features go from process to process over the CPU: an evaluation may do other things for hours in between.
+    with joined(torch.device("cpu")) as processes, EvaluationProgress(console) as progress:
+        with prepared(processes):
+            chosen = choose_device(device)
+        yield Execution(processes, chosen, progress)
 
 
 @contextmanager
@@ -44,38 +67,44 @@ def on_a_machine(processes: Processes) -> int:
     return max(processes.gather(processes.local_rank)) + 1
 
 
-def encoding_together(
-    processes: Processes,
-    encoder: VisionEncoder,
-    sources: Sequence[Source],
-    encoding: Encoding,
-    action: Callable[[Encoding], Result],
-    *,
-    told: Callable[[Result], Result] = lambda result: result,
-) -> Result:
-    """What the main process finds while all of them encode. The others get what is `told` of it, or its failure."""
+@dataclass
+class SharedWork:
+    """How the main process encodes, and what the other processes get of what it finds."""
+
+    encoding: Encoding
+    result: Any = None
+
+
+@contextmanager
+def lead_encoding(
+    processes: Processes, encoder: VisionEncoder, sources: Sequence[Source], encoding: Encoding
+) -> Iterator[SharedWork]:
+    """The main process evaluates, and all of them encode. The others get its result, or its failure."""
     if processes.size == 1:
-        return action(encoding)
+        yield SharedWork(encoding)
+        return
     _refuse_differences(processes, encoder, sources)
     exchange = Exchange(processes)
-    if not processes.is_main:
-        found: Result = follow(exchange, lambda job: help_encode(exchange, job, encoder, encoding, sources))
-        return found
     team = SharedEncoding(exchange, sources)
-    return lead(exchange, lambda: _settled(team, lambda: action(replace(encoding, team=team))), told)
-
-
-def _settled(team: SharedEncoding, action: Callable[[], Result]) -> Result:
-    """Whatever comes of it, no process is left waiting to be asked; someone who interrupts does not wait for that."""
-    try:
-        result = action()
-    except LostProcessError:
-        raise
-    except Exception:
+    work = SharedWork(replace(encoding, team=team))
+    with lead(exchange) as findings:
+        try:
+            yield work
+        except LostProcessError:
+            raise
+        except Exception:
+            # Whatever comes of it, no process is left waiting to be asked; after an interruption nobody waits for that.
+            team.settle()
+            raise
         team.settle()
-        raise
-    team.settle()
-    return result
+        findings.result = work.result
+
+
+def follow_encoding(processes: Processes, encoder: VisionEncoder, sources: Sequence[Source], encoding: Encoding) -> Any:
+    """Encode for the main process until it is done; what it found."""
+    _refuse_differences(processes, encoder, sources)
+    exchange = Exchange(processes)
+    return follow(exchange, lambda job: help_encode(exchange, job, encoder, encoding, sources))
 
 
 def _refuse_differences(processes: Processes, encoder: VisionEncoder, sources: Sequence[Source]) -> None:

@@ -1,6 +1,7 @@
 """What people look at: pictures, pages, doctor, watch, explorer.
 
-`capi.report(run)` writes the report of a run. Importing this package would hide that function, so it can be called too.
+`capi.report(run)` writes the report of a run. Once this package is imported it stands where that function stood, so it
+can be called too.
 """
 
 import importlib
@@ -11,7 +12,7 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return importlib.import_module("capi.api").report(*arguments, **options)
+        return importlib.import_module("capi.report.runs").report(*arguments, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -20,6 +20,23 @@ _ASSUMED_ACCELERATOR = 300.0
 
 
 @dataclass(frozen=True)
+class CostAssumptions:
+    """What the user knows better than the report would assume: the power of the device, kg of CO2 a kWh."""
+
+    watts: float | None = None
+    carbon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.watts is not None and not (math.isfinite(self.watts) and self.watts > 0):
+            raise CapiError(f"the power of the device must be a number of watts above 0, not {self.watts}")
+        if self.carbon is not None and not (math.isfinite(self.carbon) and self.carbon >= 0):
+            raise CapiError(f"the CO2 of a kWh must be a number of kilograms from 0 on, not {self.carbon}")
+
+
+DEFAULT_COSTS = CostAssumptions()
+
+
+@dataclass(frozen=True)
 class Power:
     """What a device draws, and how that is known."""
 
@@ -84,32 +101,21 @@ def seconds_of_starts(clock: Column, started_at: Sequence[int]) -> list[float]:
 def cost_of(
     spent: Sequence[float],
     starts: Sequence[Mapping[str, Any]],
-    *,
-    watts: float | None = None,
-    carbon: float | None = None,
+    given: CostAssumptions = DEFAULT_COSTS,
 ) -> Cost:
     """Energy and CO2 of the seconds that each start took, on the device that it ran on."""
-    require_costs(watts, carbon)
-    intensity = CARBON_INTENSITY if carbon is None else carbon
-    powers = [_power(one, watts) for one in starts] or [_power({}, watts)]
+    intensity = CARBON_INTENSITY if given.carbon is None else given.carbon
+    powers = [_power(one, given.watts) for one in starts] or [_power({}, given.watts)]
     joules = sum(seconds * power.watts for seconds, power in zip(spent, powers, strict=True))
     energy = joules / 3.6e6
     assumptions = (
         *dict.fromkeys(power.said for power in powers),
-        _grid_sentence(carbon),
+        _grid_sentence(given.carbon),
         "Counted is the device alone: no other parts of the computer, no cooling, no making of the hardware.",
         "Time is what the metrics hold: not counted are starting up, the evaluation before the first step, and work "
         "that was lost when a run was killed.",
     )
     return Cost(sum(spent), max(len(starts), 1), energy, energy * intensity, assumptions)
-
-
-def require_costs(watts: float | None, carbon: float | None) -> None:
-    """Refuse what cannot be a power or an intensity."""
-    if watts is not None and not (math.isfinite(watts) and watts > 0):
-        raise CapiError(f"the power of the device must be a number of watts above 0, not {watts}")
-    if carbon is not None and not (math.isfinite(carbon) and carbon >= 0):
-        raise CapiError(f"the CO2 of a kWh must be a number of kilograms from 0 on, not {carbon}")
 
 
 def spoken_time(seconds: float) -> str:

@@ -65,8 +65,12 @@ class Diagnosis:
         return "All is well." if not look else f"Nothing rings; {_counted(look, 'thing')} worth a look."
 
 
-def diagnose(run: Path) -> Diagnosis:
-    """Look at a run, finished or not; a folder that is none is refused."""
+def doctor(run: str | Path) -> Diagnosis:
+    """What is well with a run and what is not, against general rules and, for the demo, reference runs.
+
+    The run may be finished or not; a folder that is none is refused.
+    """
+    run = Path(run)
     if not run.is_dir():
         raise CapiError(f"there is no folder {run}: expected the folder of a run")
     patient = _Patient.of(run)
@@ -86,7 +90,7 @@ def _causes(found: Sequence[Remark], seen: Seen) -> list[Remark]:
     return [replace(one, state="alarm") if wrong and one.state == "look" else one for one in on_range(seen)]
 
 
-def as_text(diagnosis: Diagnosis) -> Text:
+def diagnosis_text(diagnosis: Diagnosis) -> Text:
     """For the terminal; `.plain` is the same without colours."""
     text = Text(f"{diagnosis.run}: {diagnosis.state.sentence}\n{diagnosis.sentence}\n")
     for state, (head, style) in _HEADS.items():

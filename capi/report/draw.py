@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from rich.console import Console
 from torch import Tensor
 
 from capi.data.demo import demo_photos
@@ -29,11 +30,15 @@ from capi.report.pictures.sheets import save_picture, tiled
 from capi.report.pictures.summary import PatchSummary
 from capi.report.predictions import FAILED, write_failed
 from capi.runtime.atomic import atomic_write
+from capi.runtime.devices import choose_device
 from capi.runtime.links import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths_within
+from capi.runtime.progress import EvaluationProgress
 from capi.types import VisionEncoder
 from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
+from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import RunFolder, run_config
+from capi.zoo.weights import Weights
 
 KINDS = (*PAINTERS, "prototypes")
 DEFAULT_KINDS = ("pca", "components", "clusters")
@@ -83,6 +88,45 @@ class _Column:
 
     def drawn(self, kind: str) -> DrawnModel:
         return DrawnModel(self.name, f"{self.frame.side} px", self.shown.get(kind, {}))
+
+
+def draw(
+    models: Sequence[str | Path],
+    images: Sequence[str | Path] = (),
+    *,
+    out: str | Path,
+    sizes: Sequence[int] = (),
+    kinds: Sequence[str] = DEFAULT_KINDS,
+    joint: bool = False,
+    whole: bool = False,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Pictured:
+    """Pictures of what encoders see in images: PCA, single components, clusters, a dictionary; PNGs and a page.
+
+    Without images, six photos of the demo are shown, which need the extra `demo`; without sizes, each encoder sees
+    images at its own.
+    """
+    chosen = choose_device(device)
+    models, images = ([each] if isinstance(each, str | Path) else each for each in (models, images))
+    named = {str(model): open_encoder(model, weights=weights, device=chosen) for model in models}
+    folders = {str(model): Path(model) for model in models if Path(model).is_dir()}
+    prototypes = {name: load_prototypes(run) for name, run in folders.items()} if "prototypes" in kinds else None
+    with EvaluationProgress(console) as progress:
+        return picture(
+            named,
+            [Path(image) for image in images],
+            Path(out),
+            sizes=sizes,
+            kinds=[kinds] if isinstance(kinds, str) else kinds,
+            joint=joint,
+            whole=whole,
+            encoding=Encoding(device=chosen, batch_size=8, progress=progress),
+            prototypes=prototypes,
+            overwrite=overwrite,
+        )
 
 
 def picture(

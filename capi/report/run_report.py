@@ -11,7 +11,7 @@ import numpy as np
 
 from capi.errors import CapiError
 from capi.method.targets import LossLabel
-from capi.report.costs import Cost, cost_of, require_costs, seconds_of_starts
+from capi.report.costs import DEFAULT_COSTS, Cost, CostAssumptions, cost_of, seconds_of_starts
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, PrototypeStrip, RunReport, RunState
 from capi.report.pages.run import page, run_pieces
@@ -36,16 +36,15 @@ _LOST = "The run is lost from here on: go back to an earlier checkpoint, with a 
 def write_report(
     run: Path,
     out: Path | None = None,
+    costs: CostAssumptions = DEFAULT_COSTS,
     *,
-    watts: float | None = None,
-    carbon: float | None = None,
     missing: str = "",
 ) -> Path:
     """Write the report of a run, as RUN/report.html or to `out`, and say where it is.
 
     `missing` says why there are no pictures of prototypes.
     """
-    run_report = gather(run, watts=watts, carbon=carbon)
+    run_report = gather(run, costs)
     if missing and not run_report.prototypes:
         note = f'The prototypes are not drawn: {missing}. "capi explore RUN" shows them for any folder of images.'
         run_report = replace(run_report, prototypes_note=note)
@@ -58,20 +57,16 @@ def write_report(
     return target
 
 
-def gather(run: Path, *, watts: float | None = None, carbon: float | None = None) -> RunReport:
+def gather(run: Path, costs: CostAssumptions = DEFAULT_COSTS) -> RunReport:
     """Everything there is to show of a run."""
-    return FollowedRun(run, watts=watts, carbon=carbon).read()
+    return FollowedRun(run, costs).read()
 
 
 class FollowedRun:
     """A run that is read again and again; metrics are read on from where the last reading ended."""
 
-    def __init__(
-        self, run: Path, *, name: str | None = None, watts: float | None = None, carbon: float | None = None
-    ) -> None:
-        require_costs(watts, carbon)
-        self.folder, self.name = RunFolder(run), name or run.resolve().name
-        self.watts, self.carbon = watts, carbon
+    def __init__(self, run: Path, costs: CostAssumptions = DEFAULT_COSTS, *, name: str | None = None) -> None:
+        self.folder, self.name, self.costs = RunFolder(run), name or run.resolve().name, costs
         with self._told():
             self.folder.config_text()
             self.folder.record(also_newer=True)
@@ -176,7 +171,7 @@ class FollowedRun:
     def _cost(self, columns: Mapping[str, Column], starts: Sequence[Mapping[str, Any]]) -> Cost:
         clock = columns.get("seconds", Column(np.empty(0, np.int64), np.empty(0)))
         began = [_whole(one.get("step")) for one in starts]
-        return cost_of(seconds_of_starts(clock, began), starts, watts=self.watts, carbon=self.carbon)
+        return cost_of(seconds_of_starts(clock, began), starts, self.costs)
 
     def _notes(self, columns: Mapping[str, Column]) -> list[str]:
         """What the reader should know about the data."""

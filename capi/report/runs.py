@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from rich.console import Console
 
 from capi.config.schema import Config
 from capi.data.opening import Data, open_images
@@ -14,10 +15,13 @@ from capi.data.recorded import RecordedImagesError, open_recorded
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, Progress, silent
+from capi.report.costs import CostAssumptions
 from capi.report.galleries import FOLDER, INDEX, write_gallery
 from capi.report.pictures import curves
 from capi.report.run_report import write_report
 from capi.report.snapshots import Snapshots
+from capi.runtime.devices import choose_device
+from capi.runtime.progress import EvaluationProgress
 from capi.train.build import loss_label
 from capi.train.loop import Evaluation
 from capi.zoo.build import statistics
@@ -73,18 +77,24 @@ def draw_gallery(
 
 
 def report(
-    run: Path,
-    out: Path | None = None,
+    run: str | Path,
+    out: str | Path | None = None,
     *,
     watts: float | None = None,
     carbon: float | None = None,
-    device: torch.device,
-    progress: Progress = silent,
+    device: torch.device | str | None = None,
+    console: Console | None = None,
 ) -> Path:
-    """Write the report of a run anew; the gallery is drawn if there is none yet and a checkpoint to draw it from."""
-    folder, missing = RunFolder(run), ""
+    """One HTML file about a run that opens anywhere, by default report.html in its folder.
+
+    `watts` of the device and `carbon` in kg of CO2 equivalent a kWh replace what the report would assume. The gallery
+    is drawn if there is none yet and a checkpoint to draw it from.
+    """
+    folder, missing, costs = RunFolder(Path(run)), "", CostAssumptions(watts, carbon)
+    chosen = choose_device(device)
     record = folder.record(also_newer=True)
     drawn = (folder.pictures / FOLDER / INDEX).exists()
     if not drawn and CheckpointFolder(folder.checkpoints).steps():
-        missing = draw_gallery(run, partial(open_recorded, record), device=device, progress=progress)
-    return write_report(run, out, watts=watts, carbon=carbon, missing=missing)
+        with EvaluationProgress(console) as progress:
+            missing = draw_gallery(folder.path, partial(open_recorded, record), device=chosen, progress=progress)
+    return write_report(folder.path, None if out is None else Path(out), costs, missing=missing)

@@ -20,10 +20,12 @@ from socketserver import TCPServer
 from typing import Any
 
 from capi.errors import CapiError
+from capi.report.costs import DEFAULT_COSTS, CostAssumptions
 from capi.report.pages.data import RunReport
 from capi.report.pages.run import CHARTS, Live, Pieces, comparison_pieces, page, policy, run_pieces
 from capi.report.run_report import FollowedRun
 from capi.runtime.privacy import hide_paths_within
+from capi.types import Names, listed
 
 DEFAULT_PORT = 7431
 _REFRESH_SECONDS = 2.0
@@ -33,8 +35,8 @@ _ROUTE = re.compile(r"(?:/run/(\d{1,6}))?/?(?:(?<=/)(parts|part/([a-z]+)))?")
 class _Watched:
     """A run and its pieces, made again only where something changed. Requests come from several threads."""
 
-    def __init__(self, run: Path, name: str, watts: float | None, carbon: float | None) -> None:
-        self.followed = FollowedRun(run, name=name, watts=watts, carbon=carbon)
+    def __init__(self, run: Path, name: str, costs: CostAssumptions) -> None:
+        self.followed = FollowedRun(run, costs, name=name)
         self._lock = threading.Lock()
         self._stamp: tuple[Any, ...] | None = None
         self._report: RunReport | None = None
@@ -66,14 +68,13 @@ class WatchServer:
         host: str = "127.0.0.1",
         port: int | None = None,
         seconds: float = _REFRESH_SECONDS,
-        watts: float | None = None,
-        carbon: float | None = None,
+        costs: CostAssumptions = DEFAULT_COSTS,
     ) -> None:
         if not runs:
             raise CapiError("there is no run to watch: give at least one folder of a run")
         names = distinct_names(runs)
         self.seconds = seconds
-        self.watched = [_Watched(run, name, watts, carbon) for run, name in zip(runs, names, strict=True)]
+        self.watched = [_Watched(run, name, costs) for run, name in zip(runs, names, strict=True)]
         self._compared: tuple[list[RunReport], Pieces] | None = None
         self._http = _bind(host, port, self)
         self.only_this_machine = is_loopback(str(self._http.server_address[0]))
@@ -137,17 +138,21 @@ class WatchServer:
         return Live("" if number is None else f"/run/{number}", self.seconds, home="/" if several else None)
 
 
-def serve(
-    runs: Sequence[Path],
+def watch(
+    folders: Names,
     *,
     host: str = "127.0.0.1",
     port: int | None = None,
-    announce: Callable[[str], None],
     watts: float | None = None,
     carbon: float | None = None,
+    announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve until Ctrl-C. Without a port it is the usual one, or a free one where that is taken."""
-    server = WatchServer(runs, host=host, port=port, watts=watts, carbon=carbon)
+    """Serve the reports of runs while they go on, several compared, until Ctrl-C. `watts`, `carbon`: see `report`.
+
+    Without a port it is the usual one, or a free one where that is taken.
+    """
+    runs = [Path(folder) for folder in listed(folders)]
+    server = WatchServer(runs, host=host, port=port, costs=CostAssumptions(watts, carbon))
     with contextlib.suppress(KeyboardInterrupt), server:
         announce(f"Watching {len(runs)} run{'s' * (len(runs) != 1)} at {server.address} (Ctrl-C ends it)")
         if not server.only_this_machine:

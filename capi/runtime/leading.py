@@ -5,9 +5,10 @@ of them. All of it goes over a group on the CPU that waits for a day: the main p
 """
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,6 @@ from capi.runtime.processes import LostProcessError, Processes, SharedError, los
 
 ALONE = Processes()
 MAIN = 0
-Result = TypeVar("Result")
 
 
 class Done(NamedTuple):
@@ -89,18 +89,26 @@ class Exchange:
         dist.send(values, dst=to, group=self.processes.patient)
 
 
-def lead(exchange: Exchange, action: Callable[[], Result], told: Callable[[Result], Any]) -> Result:
-    """What the main process does while the others follow; they get what is `told` of the result, or the failure."""
+@dataclass
+class Findings:
+    """What the others get at the end."""
+
+    result: Any = None
+
+
+@contextmanager
+def lead(exchange: Exchange) -> Iterator[Findings]:
+    """The main process works while the others follow; at the end they get the result it leaves here, or its failure."""
+    findings = Findings()
     try:
-        result = action()
+        yield findings
     except LostProcessError:
         # There is nobody left to tell.
         raise
     except Exception as error:
         exchange.announce(Done(failure=str(error)))
         raise
-    exchange.announce(Done(told(result)))
-    return result
+    exchange.announce(Done(findings.result))
 
 
 def follow(exchange: Exchange, act: Callable[[Any], None]) -> Any:

@@ -81,10 +81,10 @@ class Telling(ShowsBar):
 
 
 class EvaluationProgress(ShowsBar):
-    """Called with what is being done, how much of it is done and how much there is."""
+    """Called with what is being done, how much of it is done and how much there is. Without a console it is silent."""
 
-    def __init__(self, console: Console) -> None:
-        self.console, self.prefix = console, ""
+    def __init__(self, console: Console | None) -> None:
+        self.console, self.prefix = console or Console(quiet=True), ""
         self.last_line = time.monotonic()
         self.tasks: dict[str, TaskID] = {}
         columns = (
@@ -94,7 +94,7 @@ class EvaluationProgress(ShowsBar):
             TimeElapsedColumn(),
         )
         left = (TextColumn("left"), TimeRemainingColumn())
-        self.bar = Progress(*columns, *left, console=console, transient=True) if console.is_terminal else None
+        self.bar = Progress(*columns, *left, console=self.console, transient=True) if self.console.is_terminal else None
 
     def begin(self, prefix: str) -> None:
         """Something else is being evaluated from here on."""

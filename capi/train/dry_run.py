@@ -4,21 +4,25 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from capi.config.schema import Config
+from capi.config.trust import Trust, trusted_code
 from capi.data.loader import LoadedBatch
 from capi.data.opening import Data, open_images
 from capi.data.statistics import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.method.masking import Grid
+from capi.runtime.devices import choose_device
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
 from capi.train.initial_weights import initialise
-from capi.types import MaskedBatch, VisionEncoder
+from capi.types import MaskedBatch
 from capi.zoo import build as networks
+from capi.zoo.encoders import open_configured_encoder
 
 
 @dataclass(frozen=True)
@@ -36,16 +40,17 @@ def check(
     config: Config,
     *,
     data: Data | None = None,
-    device: torch.device,
+    device: torch.device | str | None = None,
     rounds: int = 3,
     progress: Callable[[], None] = lambda: None,
-    open_encoder: Callable[[str], VisionEncoder] | None = None,
+    trust: Trust = (),
 ) -> RunCheck:
     """Build a config, run real iterations, and say what they cost. Nothing is written.
 
-    With `data` the images are the user's and are looked at; without, they are noise. `open_encoder` opens the encoder
-    that makes the targets of kind `frozen`, and the one that `init` starts from.
+    With `data` the images are the user's and are looked at; without, they are noise. `trust`: see `pretrain`.
     """
+    device = choose_device(device)
+    open_encoder = partial(open_configured_encoder, trusted=trusted_code(trust), device=device)
     visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
     if least_bytes(config, visible) > memory_of(device):
         raise CapiError(_too_large(config))

@@ -20,7 +20,8 @@ from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
 from capi.data.statistics import quick_statistics, statistics_warning
 from capi.errors import CapiError
-from capi.runtime.processes import Processes, joined, lost_process_is_an_error
+from capi.runtime.leading import ALONE
+from capi.runtime.processes import Processes, lost_process_is_an_error
 from capi.runtime.progress import RunProgress
 from capi.runtime.sharding import chosen_shards
 from capi.train import build
@@ -82,6 +83,7 @@ def pretrain(
     evaluations: Sequence[Evaluation] = (),
     pictures: Callable[[Config, ImageSource, RunFolder], Sequence[Evaluation]] = lambda *_: (),
     open_encoder: Callable[[str], VisionEncoder] | None = None,
+    processes: Processes = ALONE,
     console: Console | None = None,
 ) -> PretrainedRun:
     """Train to the end or to a signal. Bad input is told before anything is written.
@@ -89,7 +91,7 @@ def pretrain(
     `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `open_encoder`
     opens the encoder that makes the targets of kind `frozen`, and the one that `init` starts from.
     """
-    with joined(device) as processes, ExitStack() as stack:
+    with ExitStack() as stack:
         with processes.together():
             given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes, console)
             configured = build_evaluations(given.config, device)

@@ -19,6 +19,7 @@ from capi.config.trust import is_trusted
 from capi.errors import CapiError, expect
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
+from capi.models.plain_vit import PlainViT
 from capi.types import Statistics, VisionEncoder
 from capi.zoo import build
 from capi.zoo.baselines.weights import is_baseline, is_on_this_machine, open_baseline
@@ -48,6 +49,19 @@ class Trainee(Protocol):
     """Something that is being trained and can give its encoder as it stands, such as a learner."""
 
     def as_encoder(self, weights: Weights = "teacher") -> CapiEncoder: ...
+
+
+def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | PlainViT:
+    """The frozen encoder of a run folder, of what `capi export` writes (but ONNX), of a checkpoint in the released
+    layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`); or of another
+    method, as `baseline:NAME`.
+
+    Of a run `weights` chooses the teacher (the moving average) or the student; files hold one of them. Calling the
+    encoder on normalised images gives `Features(pooled, registers, feature_map)`; with `pooled=False` the pooled
+    vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it; of the
+    released layout all keys of the head may be missing, since features need none of them.
+    """
+    return open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
 
 
 def load_weights(model: str | Path | Trainee, weights: Weights = "teacher") -> CapiEncoder:

@@ -42,6 +42,25 @@ class Exported:
 
 def export(
     model: str | Path,
+    out: str | Path,
+    *,
+    format: ExportFormat = "safetensors",
+    weights: Weights = "teacher",
+    image_size: int | None = None,
+    precision: Precision = "float32",
+    opset: int | None = None,
+    pooled: bool = True,
+    overwrite: bool = False,
+) -> Path:
+    """Write the encoder of anything that `load` takes: as safetensors, in the released layout, for the transformers
+    library (with `image_size`), or as ONNX (with `precision`, `opset` and `pooled`). Says where it is.
+    """
+    options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)
+    return write_export(model, Path(out), format=format, weights=weights, options=options, overwrite=overwrite).path
+
+
+def write_export(
+    model: str | Path,
     out: Path,
     *,
     format: ExportFormat,

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from capi import api
 from capi.api import ablation
 from capi.api.ablation import ablate, finish
 from capi.api.ablation_plan import FAILURE, Job, Study, plan_study
@@ -57,7 +56,7 @@ def test__a_run_that_breaks_off_is_a_result_and_the_study_goes_on(
     def broken(*_: object, **__: object) -> None:
         raise CapiError("the loss is no number")
 
-    monkeypatch.setattr(api, "pretrain", broken)
+    monkeypatch.setattr(ablation, "pretrain", broken)
     finish(job)
     assert json.loads((job.scores / FAILURE).read_text()) == {"reason": "the loss is no number"}
 
@@ -72,7 +71,7 @@ def test__a_study_that_cannot_begin_is_no_result(done: Study, tmp_path: Path) ->
 def test__interrupted_it_says_so_and_keeps_what_is_done(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api, "pretrain", lambda *_, **__: PretrainedRun(tmp_path, 1, finished=False))
+    monkeypatch.setattr(ablation, "pretrain", lambda *_, **__: PretrainedRun(tmp_path, 1, finished=False))
     given = {"data": data, "out": tmp_path, "scale": "smoke", "options": QUICK, "device": "cpu"}
     assert ablate("sinkhorn", SMALL, **given) is None
     assert (tmp_path / "sinkhorn.html").exists()

@@ -12,7 +12,7 @@ import capi.api.comparison as comparing
 from capi.api.comparison import compare, identify_data, resolve_columns
 from capi.config.benchmark_loading import load_benchmark
 from capi.errors import CapiError
-from capi.evals.comparison_cells import Cell, Column
+from capi.evals.comparison_cells import Column
 from capi.evals.datasets import DATASETS, load_classification, load_segmentation
 from tests.evals.datasets.layouts import BUILDERS, root_of
 
@@ -221,21 +221,25 @@ def test__an_interruption_leaves_what_is_finished(
     assert cells[0]["results"]["scores"] == {"test": 1.0}
 
 
-def test__pages_are_written_after_every_cell(colored: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    seen = []
+def test__pages_are_written_after_every_cell(colored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, seen = tmp_path / "out", []
+    write_pages = comparing.write_pages
 
-    def look(cell: Cell) -> None:
+    def look(comparison: Any) -> None:
+        write_pages(comparison)
         cells = json.loads((out / "comparison.json").read_text())["cells"]
         texts = [(out / f"comparison.{ending}").read_text("utf-8").count("100.00 %") for ending in ("md", "html")]
-        seen.append((cell.model, [one["status"] for one in cells], [count > 0 for count in texts]))
+        seen.append(([one["status"] for one in cells], [count > 0 for count in texts]))
 
-    compare(["pixels:4", "pixels:8"], ["folder/knn"], small(colored), out=out, on_cell=look)
+    monkeypatch.setattr(comparing, "write_pages", look)
+    compare(["pixels:4", "pixels:8"], ["folder/knn"], small(colored), out=out)
     assert seen == [
-        ("pixels:4", ["running", "pending"], [False, False]),
-        ("pixels:4", ["done", "pending"], [True, True]),
-        ("pixels:8", ["done", "running"], [True, True]),
-        ("pixels:8", ["done", "done"], [True, True]),
+        (["pending", "pending"], [False, False]),
+        (["running", "pending"], [False, False]),
+        (["done", "pending"], [True, True]),
+        (["done", "running"], [True, True]),
+        (["done", "done"], [True, True]),
+        (["done", "done"], [True, True]),
     ]
 
 

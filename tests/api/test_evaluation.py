@@ -1,5 +1,6 @@
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,29 @@ from capi.errors import CapiError
 from capi.evals import features
 from capi.evals.probe_files import load_probe
 from capi.evals.results import read_record
+from capi.evals.teamwork import Execution
 from capi.models.features import CapiEncoder
+from capi.runtime.leading import ALONE
+from capi.runtime.progress import EvaluationProgress
 from capi.types import Features
 from tests.evals.datasets.layouts import build_csv
 from tests.zoo.test_weights import make_run
+
+
+class Told(EvaluationProgress):
+    """Hands on what it is called with."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        super().__init__(None)
+        self.tell = tell
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        self.tell(what, done, total)
+
+
+def told(tell: Callable[..., None]) -> Execution:
+    return Execution(ALONE, torch.device("cpu"), Told(tell))
+
 
 FILES = ["probe.safetensors", "results.json", "results.md"]
 
@@ -201,9 +221,9 @@ def test__features_on_disk_are_removed_also_after_an_error(
     in_memory = evaluate("pixels:2", "masks/knn-segmentation", masks).record["scores"]
     if fails:
         with pytest.raises(CapiError, match="stopped"):
-            evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, progress=watch)
+            evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, execution=told(watch))
     else:
-        done = evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, progress=watch)
+        done = evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, execution=told(watch))
         assert done.record["scores"] == in_memory
         # What was fitted outlives the files.
         assert load_probe(tmp_path / "probe.safetensors").model.bank.isfinite().all()
@@ -213,7 +233,8 @@ def test__features_on_disk_are_removed_also_after_an_error(
 
 def test__progress_tells_what_is_done(classes: list[str]) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
-    evaluate("pixels:4", "folder/knn", classes, progress=lambda what, *done: seen.setdefault(what, []).append(done))
+    execution = told(lambda what, *done: seen.setdefault(what, []).append(done))
+    evaluate("pixels:4", "folder/knn", classes, execution=execution)
     assert {what: told[-1] for what, told in seen.items()} == {"training images": (18, 18), "test images (val)": (6, 6)}
 
 

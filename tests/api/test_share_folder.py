@@ -15,6 +15,7 @@ from capi.config.loading import dump_config, load_config, parse_config
 from capi.errors import CapiError
 from capi.models.pixels import PixelEncoder
 from capi.report.card import MARK
+from capi.report.costs import CostAssumptions
 from capi.train.build import build_learner
 from capi.train.checkpoint import Checkpoints, Position
 from capi.zoo.huggingface.files import read_transformers
@@ -170,7 +171,7 @@ def test__a_picture_that_is_broken_is_left_out(run: Path, tmp_path: Path) -> Non
 
 
 def test__power_and_carbon_are_those_that_are_given(trained: Path, tmp_path: Path) -> None:
-    text = prepared(trained, tmp_path / "out", watts=1000.0, carbon=0.5)
+    text = prepared(trained, tmp_path / "out", costs=CostAssumptions(watts=1000.0, carbon=0.5))
     assert "The device draws 1000 W all the time, as was given." in text
 
 

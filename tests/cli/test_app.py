@@ -19,7 +19,6 @@ from capi.cli.app import duration, messages, one_of
 from capi.config import loading
 from capi.data import packing
 from capi.errors import CapiError
-from capi.evals.extraction import extract
 from capi.report.draw import DEFAULT_KINDS
 from capi.report.explorer.page import USUAL_PORT
 from capi.report.watch import DEFAULT_PORT
@@ -60,7 +59,7 @@ def test__every_command_has_help(run_here: RunHere, arguments: list[str]) -> Non
 DEFAULTS = {
     ("shards", "shard_size"): packing.SHARD_MEGABYTES,
     ("shards", "workers"): packing.AT_ONCE,
-    ("extract", "kind"): signature(extract).parameters["kinds"].default[0],
+    ("extract", "kind"): signature(capi.extract).parameters["kinds"].default[0],
     ("extract", "image_size"): PAPER_SIZE[0],
     ("visualize", "size"): PAPER_SIZE[0],
     ("export", "image_size"): PAPER_SIZE[0],

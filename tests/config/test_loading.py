@@ -5,7 +5,8 @@ import yaml
 
 from capi.config import loading
 from capi.config.benchmark_loading import load_benchmark
-from capi.config.loading import differences, dump_config, load_config, merge, parse_config
+from capi.config.loading import as_config, differences, dump_config, load_config, merge, parse_config
+from capi.config.schema import Config
 from capi.errors import CapiError
 
 
@@ -291,3 +292,10 @@ def test__settings_of_runs_that_do_not_fit_are_refused(override: str, message: s
     with pytest.raises(CapiError) as raised:
         load_config("tiny4", [override])
     assert message in str(raised.value)
+
+
+def test__overrides_go_with_a_recipe(small_config: Config) -> None:
+    assert as_config("tiny4", ["seed=5"]).seed == 5
+    assert as_config(small_config) is small_config
+    with pytest.raises(CapiError, match="overrides go with a recipe"):
+        as_config(small_config, ["seed=5"])

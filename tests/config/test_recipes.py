@@ -10,7 +10,7 @@ from capi.config.schema import CONFIG_VERSION
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.train.build import build_learner, mask_sampler, resolve_target
-from capi.train.cost import plan
+from capi.train.cost.summary import planned_cost
 from capi.train.step import train_step
 from capi.types import Features, MaskedBatch
 from capi.zoo.build import build_student
@@ -123,4 +123,4 @@ def test__a_distillation_trains_with_a_teacher_of_the_width_that_it_names() -> N
 
 def test__what_a_distillation_costs_is_not_known_before_its_teacher_is_opened() -> None:
     with pytest.raises(CapiError, match="what a frozen encoder costs is not known before it is opened"):
-        plan(load_config("distill"))
+        planned_cost(load_config("distill"))

@@ -11,7 +11,7 @@ from torch.nn.functional import cosine_similarity
 from capi.data.sources import Encoded, Files, image_folder
 from capi.errors import CapiError
 from capi.evals import feature_files
-from capi.evals.extraction import extract
+from capi.evals.extraction import extract_features
 from capi.evals.feature_files import FeatureFile, read_features
 from capi.evals.features import Encoding, encoded_batches
 from capi.evals.similar import find_similar
@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Files:
 
 def features_file(encoder: VisionEncoder, source: Files, name: str = "x.safetensors", **settings: Any) -> FeatureFile:
     out = source.root.parent / name
-    extract(encoder, source, out, **({"encoding": ENCODING, "kinds": ["patch", "mean_patch"]} | settings))
+    extract_features(encoder, source, out, **({"encoding": ENCODING, "kinds": ["patch", "mean_patch"]} | settings))
     return read_features(out)
 
 
@@ -113,7 +113,7 @@ def test__an_image_that_has_changed_is_not_put_first(source: Files) -> None:
 def test__equally_similar_images_come_in_the_order_of_the_file(tmp_path: Path) -> None:
     contents = {"blue": encoded(Image.new("RGB", (20, 20), "blue"), "PNG"), "red": encoded(photo(20, 20), "PNG")}
     kinds = ["red", "blue", "blue", "red", "blue", "blue"]
-    extract(
+    extract_features(
         PixelEncoder(4),
         Encoded([f"{number}" for number in range(6)], [contents[kind] for kind in kinds]),
         tmp_path / "x.safetensors",
@@ -138,7 +138,7 @@ def test__features_without_direction_are_at_right_angles_to_all(tmp_path: Path) 
     encoder = PixelEncoder(4, Statistics((0.0,) * 3, (1.0,) * 3))
     colors = ["black", "blue", "red", "black"]
     source = Encoded(colors, [encoded(Image.new("RGB", (20, 20), color), "PNG") for color in colors])
-    extract(encoder, source, tmp_path / "x.safetensors", encoding=ENCODING)
+    extract_features(encoder, source, tmp_path / "x.safetensors", encoding=ENCODING)
     file = read_features(tmp_path / "x.safetensors")
     Image.new("RGB", (20, 20), "purple").save(tmp_path / "q.png")
     found = find_similar(file, encoder, tmp_path / "q.png", encoding=ENCODING)

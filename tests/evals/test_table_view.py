@@ -1,7 +1,7 @@
 """A table of the paper over a comparison: what is shown, and that it is escaped."""
 
 from capi.evals.comparison_cells import Cell
-from capi.evals.table_view import Entry, TableView, ViewRow, as_html, as_markdown, as_plain, missing, shown
+from capi.evals.table_view import Entry, TableView, ViewRow, as_html, as_markdown, as_plain, missing_cells, shown_score
 
 VIEW = TableView(
     name="main",
@@ -28,14 +28,14 @@ CELLS = {
 
 def test__ours_stands_beside_the_papers_number() -> None:
     mae, mine = VIEW.rows
-    assert shown(mae, mae.entries[0], CELLS, True) == "78.0 (79.4)"
-    assert shown(mae, mae.entries[0], CELLS, False) == "78.0"
-    assert shown(mae, mae.entries[1], CELLS, True) == "- (61.8)"
-    assert shown(mine, mine.entries[1], CELLS, True) == "-"
+    assert shown_score(mae, mae.entries[0], CELLS, True) == "78.0 (79.4)"
+    assert shown_score(mae, mae.entries[0], CELLS, False) == "78.0"
+    assert shown_score(mae, mae.entries[1], CELLS, True) == "- (61.8)"
+    assert shown_score(mine, mine.entries[1], CELLS, True) == "-"
 
 
 def test__each_reason_is_told_once_with_its_cells() -> None:
-    assert missing(VIEW, CELLS) == {"out of <memory>": ["MAE: SUN"], "no data": ["<b>mine</b>: ImageNet val"]}
+    assert missing_cells(VIEW, CELLS) == {"out of <memory>": ["MAE: SUN"], "no data": ["<b>mine</b>: ImageNet val"]}
 
 
 def test__programs_get_numbers_and_reasons() -> None:

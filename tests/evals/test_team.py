@@ -56,14 +56,13 @@ def run_together(
         if exchange.rank:
             return follow(exchange, lambda job: help_encode(exchange, job, encoder, ENCODING, sources))
         team = SharedEncoding(exchange, sources)
-
-        def settled() -> Any:
+        with lead(exchange) as findings:
             try:
-                return action(replace(ENCODING, team=team))
+                found = action(replace(ENCODING, team=team))
             finally:
                 team.settle()
-
-        return lead(exchange, settled, told=lambda _: exchange.size)
+            findings.result = exchange.size
+        return found
 
     return together(size, act)
 
@@ -122,7 +121,8 @@ def test__what_is_not_wanted_is_not_sent(patches: bool, numbers_an_image: int) -
         else:
             encoding = replace(ENCODING, team=SharedEncoding(exchange, [images]))
             job = encoded_batches(RandomPatches(), images, encoding, patches=patches)
-            lead(exchange, lambda: len(list(job)), told=lambda found: found)
+            with lead(exchange) as findings:
+                findings.result = len(list(job))
 
     assert together(2, act) == [None, None]
     # Three batches with five images; beside its features each has a number of eight bytes.

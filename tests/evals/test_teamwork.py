@@ -19,9 +19,9 @@ from capi.api.evaluation import evaluate
 from capi.config.loading import parse_config
 from capi.data.image_lists import list_images
 from capi.errors import CapiError
-from capi.evals.extraction import extract
+from capi.evals.extraction import extract_features
 from capi.evals.features import Encoding
-from capi.evals.teamwork import encoding_together, on_a_machine, prepared, sources_of
+from capi.evals.teamwork import lead_encoding, on_a_machine, prepared, sources_of
 from capi.models.pixels import PixelEncoder
 from capi.runtime.leading import ALONE
 from capi.runtime.processes import Processes
@@ -103,7 +103,7 @@ def unfinished(work: Path, out: Path) -> None:
     named = {"model": str(work / "run"), "weights": "teacher", "data": str(work / "photos"), "split": None}
     encoding = Encoding(size=(16, 16), batch_size=3, progress=progress)
     with pytest.raises(Interruption):
-        extract(capi.load(work / "run"), listed.images, out, encoding=encoding, kinds=KINDS, about=named)
+        extract_features(capi.load(work / "run"), listed.images, out, encoding=encoding, kinds=KINDS, about=named)
 
 
 def extraction(work: Path, data: str, out: str) -> list[str]:
@@ -251,7 +251,8 @@ def test__a_comparison_is_that_of_one_process_and_a_cell_that_fails_is_told_once
 
 def test__one_process_evaluates_as_it_did() -> None:
     encoding = Encoding(size=(8, 8))
-    assert encoding_together(ALONE, PixelEncoder(4), [], encoding, lambda given: given is encoding)
+    with lead_encoding(ALONE, PixelEncoder(4), [], encoding) as work:
+        assert work.encoding is encoding
     assert on_a_machine(ALONE) == 1
     with pytest.raises(CapiError, match="as it is"), prepared(ALONE):
         raise CapiError("as it is")

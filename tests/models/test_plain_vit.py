@@ -5,11 +5,11 @@ import torch
 
 from capi.errors import CapiError
 from capi.types import VisionEncoder
-from capi.zoo.baselines.registry import OF_THE_PAPER
+from capi.zoo.baselines.registry import PAPER_BASELINES
 from tests.zoo.baseline_checkpoints import images, random_model, small
 
 
-@pytest.mark.parametrize("name", OF_THE_PAPER)
+@pytest.mark.parametrize("name", PAPER_BASELINES)
 def test__every_kind_keeps_the_contract_of_an_encoder(name: str) -> None:
     model = random_model(small(name))
     assert isinstance(model, VisionEncoder)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from capi.errors import CapiError
-from capi.report.costs import cost_of, device_power, require_costs, seconds_of_starts, spoken_time
+from capi.report.costs import CostAssumptions, cost_of, device_power, seconds_of_starts, spoken_time
 from capi.report.pages.data import Column
 from capi.train.cost.hardware import Gpu, gpus
 from capi.train.cost.plan import Assumptions
@@ -38,19 +38,19 @@ def test__values_that_are_no_numbers_are_passed_over() -> None:
 
 
 def test__an_hour_at_a_kilowatt_is_a_kilowatt_hour() -> None:
-    cost = cost_of([3600.0], [{"device": "cuda"}], watts=1000.0, carbon=0.2)
+    cost = cost_of([3600.0], [{"device": "cuda"}], CostAssumptions(watts=1000.0, carbon=0.2))
     assert cost.kilowatt_hours == pytest.approx(1.0)
     assert cost.carbon_kilograms == pytest.approx(0.2)
     assert any("1000 W" in sentence and "given" in sentence for sentence in cost.assumptions)
 
 
 def test__a_report_assumes_the_same_carbon_as_a_plan() -> None:
-    cost = cost_of([3600.0], [{"device": "cuda"}], watts=1000.0)
+    cost = cost_of([3600.0], [{"device": "cuda"}], CostAssumptions(watts=1000.0))
     assert cost.carbon_kilograms == pytest.approx(Assumptions().carbon_intensity)
 
 
 def test__the_papers_energy_and_its_intensity_give_the_papers_carbon() -> None:
-    cost = cost_of([2651 * 3600.0], [{"device": "cuda"}], watts=1000.0)
+    cost = cost_of([2651 * 3600.0], [{"device": "cuda"}], CostAssumptions(watts=1000.0))
     said = next(sentence for sentence in cost.assumptions if "The paper's" in sentence)
     implied = float(re.search(r"imply ([\d.]+)\.", said)[1])
     assert round(2651 * implied) == 928
@@ -100,7 +100,7 @@ def test__an_assumed_power_is_said_to_be_assumed(device: str, name: str | None) 
 )
 def test__impossible_costs_are_refused(watts: float | None, carbon: float | None) -> None:
     with pytest.raises(CapiError, match="must be a number"):
-        require_costs(watts, carbon)
+        CostAssumptions(watts, carbon)
 
 
 def test__times_are_said_in_the_unit_that_suits() -> None:
@@ -108,6 +108,6 @@ def test__times_are_said_in_the_unit_that_suits() -> None:
 
 
 def test__small_amounts_are_said_in_thousandths() -> None:
-    facts = dict(cost_of([36.0], [{"device": "cpu"}], watts=100.0, carbon=0.5).facts)
+    facts = dict(cost_of([36.0], [{"device": "cpu"}], CostAssumptions(watts=100.0, carbon=0.5)).facts)
     assert facts["Energy of the device"] == "1 Wh"
     assert facts["CO2 equivalent"] == "0.5 g"

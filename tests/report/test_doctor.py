@@ -15,8 +15,8 @@ from rich.console import Console
 from capi.config.loading import dump_config, parse_config
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError
-from capi.report import doctor
-from capi.report.doctor import Diagnosis, as_text, diagnose
+from capi.report.doctor import Diagnosis, diagnosis_text, doctor
+from capi.report.pages.data import RunState
 from capi.report.references import make_reference, parse_reference
 from capi.report.rules import Remark, State
 from capi.train.health import RULES, Watchman
@@ -72,7 +72,7 @@ def remark(found: Diagnosis, title: str) -> Remark:
 
 
 def test__a_healthy_run_is_well(config: Config, tmp_path: Path) -> None:
-    found = diagnose(write_run(tmp_path / "run", config))
+    found = doctor(write_run(tmp_path / "run", config))
     assert not found.ringing
     assert found.state.kind == "finished"
     assert found.of("alarm") == found.of("look") == []
@@ -86,7 +86,7 @@ def test__a_healthy_run_is_well(config: Config, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
 def test__a_healthy_run_of_another_target_lacks_nothing(config: Config, tmp_path: Path, kind: str) -> None:
-    found = diagnose(write_run(tmp_path / "run", varied(config, *TARGETS[kind])))
+    found = doctor(write_run(tmp_path / "run", varied(config, *TARGETS[kind])))
     assert found.sentence == "All is well."
     assert titles(found, "unknown") == {"Reference runs"}
 
@@ -95,7 +95,7 @@ def test__a_healthy_run_of_another_target_lacks_nothing(config: Config, tmp_path
 def test__each_rule_of_health_rings_with_its_advice(config: Config, tmp_path: Path, rule: Any) -> None:
     low, high = rule.limits(run_facts(config))
     value = low / 2 if np.isinf(high) else 2 * high
-    found = diagnose(write_run(tmp_path / "run", config, changes={rule.key: value}))
+    found = doctor(write_run(tmp_path / "run", config, changes={rule.key: value}))
     assert found.ringing
     assert titles(found, "alarm") == {rule.title}
     assert remark(found, rule.title).advice == (rule.below if value < low else rule.above)
@@ -108,16 +108,16 @@ def test__what_rang_and_is_well_again_is_told_with_its_step(config: Config, tmp_
     for line in lines[10:20]:
         line["position_share"] = 0.9
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = diagnose(run)
+    found = doctor(run)
     assert not found.ringing
     assert [one.text for one in found.of("look")] == ["rang at step 130, and is well now"]
 
 
 def test__numbers_that_are_lost_ring(config: Config, tmp_path: Path) -> None:
-    found = diagnose(write_run(tmp_path / "run", config, changes={"student_loss": None, "effective_rank": None}))
+    found = doctor(write_run(tmp_path / "run", config, changes={"student_loss": None, "effective_rank": None}))
     assert titles(found, "alarm") == {"Numbers of student_loss", "Effective rank of the features"}
     assert "no number" in remark(found, "Effective rank of the features").text
-    as_text(found)
+    diagnosis_text(found)
 
 
 def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, 
     home = tmp_path / "home of [red]"
     start = {"command": words, "folder": str(home), "step": 0}
     home.mkdir()
-    found = diagnose(write_run(home / "r", config, steps=200, starts=[start]))
+    found = doctor(write_run(home / "r", config, steps=200, starts=[start]))
     assert (found.state.kind, found.ringing) == ("stopped", False)
     told = remark(found, "State")
     assert told.text == "stopped at step 200 of 400"
@@ -139,13 +139,13 @@ def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, 
 def test__a_run_that_was_moved_is_gone_on_with_where_it_is(config: Config, tmp_path: Path) -> None:
     words = ["/somewhere/capi", "pretrain", "demo", "--data", "photos", "--out", "r"]
     start = {"command": words, "folder": "/home/of/another", "step": 0}
-    found = diagnose(write_run(tmp_path / "moved", config, steps=200, starts=[start]))
+    found = doctor(write_run(tmp_path / "moved", config, steps=200, starts=[start]))
     assert f"--out {tmp_path / 'moved'} --resume" in remark(found, "State").advice
 
 
 def test__a_run_that_python_started_names_a_command_that_does_the_same(config: Config, tmp_path: Path) -> None:
     run = tmp_path / "my run"
-    found = diagnose(write_run(run, config, steps=200, starts=[{"command": ["notebook.py"], "step": 0}]))
+    found = doctor(write_run(run, config, steps=200, starts=[{"command": ["notebook.py"], "step": 0}]))
     expected = f"capi pretrain '{run}/config.yaml' --data 'some images' --out '{run}' --resume"
     assert remark(found, "State").advice == f"To go on: {expected}"
 
@@ -164,34 +164,34 @@ def test__a_run_that_goes_on_is_told_by_its_lock(config: Config, tmp_path: Path)
     command = [sys.executable, "-c", _TRAINER, str(run / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
         assert trainer.stdout.readline() == "held\n"
-        while_trained = diagnose(run)
+        while_trained = doctor(run)
         trainer.communicate()
     assert while_trained.state.kind == "running"
     assert "State" not in titles(while_trained, "look")
-    assert diagnose(run).state.kind == "stopped"
+    assert doctor(run).state.kind == "stopped"
 
 
 def test__a_run_without_metrics_is_not_known(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     (run / "metrics.jsonl").unlink()
-    found = diagnose(run)
+    found = doctor(run)
     assert not found.ringing
     assert remark(found, "Metrics").text == "nothing was logged yet"
     assert remark(found, "State").text == "the run ended before it logged anything"
     assert {rule.title for rule in RULES} <= titles(found, "unknown")
     (run / "metrics.jsonl").write_text("")
-    assert diagnose(run).remarks == found.remarks
+    assert doctor(run).remarks == found.remarks
 
 
 def test__a_half_written_line_and_lines_that_are_no_records_are_left_out(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"step": 410, "student_lo')
-    found = diagnose(run)
+    found = doctor(run)
     assert found.state.step == STEPS
     assert [one.text for one in found.of("look")] == ["the last line of metrics.jsonl is cut off, and was left out"]
     (run / "metrics.jsonl").write_text(f"[3]\nnull\n{whole}")
-    assert "2 lines of metrics.jsonl left out" in remark(diagnose(run), "Metrics").text
+    assert "2 lines of metrics.jsonl left out" in remark(doctor(run), "Metrics").text
 
 
 def test__a_run_that_was_not_measured_says_so_once(config: Config, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test__a_run_that_was_not_measured_says_so_once(config: Config, tmp_path: Pat
     measured = {rule.key for rule in RULES} - {"target_entropy"}
     kept = [{key: value for key, value in line.items() if key not in measured} for line in lines]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    found = diagnose(run)
+    found = doctor(run)
     assert titles(found, "unknown") == {"Health", "Reference runs"}
     assert "Effective rank of the features" in remark(found, "Health").text
     assert "Entropy of the targets" in titles(found, "well")
@@ -210,7 +210,7 @@ def test__a_config_of_a_newer_version_leaves_what_can_be_said(config: Config, tm
     run = write_run(tmp_path / "run", config)
     text = (run / "config.yaml").read_text().replace(f"version: {CONFIG_VERSION}", "version: 99")
     (run / "config.yaml").write_text(text)
-    found = diagnose(run)
+    found = doctor(run)
     assert "install a newer capi; health is not judged" in remark(found, "Config").text
     assert {"Checkpoint", "Loss of the student", "folder/knn/teacher"} <= titles(found, "well")
     assert not titles(found, "well") & {rule.title for rule in RULES}
@@ -218,19 +218,19 @@ def test__a_config_of_a_newer_version_leaves_what_can_be_said(config: Config, tm
 
 def test__what_is_no_run_is_refused_and_of_a_newer_one_is_said_what_can_be(config: Config, tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="there is no folder"):
-        diagnose(tmp_path / "nowhere")
+        doctor(tmp_path / "nowhere")
     with pytest.raises(CapiError, match="is no run"):
-        diagnose(tmp_path)
+        doctor(tmp_path)
     run = write_run(tmp_path / "run", config)
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"format": 99}))
-    found = diagnose(run)
+    found = doctor(run)
     assert "newer capi" in remark(found, "Config").text
     assert "Loss of the student" in titles(found, "well")
     (run / "run.json").write_text(json.dumps(record))
     (run / "config.yaml").unlink()
     with pytest.raises(CapiError, match=r"it has no config\.yaml"):
-        diagnose(run)
+        doctor(run)
 
 
 def test__checkpoints_that_are_missing_or_unreadable_are_told(config: Config, tmp_path: Path) -> None:
@@ -242,20 +242,20 @@ def test__checkpoints_that_are_missing_or_unreadable_are_told(config: Config, tm
         ('{"format": 2, "x": 1}', "does not say where the run stands"),
     ):
         state.write_text(text)
-        found = diagnose(run)
+        found = doctor(run)
         assert titles(found, "alarm") == {"Checkpoint"}
         assert message in remark(found, "Checkpoint").text
     state.unlink()
-    assert "the encoder is lost" in remark(diagnose(run), "Checkpoint").text
+    assert "the encoder is lost" in remark(doctor(run), "Checkpoint").text
     half = write_run(tmp_path / "half", config, steps=200)
     (half / "checkpoints" / "step_00000200" / "state.json").unlink()
-    assert remark(diagnose(half), "Checkpoint").state == "unknown"
+    assert remark(doctor(half), "Checkpoint").state == "unknown"
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"images": "many"}])
 def test__a_strange_record_of_the_data_is_no_reason_to_fail(config: Config, tmp_path: Path, data: Any) -> None:
     run = write_run(tmp_path / "run", config, data=data, starts=[3])
-    found = diagnose(run)
+    found = doctor(run)
     assert not found.ringing
     assert "Images" not in {one.title for one in found.remarks}
 
@@ -268,14 +268,14 @@ def test__curves_outside_of_the_reference_runs_are_told(
         changes = {"student_loss": 3.0 + 0.1 * seed}
         runs.append(write_run(tmp_path / str(seed), config.model_copy(update={"seed": seed}), changes=changes))
     made = parse_reference(json.dumps(make_reference(runs, "demo")), "made up")
-    monkeypatch.setattr(doctor, "reference_for", lambda *_: made)
-    inside = diagnose(runs[1])
+    monkeypatch.setattr("capi.report.doctor.reference_for", lambda *_: made)
+    inside = doctor(runs[1])
     count = len(made.curves)
     assert (
         remark(inside, "Reference runs").text
         == f"{count} of {count} curves lie where those of 3 reference runs of demo do"
     )
-    found = diagnose(write_run(tmp_path / "odd", config, changes={"student_loss": 3.5}))
+    found = doctor(write_run(tmp_path / "odd", config, changes={"student_loss": 3.5}))
     assert not found.ringing
     told = remark(found, "student_loss against reference runs")
     assert told.state == "look"
@@ -290,12 +290,12 @@ def printed(found: Diagnosis) -> str:
     """As the command prints it."""
     console = Console(width=80, highlight=False, soft_wrap=True)
     with console.capture() as capture:
-        console.print(as_text(found))
+        console.print(diagnosis_text(found))
     return capture.get()
 
 
 def test__the_text_has_what_is_wrong_first_and_every_remark(tmp_path: Path) -> None:
-    state = doctor.RunState("running", 5, 10)
+    state = RunState("running", 5, 10)
     remarks = [
         Remark("unknown", "D", "d"),
         Remark("well", "C", "c"),
@@ -337,7 +337,7 @@ def test__a_real_run_is_diagnosed(small_config: Config, tmp_path: Path) -> None:
     tree["data"] |= {"workers": 0}
     tree["run"] |= {"log_steps": 1, "loggers": []}
     pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=torch.device("cpu"))
-    found = diagnose(tmp_path / "run")
+    found = doctor(tmp_path / "run")
     assert (found.state.kind, found.state.step) == ("finished", 16)
     assert remark(found, "Checkpoint").state == "well"
     assert {rule.title for rule in RULES} <= titles(found, "well") | titles(found, "alarm")
@@ -355,16 +355,16 @@ DIM = ([0.00712] * 3, [0.00207] * 3)
 
 def test__the_range_of_the_images_is_named_as_the_cause_of_a_collapse(tmp_path: Path, config: Config) -> None:
     collapsed = write_run(tmp_path / "a", config, changes={"effective_rank": 0.1, "position_share": 0.9})
-    found = diagnose(with_statistics(collapsed, *DIM))
+    found = doctor(with_statistics(collapsed, *DIM))
     first = found.of("alarm")[0]
     assert first.title == "Range of the images"
     assert "mean 0.00712,0.00712,0.00712 and std 0.00207,0.00207,0.00207" in first.text
     assert first.advice == "Start another run with data.mean=auto data.std=auto."
     # Of a run that is well it is worth a look, and what fits is well.
     fine = with_statistics(write_run(tmp_path / "b", config), *DIM)
-    assert [one.state for one in diagnose(fine).remarks if one.title == first.title] == ["look"]
+    assert [one.state for one in doctor(fine).remarks if one.title == first.title] == ["look"]
     fine = with_statistics(fine, [0.5, 0.4, 0.4], [0.2, 0.2, 0.2])
-    assert [one.state for one in diagnose(fine).remarks if one.title == first.title] == ["well"]
+    assert [one.state for one in doctor(fine).remarks if one.title == first.title] == ["well"]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test__the_range_of_the_images_is_named_as_the_cause_of_a_collapse(tmp_path: 
 )
 def test__statistics_that_are_none_are_left_out(tmp_path: Path, config: Config, values: Any) -> None:
     run = with_statistics(write_run(tmp_path / "a", config), values, [0.1, 0.1, 0.1])
-    assert not [one for one in diagnose(run).remarks if one.title == "Range of the images"]
+    assert not [one for one in doctor(run).remarks if one.title == "Range of the images"]
 
 
 def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
@@ -385,7 +385,7 @@ def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
         ("half", ["clustering.sinkhorn=positionwise", "masking.roll=false", "run.precision=auto"]),
     ):
         run = write_run(tmp_path / name, varied(config, *options), changes=changes, starts=[start])
-        advised[name] = " ".join(remark.advice for remark in diagnose(run).remarks)
+        advised[name] = " ".join(remark.advice for remark in doctor(run).remarks)
     for setting in ("clustering.sinkhorn=positionwise", "masking.roll=true", "run.precision=float32"):
         assert setting in advised["without"]
         assert setting not in advised["with"]

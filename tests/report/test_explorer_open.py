@@ -41,7 +41,7 @@ def test__the_page_gets_what_is_known(run: Path, model: CapiEncoder, monkeypatch
     def note(*arguments: Any, **named: Any) -> None:
         got.update(named, arguments=arguments)
 
-    monkeypatch.setattr(page, "explore", note)
+    monkeypatch.setattr(page, "serve", note)
     capi.explore(run, device="cpu", size=64, port=1234)
     assert got["arguments"][0] == str(run)
     assert (got["size"], got["port"], got["host"], got["temperature"]) == (64, 1234, "127.0.0.1", 0.2)

@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from capi.errors import CapiError
 from capi.models.pixels import PixelEncoder
-from capi.report.explorer.page import MAX_UPLOAD, _wait, explore, free_port, serving
+from capi.report.explorer.page import MAX_UPLOAD, _wait, free_port, serve, serving
 from capi.report.explorer.session import Explorer
 from tests.browser import browser, page  # noqa: F401
 from tests.report.small_models import photo_folder, some_prototypes, untrained_model
@@ -191,7 +191,7 @@ def test__exploring_announces_its_address_and_its_end(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("capi.report.explorer.page._wait", interrupt)
     folder = photo_folder(tmp_path / "photos")
-    explore("a model", PixelEncoder(8), [folder], prototypes=None, size=32, port=any_port(), announce=said.append)
+    serve("a model", PixelEncoder(8), [folder], prototypes=None, size=32, port=any_port(), announce=said.append)
     assert len(said) == 2
     assert said[0].startswith("exploring a model at http://127.0.0.1:")
 
@@ -209,7 +209,7 @@ def test__without_gradio_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "gradio", None)
     folder = photo_folder(tmp_path / "photos")
     with pytest.raises(CapiError, match=r"pip install 'capi\[explore\]'"):
-        explore("a model", PixelEncoder(8), [folder], prototypes=None, announce=print)
+        serve("a model", PixelEncoder(8), [folder], prototypes=None, announce=print)
 
 
 def test__uploads_are_limited() -> None:

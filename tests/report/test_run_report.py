@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from capi.errors import CapiError
+from capi.report.costs import CostAssumptions
 from capi.report.run_report import FollowedRun, gather, write_report
 from tests.browser import browser, page  # noqa: F401
 from tests.report.run_folders import START, add_pictures, append, make_run, record, records
@@ -174,10 +175,10 @@ def test__a_place_that_cannot_be_written_is_told(run: Path, tmp_path: Path) -> N
 
 
 def test__power_and_grid_can_be_given(run: Path) -> None:
-    content = write_report(run, watts=1000.0, carbon=0.5).read_text()
+    content = write_report(run, costs=CostAssumptions(watts=1000.0, carbon=0.5)).read_text()
     assert "1000 W all the time, as was given" in content
     with pytest.raises(CapiError, match="watts"):
-        write_report(run, watts=-1.0)
+        write_report(run, costs=CostAssumptions(watts=-1.0))
 
 
 def test__names_that_are_no_text_can_be_written(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from capi.errors import CapiError
-from capi.report.watch import DEFAULT_PORT, WatchServer, distinct_names, is_loopback, serve
+from capi.report.watch import DEFAULT_PORT, WatchServer, distinct_names, is_loopback, watch
 from tests.browser import browser, page  # noqa: F401
 from tests.report.run_folders import add_pictures, append, make_run, record, records
 
@@ -168,7 +168,7 @@ def test__control_c_ends_it_cleanly(runs: list[Path], monkeypatch: pytest.Monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(WatchServer, "wait", interrupted)
-    serve(runs[:1], port=0, announce=said.append)
+    watch(runs[:1], port=0, announce=said.append)
     found = re.search(r"Watching 1 run at http://127.0.0.1:(\d+)/", said[0])
     assert found
     with pytest.raises(ConnectionRefusedError):
@@ -189,7 +189,7 @@ def test__waiting_ends_when_the_server_is_stopped(runs: list[Path]) -> None:
 def test__everyone_is_warned_of_an_open_address(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(WatchServer, "wait", lambda _: None)
-    serve(runs, host="0.0.0.0", port=0, announce=said.append)  # noqa: S104 - what is tested
+    watch(runs, host="0.0.0.0", port=0, announce=said.append)  # noqa: S104 - what is tested
     assert "over the network" in said[1]
 
 

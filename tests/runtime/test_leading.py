@@ -17,23 +17,22 @@ def test__the_others_do_what_is_asked_and_get_what_is_told() -> None:
         if exchange.rank:
             return follow_main(exchange, done.append), done
 
-        def action() -> str:
+        with lead(exchange) as findings:
             exchange.announce(1)
             exchange.announce(2)
-            return "whole"
-
-        return lead(exchange, action, told=lambda result: result[:2]), done
+            findings.result = "wh"
+        return "whole", done
 
     assert together(3, act) == [("whole", []), ("wh", [1, 2]), ("wh", [1, 2])]
 
 
 @pytest.mark.parametrize("error", [CapiError("no such folder"), ValueError("no such folder")])
 def test__a_failure_of_the_main_process_is_everyone_s(error: Exception) -> None:
-    def fail() -> None:
-        raise error
-
     def act(exchange: ThreadExchange) -> Any:
-        return follow_main(exchange, print) if exchange.rank else lead(exchange, fail, told=lambda result: result)
+        if exchange.rank:
+            return follow_main(exchange, print)
+        with lead(exchange):
+            raise error
 
     first, *others = together(3, act)
     assert first is error
@@ -43,22 +42,16 @@ def test__a_failure_of_the_main_process_is_everyone_s(error: Exception) -> None:
 def test__of_a_lost_process_nobody_is_told() -> None:
     """The announcement would wait for a process that is gone."""
 
-    def fail() -> None:
-        raise LostProcessError("gone")
-
     main, other = exchanges(2)
-    with pytest.raises(LostProcessError, match="gone"):
-        lead(main, fail, told=lambda result: result)
+    with pytest.raises(LostProcessError, match="gone"), lead(main):
+        raise LostProcessError("gone")
     assert other.queues["all", 1].empty()
 
 
 def test__whoever_is_interrupted_waits_for_nobody() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     main, other = exchanges(2)
-    with pytest.raises(KeyboardInterrupt):
-        lead(main, interrupt, told=lambda result: result)
+    with pytest.raises(KeyboardInterrupt), lead(main):
+        raise KeyboardInterrupt
     assert other.queues["all", 1].empty()
 
 

@@ -11,7 +11,6 @@ from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.train.build import mask_sampler
 from capi.train.dry_run import check, least_bytes
-from capi.zoo.encoders import open_encoder
 
 CPU = torch.device("cpu")
 
@@ -54,4 +53,4 @@ def test__what_a_run_would_start_from_must_be_there_and_fit(small_config: Config
     for source, message in (("nowhere.pth", "nowhere.pth"), (str(reference_checkpoint), "does not fit|model.width")):
         config = small_config.model_copy(update={"init": small_config.init.model_copy(update={"encoder": source})})
         with pytest.raises(CapiError, match=message):
-            check(config, device=CPU, rounds=1, open_encoder=open_encoder)
+            check(config, device=CPU, rounds=1)

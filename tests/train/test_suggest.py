@@ -12,7 +12,7 @@ from capi.data.sources import image_folder
 from capi.errors import CapiError
 from capi.train.build import mask_sampler
 from capi.train.cost.hardware import Gpu, gpus
-from capi.train.cost.suggest import Images, look_at, suggest
+from capi.train.cost.suggest import Images, look_at, suggest_run
 
 LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, measured=True)
 
@@ -33,7 +33,7 @@ LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, mea
     ],
 )
 def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, count: int, recipe: str) -> None:
-    found = suggest(images, gpu, count, hours=48.0)
+    found = suggest_run(images, gpu, count, hours=48.0)
     words = shlex.split(found.command("my photos"))
     overrides = [word for word in words if "=" in word]
     named = words[words.index("--data") - len(overrides) - 1]
@@ -52,22 +52,22 @@ def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, co
 
 
 def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
-    few = suggest(Images(675, 348), LAPTOP).config
+    few = suggest_run(Images(675, 348), LAPTOP).config
     assert few == load_config("small")
-    pets = suggest(Images(3680, 128), LAPTOP).config
+    pets = suggest_run(Images(3680, 128), LAPTOP).config
     assert (pets.data.image_size, pets.model.depth, pets.clustering.prototypes) == (64, 6, 512)
     assert (pets.optimization.batch_size, pets.optimization.teacher_momentum) == (128, 0.99)
     assert pets.optimization.steps == pytest.approx(2800, rel=0.05)
 
 
 def test__the_hours_shorten_the_run() -> None:
-    long, short = (suggest(Images(675, 348), LAPTOP, hours=hours).plan for hours in (1.0, 0.02))
+    long, short = (suggest_run(Images(675, 348), LAPTOP, hours=hours).plan for hours in (1.0, 0.02))
     assert short.effort.hours == pytest.approx(0.02, rel=0.02)
     assert short.images_seen < long.images_seen
 
 
 def test__micro_batches_make_it_fit() -> None:
-    found = suggest(Images(1_281_167, 400), gpus()["rtx3090"], 8, hours=500.0)
+    found = suggest_run(Images(1_281_167, 400), gpus()["rtx3090"], 8, hours=500.0)
     assert found.config.optimization.micro_batches > 1
     assert found.plan.fits
 
@@ -75,17 +75,17 @@ def test__micro_batches_make_it_fit() -> None:
 def test__many_gpus_are_started_by_what_can_start_them() -> None:
     images = Images(14_000_000, 400)
     assert (
-        suggest(images, gpus()["h100"], 8, hours=1000.0)
+        suggest_run(images, gpus()["h100"], 8, hours=1000.0)
         .command("x")
         .startswith("torchrun --nproc-per-node 8 -m capi pretrain ")
     )
-    many = suggest(images, gpus()["h100"], 32, hours=1000.0).command("x")
+    many = suggest_run(images, gpus()["h100"], 32, hours=1000.0).command("x")
     assert many.startswith("capi launch slurm --nodes 4 --gpus-per-node 8 vitl16 ")
 
 
 def test__a_gpu_that_holds_nothing_is_refused() -> None:
     with pytest.raises(CapiError, match="no recipe fits the 0 GB of a stamp"):
-        suggest(Images(100, 100), Gpu("stamp", "a stamp", 1e6, None, 1e9, None))
+        suggest_run(Images(100, 100), Gpu("stamp", "a stamp", 1e6, None, 1e9, None))
 
 
 def test__the_images_are_counted_and_their_size_is_typical(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from capi.errors import CapiError
-from capi.zoo.baselines.registry import BASELINES, OF_THE_PAPER, baseline_named, list_baselines
+from capi.zoo.baselines.registry import BASELINES, PAPER_BASELINES, baseline_named, list_baselines
 
 
 def test__the_papers_encoders_are_listed_first_and_each_once() -> None:
     names = [each.name for each in list_baselines()]
-    assert tuple(names[: len(OF_THE_PAPER)]) == OF_THE_PAPER
+    assert tuple(names[: len(PAPER_BASELINES)]) == PAPER_BASELINES
     assert sorted(names) == sorted(BASELINES)
 
 

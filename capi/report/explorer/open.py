@@ -1,38 +1,49 @@
 """The explorer of a model by its name: of a run it knows the prototypes, the temperature and the masks too."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from capi.report.draw import load_prototypes
 from capi.report.explorer import page
+from capi.runtime.devices import choose_device
 from capi.train.build import mask_sampler
-from capi.types import VisionEncoder
+from capi.types import Names, VisionEncoder, listed
+from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import RunFolder, run_config
+from capi.zoo.weights import Weights
 
 
 def explore(
-    model: str | Path,
-    encoder: VisionEncoder,
-    images: Sequence[Path],
+    model: str | Path | VisionEncoder,
+    images: Names = (),
     *,
     size: int | None = None,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
     host: str = page.HOST,
     port: int | None = None,
     open_browser: bool = False,
     announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve the page until Ctrl-C."""
-    page.explore(
-        str(model),
+    """A page in the browser to look around in what an encoder sees, until Ctrl-C. Needs the extra `explore`.
+
+    `size` is the short side of images, by default that of the encoder's own size.
+    """
+    encoder = open_encoder(model, weights=weights, device=choose_device(device))
+    name = str(model) if isinstance(model, str | Path) else type(model).__name__
+    page.serve(
+        name,
         encoder,
-        images,
+        [Path(image) for image in listed(images)],
         size=size,
         host=host,
         port=port,
         open_browser=open_browser,
         announce=announce,
-        **known_of(Path(model)),
+        **known_of(Path(name)),
     )
 
 

@@ -33,7 +33,7 @@ MAX_SESSIONS = 16
 USUAL_PORT = 7860
 
 
-def explore(
+def serve(
     model_name: str,
     encoder: VisionEncoder,
     images: Sequence[Path],

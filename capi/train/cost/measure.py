@@ -12,7 +12,7 @@ import torch
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.train.cost.hardware import Gpu
-from capi.train.cost.plan import Assumptions, Comparison, RunPlan, plan_run
+from capi.train.cost.plan import Assumptions, PlanComparison, RunPlan, plan_run
 from capi.train.dry_run import check
 
 _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -29,10 +29,10 @@ class Measured:
     peak_bytes: int | None
 
     @property
-    def comparisons(self) -> list[Comparison]:
-        found = [Comparison("seconds a step", self.plan.effort.seconds_a_step, self.seconds)]
+    def comparisons(self) -> list[PlanComparison]:
+        found = [PlanComparison("seconds a step", self.plan.effort.seconds_a_step, self.seconds)]
         if self.peak_bytes is not None:
-            found.append(Comparison("peak bytes", float(self.plan.memory.peak), float(self.peak_bytes)))
+            found.append(PlanComparison("peak bytes", float(self.plan.memory.peak), float(self.peak_bytes)))
         return found
 
     @property

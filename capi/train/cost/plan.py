@@ -3,13 +3,13 @@
 Nothing here is fitted to the cost that the paper reports for its own run; `against_paper` says how far off the plan is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from capi.config.loading import differences, load_config
+from capi.config.loading import Recipe, as_config, differences, load_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.masking import Grid
@@ -68,7 +68,7 @@ class Accumulation(NamedTuple):
     largest_batch: int
 
 
-class Comparison(NamedTuple):
+class PlanComparison(NamedTuple):
     """A number of the plan beside the one that was measured."""
 
     name: str
@@ -111,6 +111,22 @@ class RunPlan:
     @property
     def mfu(self) -> float:
         return self.assumptions.mfu_of(self.gpu)
+
+
+def plan(
+    recipe: Recipe,
+    overrides: Iterable[str] = (),
+    *,
+    gpu: str = "this",
+    gpus: int = 1,
+    assumptions: Assumptions | None = None,
+) -> RunPlan:
+    """What a run would need on so many GPUs, without running anything: memory part by part, what fits, hours, energy.
+
+    `gpu` is a name that `capi plan --gpu list` gives, or `this` for the machine at hand. `assumptions` holds what no
+    plan can know: the share of the peak that is reached, and what power costs.
+    """
+    return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
 
 
 def plan_run(
@@ -279,7 +295,7 @@ _FREE = (
 )
 
 
-def against_paper(config: Config, assumptions: Assumptions | None = None) -> list[Comparison] | None:
+def against_paper(config: Config, assumptions: Assumptions | None = None) -> list[PlanComparison] | None:
     """The plan of the paper's main model on the paper's GPUs beside what it reports; None for another recipe."""
     if differences(load_config(PAPER_RECIPE), config, _FREE):
         return None
@@ -288,7 +304,7 @@ def against_paper(config: Config, assumptions: Assumptions | None = None) -> lis
     assert planned.kwh is not None
     assert planned.kg_co2 is not None
     return [
-        Comparison("GPU hours", planned.gpu_hours, PAPER_GPU_HOURS),
-        Comparison("kWh", planned.kwh, PAPER_KWH),
-        Comparison("kgCO2eq", planned.kg_co2, PAPER_KG),
+        PlanComparison("GPU hours", planned.gpu_hours, PAPER_GPU_HOURS),
+        PlanComparison("kWh", planned.kwh, PAPER_KWH),
+        PlanComparison("kgCO2eq", planned.kg_co2, PAPER_KG),
     ]

@@ -14,12 +14,13 @@ from typing import Literal, NamedTuple
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.data.decoding import BrokenImageError, ChannelsError
+from capi.data.opening import Data, open_images
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import evenly, quick_statistics, significant, statistics_warning
 from capi.errors import CapiError
 from capi.train.build import build_reader
-from capi.train.cost.hardware import Gpu
+from capi.train.cost.hardware import Gpu, find_gpu
 from capi.train.cost.plan import Assumptions, RunPlan, plan_run
 from capi.types import Statistics
 from capi.zoo.build import statistics
@@ -89,6 +90,7 @@ class Images:
 class Suggestion:
     """A run for some images: its recipe, what changes in it, and its plan."""
 
+    images: Images
     recipe: Choice
     choices: list[Choice]
     config: Config
@@ -136,6 +138,13 @@ def _sides(reader: Reader) -> tuple[list[int], list[BrokenImageError]]:
 
 
 def suggest(
+    data: Data, *, gpu: str = "this", gpus: int = 1, hours: float = 24.0, assumptions: Assumptions | None = None
+) -> Suggestion:
+    """A recipe with batch, prototypes and length for these images on this hardware, each with its reason."""
+    return suggest_run(look_at(open_images(data)), find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)
+
+
+def suggest_run(
     images: Images, gpu: Gpu, gpus: int = 1, *, hours: float = 24.0, assumptions: Assumptions | None = None
 ) -> Suggestion:
     """The largest recipe that so many images deserve and that so many hours allow."""
@@ -170,7 +179,7 @@ def _on(
         choices.append(Choice("optimization.micro_batches", parts, reason, "rule of thumb"))
         config = _config(rung.recipe, choices)
         plan = plan_run(config, gpu, gpus, assumptions=assumptions)
-    return Suggestion(recipe, choices, config, plan)
+    return Suggestion(images, recipe, choices, config, plan)
 
 
 def _config(recipe: str, choices: Iterable[Choice]) -> Config:

@@ -19,7 +19,7 @@ class PlannedCost(NamedTuple):
         return self.flop_an_image * self.images_seen
 
 
-def plan(config: Config) -> PlannedCost:
+def planned_cost(config: Config) -> PlannedCost:
     """Parameters, FLOP of one image in one iteration, and how many images the run sees, repetitions included."""
     planned, optimization = networks(config), config.optimization
     return PlannedCost(

@@ -21,7 +21,7 @@ PREFIX = "baseline:"
 _SOURCES = (dino, mocov3, msn, ibot, mim_refiner, ijepa, mae, data2vec, dinov2, beit, aim, dinov3)
 BASELINES: dict[str, Baseline] = {each.name: each for source in _SOURCES for each in source.BASELINES}
 # The encoders of the paper's tables and figures.
-OF_THE_PAPER = (
+PAPER_BASELINES = (
     "dino_vitb16",
     "mocov3_vitb16",
     "msn_vitl16",
@@ -50,5 +50,5 @@ def baseline_named(name: str) -> Baseline:
 
 def list_baselines() -> list[Baseline]:
     """Those of the paper first, the others in the order of their sources."""
-    others = [each for name, each in BASELINES.items() if name not in OF_THE_PAPER]
-    return [BASELINES[name] for name in OF_THE_PAPER] + others
+    others = [each for name, each in BASELINES.items() if name not in PAPER_BASELINES]
+    return [BASELINES[name] for name in PAPER_BASELINES] + others

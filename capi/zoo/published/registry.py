@@ -8,7 +8,7 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SOURCE = "https://github.com/facebookresearch/capi"
+REFERENCE_REPOSITORY = "https://github.com/facebookresearch/capi"
 _ADDRESS = "https://dl.fbaipublicfiles.com/capi/"
 
 

@@ -6,7 +6,7 @@ import pytest
 from rich.table import Table
 from rich.text import Text
 
-from capi.runtime.terminal import Terminal, harmless, one_line
+from capi.cli.terminal import Terminal, harmless, one_line
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from capi.api.share_folder import prepare_folder
 from capi.errors import CapiError
 from capi.report.card import require_licence
+from capi.report.costs import CostAssumptions
 from capi.zoo.run_folder import RunFolder
 from capi.zoo.weights import Weights
 
@@ -54,51 +55,52 @@ class Pushed:
 
 
 def push(
-    run: Path,
-    repo_id: str,
+    run: str | Path,
+    name: str,
     *,
     licence: str | None = None,
+    data_description: str = "",
+    results: Sequence[str | Path] = (),
+    photos: bool = False,
     private: bool = False,
     token: str | None = None,
     dry_run: bool = False,
-    out: Path | None = None,
+    out: str | Path | None = None,
     weights: Weights = "teacher",
-    data_description: str = "",
-    results: Sequence[Path] = (),
-    photos: bool = False,
     watts: float | None = None,
     carbon: float | None = None,
     overwrite: bool = False,
     hub: Hub | None = None,
 ) -> Pushed:
-    """Share a run as the repository `owner/name` of the Hub, with a model card.
+    """Share a run on the Hugging Face Hub as `owner/name`: weights, config and a model card.
 
-    The folder is written to `out`, by default RUN/hub, which is replaced each time. Without a `token` that of
+    `dry_run` writes the folder and sends nothing. `results` are folders of `evaluate`, beside those within the run. The
+    folder is written to `out`, by default RUN/hub, which is replaced each time. Without a `token` that of
     `hf auth login` or of HF_TOKEN is used. `hub` takes the place of huggingface_hub's own client.
     """
-    require_repo_id(repo_id)
+    require_repo_id(name)
     if licence is None:
         raise CapiError("a model that others may use needs a licence: --licence apache-2.0, or what its owner decides")
     require_licence(licence)
+    run = Path(run)
     RunFolder(run).record()
     if not dry_run and hub is None:
         hub = open_hub(token)
     folder = prepare_folder(
         run,
-        out or run / FOLDER,
-        name=repo_id,
+        run / FOLDER if out is None else Path(out),
+        name=name,
         licence=licence,
         weights=weights,
         data_description=data_description,
-        results=results,
+        results=[Path(folder) for folder in results],
         photos=photos,
-        watts=watts,
-        carbon=carbon,
+        costs=CostAssumptions(watts, carbon),
         overwrite=overwrite or out is None,
     )
     files = tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()))
-    address = None if dry_run or hub is None else send(hub, folder, repo_id, private=private)
-    return Pushed(folder, repo_id, files, private, address)
+    address = None if dry_run or hub is None else send(hub, folder, name, private=private)
+    return Pushed(folder, name, files, private, address)
 
 
 def require_repo_id(repo_id: str) -> str:

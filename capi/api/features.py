@@ -1,0 +1,162 @@
+"""What a frozen encoder gives for a user's images: features in a file, the most similar images, labels of a probe."""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from capi.data.frame import image_size_of
+from capi.data.image_lists import list_images
+from capi.data.sources import ImageSource, find_images
+from capi.errors import CapiError
+from capi.evals import similar
+from capi.evals.build import choose_workers
+from capi.evals.extraction import Extracted, extract_features
+from capi.evals.feature_files import read_features
+from capi.evals.features import Encoding
+from capi.evals.prediction import Prediction
+from capi.evals.probe_files import load_probe
+from capi.evals.results import make_folder
+from capi.evals.similar import Match
+from capi.evals.teamwork import executing, on_a_machine, prepared
+from capi.report.pictures import matches
+from capi.report.pictures.sheets import save_picture
+from capi.report.predictions import Predicted, write_predictions
+from capi.runtime.devices import choose_device
+from capi.runtime.progress import EvaluationProgress
+from capi.types import Names, VisionEncoder, listed
+from capi.zoo.encoders import open_encoder, open_noted_encoder
+from capi.zoo.weights import Weights
+
+_LOG = logging.getLogger("capi")
+PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+
+
+def extract(
+    model: str | Path | VisionEncoder,
+    data: str | Path,
+    *,
+    out: str | Path,
+    kinds: str | Sequence[str] = ("mean_patch",),
+    image_size: int | tuple[int, int] | None = None,
+    whole: bool = False,
+    dtype: str = "float32",
+    batch_size: int = 32,
+    split: str | None = None,
+    label: str = "label",
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Extracted:
+    """Features of every image of a folder, a CSV or `demo`, with names and labels, as safetensors or parquet.
+
+    `kinds` are among patch, mean_patch, pooled and register; `image_size` is by default the encoder's own. An
+    extraction that was interrupted goes on.
+    """
+    asked = (image_size, image_size) if isinstance(image_size, int) else image_size
+    named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
+    with executing(device, console) as run:
+        with prepared(run.processes):
+            encoder = open_encoder(model, weights=weights, device=run.device)
+            found = list_images(str(data), split, label)
+        images = len(found.images) // run.processes.size
+        return extract_features(
+            encoder,
+            found.images,
+            Path(out),
+            encoding=Encoding(
+                size=image_size_of(encoder) if asked is None else asked,
+                batch_size=batch_size,
+                workers=choose_workers(None, run.device, images, on_a_machine(run.processes)),
+                device=run.device,
+                progress=run.progress,
+            ),
+            labels=found.labels,
+            kinds=[kinds] if isinstance(kinds, str) else kinds,
+            whole=whole,
+            about={**named, "data": str(data), "split": split},
+            dtype=dtype,
+            overwrite=overwrite,
+            processes=run.processes,
+        )
+
+
+def nearest(
+    file: str | Path,
+    image: str | Path,
+    *,
+    model: str | Path | VisionEncoder | None = None,
+    count: int = 10,
+    at: tuple[float, float] | None = None,
+    kind: str | None = None,
+    out: str | Path | None = None,
+    images: str | Path | None = None,
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+) -> list[Match]:
+    """The images of a file of `extract` that are most similar to an image; with a point `at`, the patches.
+
+    `model` is by default the one the file was made with; one that is Python, or that is not on this machine and not a
+    published model either, must be given, since a file may come from anyone. With `out`, a contact sheet is written
+    there. `images` is the folder of the file's images; it must be given where the file has only its name, since they
+    were extracted by an absolute path.
+    """
+    chosen = choose_device(device)
+    picture = None if out is None else _picture(Path(out), overwrite)
+    features = read_features(Path(file))
+    about = features.facts.about
+    weights: Weights = about.get("weights", "teacher")
+    if model is not None:
+        encoder = open_encoder(model, weights=weights, device=chosen)
+    elif "model" in about:
+        encoder = open_noted_encoder(about["model"], file, weights=weights, device=chosen)
+    else:
+        raise CapiError(f"{file} does not say which model made it: name the model")
+    given = None if images is None else Path(images)
+    found = similar.find_similar(
+        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind, root=given
+    )
+    if picture is not None:
+        named = features.facts.root
+        shown: ImageSource | Path | None = Path(named) if given is None and named is not None else given
+        if about.get("data") == "demo" and given is None:
+            shown = list_images("demo", about.get("split")).images
+        elif isinstance(shown, Path) and not shown.is_dir():
+            _LOG.warning("there is no folder %s with the images of %s: give it with --images", shown, file)
+        sheet = matches.similarity_sheet(Path(image), found, shown, framing=features.facts.framing, at=at)
+        make_folder(picture.parent)
+        save_picture(sheet, picture)
+    return found
+
+
+def predict(
+    model: str | Path | VisionEncoder,
+    probe: str | Path,
+    images: Names,
+    *,
+    out: str | Path,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Predicted:
+    """Label images with a probe that an evaluation fitted: a CSV of classes, or masks and overlays."""
+    chosen = choose_device(device)
+    fitted = load_probe(Path(probe))
+    encoder = open_encoder(model, weights=weights, device=chosen)
+    source = find_images([Path(image) for image in listed(images)])
+    with EvaluationProgress(console) as progress:
+        encoding = Encoding(device=chosen, workers=choose_workers(None, chosen, len(source)), progress=progress)
+        return write_predictions(Prediction(encoder, fitted, source, encoding), Path(out), overwrite=overwrite)
+
+
+def _picture(path: Path, overwrite: bool) -> Path:
+    """A name that a picture may have; any other is told before the work, as is a file that would be replaced."""
+    if path.suffix.lower() not in PICTURE_ENDINGS or path.is_dir():
+        raise CapiError(f"{path} cannot be a picture: give a file that ends in {', '.join(PICTURE_ENDINGS)}")
+    if path.exists() and not overwrite:
+        raise CapiError(f"{path} is there already: choose another --out, or replace it with --overwrite")
+    return path
