@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from capi.runtime.signals import StopRequest as StopRequest
     from capi.train.build import build_learner as build_learner
     from capi.train.build import loss_label as loss_label
+    from capi.train.build import masked_batch as masked_batch
     from capi.train.cost.hardware import gpus as gpus
     from capi.train.cost.hardware import this_machine as this_machine
     from capi.train.cost.measure import Measured as Measured
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from capi.train.launch import SlurmOptions as SlurmOptions
     from capi.train.launch import slurm_script as slurm_script
     from capi.train.launch import submit as submit
+    from capi.train.step import train_step as train_step
     from capi.types import Features as Features
     from capi.types import MaskedBatch as MaskedBatch
     from capi.types import VisionEncoder as VisionEncoder
@@ -95,6 +97,7 @@ PUBLIC = {
     "export": "capi.zoo.export",
     "extract": "capi.api.features",
     "load": "capi.zoo.encoders",
+    "masked_batch": "capi.train.build",
     "nearest": "capi.api.features",
     "pack_shards": "capi.data.packing",
     "plan": "capi.train.cost.plan",
@@ -103,6 +106,7 @@ PUBLIC = {
     "push": "capi.api.hub",
     "report": "capi.report.runs",
     "suggest": "capi.train.cost.suggest",
+    "train_step": "capi.train.step",
     "transform": "capi.data.transform",
     "watch": "capi.report.watch",
     "load_config": "capi.config.loading",

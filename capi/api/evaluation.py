@@ -42,7 +42,7 @@ from capi.report.predictions import draw_predictions
 from capi.runtime.atomic import scratch_folder
 from capi.runtime.privacy import hide_paths_within
 from capi.types import VisionEncoder
-from capi.zoo.encoders import open_encoder
+from capi.zoo.encoders import Trainee, open_encoder
 from capi.zoo.published.registry import RELEASED
 from capi.zoo.weights import Weights
 
@@ -57,7 +57,7 @@ class Evaluated:
 
 
 def evaluate(
-    model: str | Path | VisionEncoder,
+    model: str | Path | VisionEncoder | Trainee,
     benchmark: str | Path | BenchmarkConfig,
     overrides: Iterable[str] = (),
     *,
@@ -70,9 +70,10 @@ def evaluate(
 ) -> Evaluated:
     """Score a frozen encoder by a benchmark, `DATASET/PROTOCOL` or a YAML file.
 
-    `model` is a path, another name that `capi evaluate` knows, or any `VisionEncoder`. With `out`, that folder gets
-    results.json, results.md, the fitted probe and pictures. Under torchrun all processes call this: each encodes a part
-    of the images, and the main one does all else. An `execution` takes the place of `device` and `console`.
+    `model` is a path, another name that `capi evaluate` knows, a learner, or any `VisionEncoder`. With `out`, that
+    folder gets results.json, results.md, the fitted probe and pictures. Under torchrun all processes call this: each
+    encodes a part of the images, and the main one does all else. An `execution` takes the place of `device` and
+    `console`.
     """
     begun = time.monotonic()
     with nullcontext(execution) if execution else executing(device, console) as run:
@@ -99,7 +100,7 @@ def evaluate(
             fitted = encoding.fitted(encoder.patch_size)
             context = Context(
                 model=str(model) if isinstance(model, str | Path) else type(model).__name__,
-                weights=weights if isinstance(model, str | Path) and Path(model).is_dir() else None,
+                weights=weights if isinstance(model, Trainee) or _is_folder(model) else None,
                 encoder=encoder_facts(encoder),
                 image_size=fitted.size,
                 benchmark=f"{config.dataset}/{config.protocol}",
@@ -117,6 +118,10 @@ def evaluate(
         return Evaluated(outcome, record, folder)
 
 
+def _is_folder(model: object) -> bool:
+    return isinstance(model, str | Path) and Path(model).is_dir()
+
+
 @contextmanager
 def _room(folder: Path | None) -> Iterator[Path]:
     """Where features lie that do not fit into memory, for as long as they are needed."""
@@ -129,7 +134,7 @@ def _room(folder: Path | None) -> Iterator[Path]:
         yield Path(name)
 
 
-def licence_of(model: str | Path | VisionEncoder, encoder: VisionEncoder) -> str | None:
+def licence_of(model: object, encoder: VisionEncoder) -> str | None:
     """Under what licence the weights of a published model stand; None for one's own."""
     if str(model) in RELEASED:
         return RELEASED[str(model)].licence

@@ -8,7 +8,7 @@ from typing import Literal
 from capi.data.frame import image_size_of
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
-from capi.zoo.encoders import load_weights
+from capi.zoo.encoders import Trainee, load_weights
 from capi.zoo.huggingface.files import write_transformers
 from capi.zoo.onnx.trace import OLDEST_OPSET, Precision
 from capi.zoo.onnx.write import OnnxExported, write_onnx
@@ -41,7 +41,7 @@ class Exported:
 
 
 def export(
-    model: str | Path,
+    model: str | Path | Trainee,
     out: str | Path,
     *,
     format: ExportFormat = "safetensors",
@@ -52,15 +52,15 @@ def export(
     pooled: bool = True,
     overwrite: bool = False,
 ) -> Path:
-    """Write the encoder of anything that `load` takes: as safetensors, in the released layout, for the transformers
-    library (with `image_size`), or as ONNX (with `precision`, `opset` and `pooled`). Says where it is.
+    """Write the encoder of a learner or of anything that `load` takes: as safetensors, in the released layout, for the
+    transformers library (with `image_size`), or as ONNX (with `precision`, `opset` and `pooled`). Says where it is.
     """
     options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)
     return write_export(model, Path(out), format=format, weights=weights, options=options, overwrite=overwrite).path
 
 
 def write_export(
-    model: str | Path,
+    model: str | Path | Trainee,
     out: Path,
     *,
     format: ExportFormat,
@@ -89,35 +89,35 @@ def _refuse_idle_options(format: str, options: ExportOptions) -> None:
             raise CapiError(f"{name} is an option of --format {owner}, not of {format}: leave it out")
 
 
-def _safetensors(model: str | Path, out: Path, weights: Weights, _: ExportOptions) -> Exported:
+def _safetensors(model: str | Path | Trainee, out: Path, weights: Weights, _: ExportOptions) -> Exported:
     return Exported(_file(model, out, "safetensors", weights))
 
 
-def _released(model: str | Path, out: Path, weights: Weights, _: ExportOptions) -> Exported:
+def _released(model: str | Path | Trainee, out: Path, weights: Weights, _: ExportOptions) -> Exported:
     return Exported(_file(model, out, "released", weights))
 
 
-def _file(model: str | Path, out: Path, format: FileFormat, weights: Weights) -> Path:
+def _file(model: str | Path | Trainee, out: Path, format: FileFormat, weights: Weights) -> Path:
     """Of a run the whole config goes along; of anything else what its weights tell."""
-    if RunFolder(Path(model)).exists:
+    if isinstance(model, str | Path) and RunFolder(Path(model)).exists:
         return export_run(Path(model), out, format, weights)
     return export_encoder(load_weights(model, weights), out, format)
 
 
-def _transformers(model: str | Path, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+def _transformers(model: str | Path | Trainee, out: Path, weights: Weights, options: ExportOptions) -> Exported:
     encoder = load_weights(model, weights)
     size = options.image_size or image_size_of(encoder)
     return Exported(write_transformers(encoder, out, image_size=size, overwrite=True))
 
 
-def _onnx(model: str | Path, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+def _onnx(model: str | Path | Trainee, out: Path, weights: Weights, options: ExportOptions) -> Exported:
     encoder: CapiEncoder = load_weights(model, weights)
     opset = OLDEST_OPSET if options.opset is None else options.opset
     done = write_onnx(encoder, out, opset=opset, precision=options.precision, pooled=options.pooled, overwrite=True)
     return Exported(done.path, done)
 
 
-_WRITERS: dict[str, Callable[[str | Path, Path, Weights, ExportOptions], Exported]] = {
+_WRITERS: dict[str, Callable[[str | Path | Trainee, Path, Weights, ExportOptions], Exported]] = {
     "safetensors": _safetensors,
     "released": _released,
     "transformers": _transformers,

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from capi.data.sources import Encoded, image_folder
 from capi.errors import CapiError
-from capi.evals.extraction import extract
+from capi.evals.extraction import extract_features
 from capi.evals.feature_files import Framing, read_features
 from capi.evals.features import Encoding
 from capi.evals.similar import Match, find_similar
@@ -35,7 +35,7 @@ def test__the_colored_patch_is_found_and_framed_where_it_is(
         ImageDraw.Draw(picture).rectangle((round(left), round(top), round(right) - 1, round(bottom) - 1), fill=RED)
         picture.save(folder / name)
     encoding, out = Encoding(size=(16, 24), batch_size=4), tmp_path / "x.safetensors"
-    extract(PixelEncoder(4), image_folder(folder), out, encoding=encoding, kinds=["patch"], whole=whole)
+    extract_features(PixelEncoder(4), image_folder(folder), out, encoding=encoding, kinds=["patch"], whole=whole)
     file = read_features(out)
     assert file.facts.framing == framing
     left, top, right, bottom = framing.patch_box(image_size, *places["b.png"])
