@@ -15,8 +15,9 @@ from capi.evals.datasets.imagenet_shifts import TEST_SETS
 from capi.evals.table_view import NOT_IN_TABLE, Entry, TableView, ViewRow
 from capi.evals.teamwork import executing
 from capi.types import Names, listed
-from capi.zoo.baselines.registry import BASELINES, PREFIX, baseline_named
-from capi.zoo.baselines.weights import USUAL, find_weights, is_baseline
+from capi.zoo.baselines.names import PREFIX, USUAL, is_baseline
+from capi.zoo.baselines.registry import BASELINES, baseline_named
+from capi.zoo.baselines.weights import find_weights
 from capi.zoo.published.cache import cache_folder
 from capi.zoo.published.registry import RELEASED
 from capi.zoo.weights import Weights

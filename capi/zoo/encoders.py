@@ -23,10 +23,8 @@ from capi.models.plain_vit import PlainViT
 from capi.train import build
 from capi.train.run import run_config
 from capi.types import Statistics, VisionEncoder
-from capi.zoo.baselines.weights import is_baseline, is_on_this_machine, open_baseline
-from capi.zoo.huggingface.files import read_transformers
-from capi.zoo.published import hub
-from capi.zoo.published.cache import cached_file
+from capi.zoo.baselines.names import is_baseline, is_on_this_machine
+from capi.zoo.huggingface.files import CONFIG, WEIGHTS, read_transformers
 from capi.zoo.published.registry import RELEASED, similar_names
 from capi.zoo.released import load_released
 from capi.zoo.run_folder import RunFolder
@@ -55,7 +53,7 @@ def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | Pl
     vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it; of the
     released layout all keys of the head may be missing, since features need none of them.
     """
-    return open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
+    return _baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
 
 
 def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder:
@@ -76,7 +74,7 @@ def load_weights(model: str | Path, weights: Weights = "teacher") -> CapiEncoder
 
 def _load_folder(path: Path, weights: Weights) -> CapiEncoder:
     """A run, or else what the transformers library wrote."""
-    if not RunFolder(path).exists and (path / hub.CONFIG).is_file():
+    if not RunFolder(path).exists and (path / CONFIG).is_file():
         return read_transformers(path)
     return load_run(path, weights)
 
@@ -85,7 +83,7 @@ def _load_file(path: Path) -> CapiEncoder:
     exported = load_exported(path)
     if exported is not None:
         return exported
-    if path.name == hub.WEIGHTS and (path.parent / hub.CONFIG).is_file():
+    if path.name == WEIGHTS and (path.parent / CONFIG).is_file():
         return read_transformers(path.parent)
     return load_released(path)
 
@@ -94,6 +92,10 @@ def _load_named(name: str, kinds: str) -> CapiEncoder:
     """A published model or one of the Hub; what has another name is told, with those that are spelt like it."""
     if is_baseline(name):
         raise CapiError(f"{name} is no model of CAPI, which this asks for: it can be evaluated, compared and loaded")
+    # Most models lie on the disk, and need none of what fetches them.
+    from capi.zoo.published import hub
+    from capi.zoo.published.cache import cached_file
+
     if name in RELEASED:
         return load_released(cached_file(RELEASED[name]))
     if hub.is_hub_id(name):
@@ -189,7 +191,7 @@ def _open(name: str, weights: Weights) -> VisionEncoder:
     if Path(name).exists():
         return load_weights(Path(name), weights)
     if is_baseline(name):
-        return open_baseline(name)
+        return _baseline(name)
     kind, colon, rest = name.rpartition(":")
     if not colon:
         return _load_named(name, KINDS)
@@ -198,6 +200,13 @@ def _open(name: str, weights: Weights) -> VisionEncoder:
     if kind == "untrained":
         return untrained(rest)
     return _own(kind, rest, name)
+
+
+def _baseline(name: str) -> PlainViT:
+    # Twelve modules of other methods, which a model of CAPI does without.
+    from capi.zoo.baselines.weights import open_baseline
+
+    return open_baseline(name)
 
 
 def _pixels(size: str) -> PixelEncoder:

@@ -17,7 +17,6 @@ from capi.zoo.baselines.sources import (
     msn,
 )
 
-PREFIX = "baseline:"
 _SOURCES = (dino, mocov3, msn, ibot, mim_refiner, ijepa, mae, data2vec, dinov2, beit, aim, dinov3)
 BASELINES: dict[str, Baseline] = {each.name: each for source in _SOURCES for each in source.BASELINES}
 # The encoders of the paper's tables and figures.

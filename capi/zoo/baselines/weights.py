@@ -17,25 +17,14 @@ from capi.errors import CapiError
 from capi.models.plain_vit import PlainViT
 from capi.zoo.baselines.baseline import Baseline
 from capi.zoo.baselines.load import load_baseline
-from capi.zoo.baselines.registry import PREFIX, baseline_named
+from capi.zoo.baselines.names import PREFIX, USUAL
+from capi.zoo.baselines.registry import baseline_named
 from capi.zoo.published import hub
 from capi.zoo.published.cache import cache_folder
 
 FOLDER_VARIABLE = "CAPI_BASELINES"
-USUAL = "hub"
 _BICUBIC = ("bicubic", "antialias")
 _ENDINGS = ("", ".pth", ".pt", ".th", ".pth.tar", ".safetensors", ".bin")
-
-
-def is_baseline(name: str) -> bool:
-    """Whether a name asks for a baseline."""
-    return name.startswith(PREFIX)
-
-
-def is_on_this_machine(name: str) -> bool:
-    """Whether a baseline is asked for by a place here, or by none; any other place is asked of the Hub."""
-    place = name.partition("=")[2]
-    return not place or (place != USUAL and Path(place).expanduser().exists())
 
 
 def open_baseline(name: str) -> PlainViT:
