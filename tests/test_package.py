@@ -14,6 +14,9 @@ import pytest
 from PIL import Image
 
 import capi
+from capi import api
+from capi.config.schema import Config
+from tests.zoo.test_weights import make_run
 
 ROOT = Path(__file__).parent.parent
 
@@ -24,10 +27,35 @@ def test__importing_capi_imports_nothing_heavy() -> None:
     assert output.stdout.strip() == "[]"
 
 
-def test__showing_recipes_does_not_wait_for_torch() -> None:
-    code = "import sys, capi.cli; print('torch' in sys.modules)"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert output.stdout.strip() == "False"
+@pytest.mark.parametrize("words", [["--help"], ["recipes"], ["pretrain", "--help"]], ids=" ".join)
+def test__help_and_recipes_do_not_wait_for_torch(words: list[str]) -> None:
+    code = (
+        "import sys, atexit; sys.argv[0] = 'capi'; "
+        "atexit.register(lambda: print('torch' in sys.modules)); from capi.cli import main; main()"
+    )
+    output = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    assert output.stdout.splitlines()[-1] == "False"
+
+
+# What loading a model must not wait for: reports, the explorer, the planner, and what talks to the Hub.
+_NOT_LOADED = (
+    "capi.report",
+    "capi.train.cost",
+    "capi.zoo.published.cache",
+    "capi.zoo.published.downloads",
+    "capi.zoo.published.hub",
+    "huggingface_hub",
+)
+
+
+def test__loading_a_run_imports_little_of_the_package(small_config: Config, tmp_path: Path) -> None:
+    run = make_run(small_config, tmp_path / "run")
+    code = "import sys, capi; capi.load(sys.argv[1]); print(*sys.modules)"
+    output = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
+    modules = output.stdout.split()
+    assert not [name for name in modules if name.startswith(_NOT_LOADED)]
+    ours = [name for name in modules if name == "capi" or name.startswith("capi.")]
+    assert len(ours) <= 80, ours
 
 
 def test__every_public_name_is_there() -> None:
@@ -36,6 +64,12 @@ def test__every_public_name_is_there() -> None:
         assert getattr(capi, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = capi.nonsense
+
+
+def test__every_name_that_the_command_line_takes_from_api_is_there() -> None:
+    assert set(capi.__all__) - {"__version__"} < set(dir(api))
+    for name in dir(api):
+        assert getattr(api, name) is not None
 
 
 @pytest.fixture(scope="module")
@@ -149,11 +183,35 @@ def test__commands_in_the_readme_run_as_written(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
 
 
-def test__no_public_name_is_hidden_by_a_module_of_the_package() -> None:
+@pytest.mark.parametrize("folder", ["capi", "capi/api"])
+def test__no_public_name_is_hidden_by_a_module(folder: str) -> None:
     modules = {
-        path.stem for path in (ROOT / "capi").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert not modules & set(capi.__all__)
+    # The package of reports can be called, see below.
+    assert modules & set(capi.__all__) <= {"report"}
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["import capi", "import capi, capi.report", "import capi.report.doctor, capi", "import capi; capi.doctor"],
+)
+def test__report_is_a_function_whether_its_package_was_imported_or_not(first: str, tmp_path: Path) -> None:
+    code = (
+        f"{first}\n"
+        "import sys\n"
+        "for _ in range(2):\n"
+        "    try:\n"
+        "        capi.report(sys.argv[1], device='cpu')\n"
+        "    except capi.CapiError as error:\n"
+        "        print(error)\n"
+        "from capi.report import runs\n"
+        "assert runs.report\n"
+    )
+    run = [sys.executable, "-c", code, str(tmp_path)]
+    output = subprocess.run(run, capture_output=True, text=True, check=True)
+    assert len(output.stdout.splitlines()) == 2
+    assert str(tmp_path) in output.stdout
 
 
 # Type checkers of the test run would see these first, so they are tried without.
