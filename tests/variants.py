@@ -4,7 +4,6 @@ from capi.config.loading import overridden, parse_config
 from capi.config.schema import Config
 from capi.train.build import build_learner, resolve_target
 from capi.train.step import Learner
-from capi.zoo.encoders import open_encoder
 
 PREDICTORS = {
     "self": ["model.predictor.kind=self"],
@@ -45,5 +44,5 @@ def varied(config: Config, *overrides: str) -> Config:
 
 def learner_of(config: Config) -> Learner:
     """With its frozen encoder opened, where it has one."""
-    config, encoder = resolve_target(config, open_encoder)
+    config, encoder = resolve_target(config)
     return build_learner(config, "cpu", encoder)

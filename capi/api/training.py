@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +18,6 @@ from capi.train import run
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
 from capi.train.run import PretrainedRun
-from capi.zoo.encoders import open_configured_encoder
 
 
 def pretrain(
@@ -60,7 +58,7 @@ def pretrain(
             loggers=loggers,
             evaluations=evaluations,
             pictures=pictures_over_time,
-            open_encoder=partial(open_configured_encoder, trusted=trusted, device=chosen),
+            trusted=trusted,
             processes=processes,
             console=console,
         )

@@ -37,6 +37,7 @@ from capi.train.schedules import Schedule
 from capi.train.step import Learner
 from capi.types import MaskedBatch, VisionEncoder
 from capi.zoo.build import build_student, statistics
+from capi.zoo.encoders import open_configured_encoder
 
 
 class Networks(NamedTuple):
@@ -178,15 +179,13 @@ def loss_label(kind: str) -> LossLabel:
 
 
 def resolve_target(
-    config: Config, open_encoder: Callable[[str], VisionEncoder] | None
+    config: Config, *, trusted: frozenset[str] = frozenset(), device: torch.device | str = "cpu"
 ) -> tuple[Config, VisionEncoder | None]:
     """The encoder of targets of kind `frozen`, opened, and the config with its width; other targets need none."""
     frozen_target = config.target.frozen
     if config.target.kind != "frozen" or frozen_target.encoder is None:
         return config, None
-    if open_encoder is None:
-        raise CapiError("target.kind=frozen needs something that opens encoders by name: use capi.pretrain")
-    encoder = open_encoder(frozen_target.encoder)
+    encoder = open_configured_encoder(frozen_target.encoder, trusted=trusted, device=device)
     if frozen_target.width not in (None, encoder.width):
         raise CapiError(
             f"target.frozen.width is {frozen_target.width}, but {frozen_target.encoder} has features of width "

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -22,7 +21,6 @@ from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
 from capi.train.initial_weights import initialise
 from capi.types import MaskedBatch
 from capi.zoo import build as networks
-from capi.zoo.encoders import open_configured_encoder
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,7 @@ def check(
     With `data` the images are the user's and are looked at; without, they are noise. `trust`: see `pretrain`.
     """
     device = choose_device(device)
-    open_encoder = partial(open_configured_encoder, trusted=trusted_code(trust), device=device)
+    trusted = trusted_code(trust)
     visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
     if least_bytes(config, visible) > memory_of(device):
         raise CapiError(_too_large(config))
@@ -61,10 +59,10 @@ def check(
         else:
             config, summary, read_rate, loaded = _look_at(config, data)
             batches = [build.device_mover(config, device)(part) for part in loaded]
-        config, frozen_encoder = build.resolve_target(config, open_encoder)
+        config, frozen_encoder = build.resolve_target(config, trusted=trusted, device=device)
         learner = build_learner(config, device, frozen_encoder)
         # What the run would start from must be there and fit.
-        initialise(learner, config, open_encoder)
+        initialise(learner, config, trusted)
         cost = measure_step(learner, batches, Grid(*config.grid).size, rounds, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapiError(_too_large(config)) from error

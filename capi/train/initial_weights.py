@@ -6,7 +6,7 @@ target, which a new run may change: they are taken where they fit, and it is tol
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.features import CapiEncoder
 from capi.train.step import Learner
-from capi.types import VisionEncoder
 from capi.zoo import build as networks
 from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
+from capi.zoo.encoders import open_configured_encoder
 from capi.zoo.run_folder import RunFolder
 
 Tensors = Mapping[str, Tensor]
@@ -79,14 +79,12 @@ class Initialised:
         return {"encoder": self.source, "sha256": self.sha256, "loaded": loaded, "notes": list(self.notes)}
 
 
-def initialise(
-    learner: Learner, config: Config, open_encoder: Callable[[str], VisionEncoder] | None
-) -> Initialised | None:
+def initialise(learner: Learner, config: Config, trusted: frozenset[str] = frozenset()) -> Initialised | None:
     """Fill a fresh learner as `init` asks; None where it asks for nothing. Nothing is changed where it is refused."""
     source = config.init.encoder
     if source is None:
         return None
-    given, student = _opened(source, open_encoder), learner.student
+    given, student = _opened(source, trusted, learner.device), learner.student
     wanted = architecture_of(given)
     differing = _differences(architecture_of(networks.frozen(student, given.statistics)), wanted)
     parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
@@ -103,10 +101,8 @@ def initialise(
     return Initialised(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
 
 
-def _opened(source: str, open_encoder: Callable[[str], VisionEncoder] | None) -> CapiEncoder:
-    if open_encoder is None:
-        raise CapiError("init.encoder needs something that opens encoders by name: use capi.pretrain")
-    given = open_encoder(source)
+def _opened(source: str, trusted: frozenset[str], device: torch.device) -> CapiEncoder:
+    given = open_configured_encoder(source, trusted=trusted, device=device)
     if not isinstance(given, CapiEncoder):
         raise CapiError(
             f"init.encoder={source} is a {type(given).__name__}, whose weights a run cannot start from: name a run, a "

@@ -82,24 +82,24 @@ def pretrain(
     loggers: Sequence[Logger] = (),
     evaluations: Sequence[Evaluation] = (),
     pictures: Callable[[Config, ImageSource, RunFolder], Sequence[Evaluation]] = lambda *_: (),
-    open_encoder: Callable[[str], VisionEncoder] | None = None,
+    trusted: frozenset[str] = frozenset(),
     processes: Processes = ALONE,
     console: Console | None = None,
 ) -> PretrainedRun:
     """Train to the end or to a signal. Bad input is told before anything is written.
 
-    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `open_encoder`
-    opens the encoder that makes the targets of kind `frozen`, and the one that `init` starts from.
+    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `trusted` is the
+    Python code that the encoders of `target.frozen` and `init` may be imported from.
     """
     with ExitStack() as stack:
         with processes.together():
-            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, open_encoder, processes, console)
+            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, trusted, device, processes, console)
             configured = build_evaluations(given.config, device)
         processes.refuse_differences("config", dump_config(given.config))
         images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
         processes.refuse_differences("set of images", images)
         with processes.together():
-            learner, initialised = _begin(given, device, open_encoder) if processes.is_main else (None, None)
+            learner, initialised = _begin(given, device, trusted) if processes.is_main else (None, None)
         processes.from_main(lambda: _make_folder(given, initialised))
         with processes.together():
             given.folder.wait_until_seen()
@@ -134,7 +134,8 @@ def _examine(
     data: Data,
     resume: bool,
     overwrite: bool,
-    open_encoder: Callable[[str], VisionEncoder] | None,
+    trusted: frozenset[str],
+    device: torch.device,
     processes: Processes,
     console: Console | None,
 ) -> _Given:
@@ -143,7 +144,7 @@ def _examine(
     going_on = resume and folder.exists
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
-    config, frozen_encoder = build.resolve_target(config, open_encoder)
+    config, frozen_encoder = build.resolve_target(config, trusted=trusted, device=device)
     facts = describe_data(data, source)
     if going_on:
         _refuse_other_run(folder, config, facts)
@@ -164,14 +165,12 @@ def _examine(
     return _Given(config, folder, source, facts, going_on, frozen_encoder)
 
 
-def _begin(
-    given: _Given, device: torch.device, open_encoder: Callable[[str], VisionEncoder] | None
-) -> tuple[Learner, Initialised | None]:
+def _begin(given: _Given, device: torch.device, trusted: frozenset[str]) -> tuple[Learner, Initialised | None]:
     """A learner with its first weights, fresh or as `init` asks."""
     learner = build.build_learner(given.config, device, given.frozen_encoder)
     # A run that was stopped before its first checkpoint starts over, and so from the same weights.
     begun = given.going_on and Checkpoints(given.folder.checkpoints).steps()
-    initialised = None if begun else initialise(learner, given.config, open_encoder)
+    initialised = None if begun else initialise(learner, given.config, trusted)
     if initialised and given.going_on:
         _refuse_other_weights(given.folder, initialised)
     return learner, initialised

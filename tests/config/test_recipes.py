@@ -9,6 +9,7 @@ from capi.config.paper import paper_models
 from capi.config.schema import CONFIG_VERSION
 from capi.errors import CapiError
 from capi.method.masking import Grid
+from capi.train import build
 from capi.train.build import build_learner, mask_sampler, resolve_target
 from capi.train.cost.summary import planned_cost
 from capi.train.step import train_step
@@ -108,17 +109,19 @@ def test__the_student_of_a_distillation_is_smaller_than_its_teacher_on_the_same_
     assert sizes[0] < sizes[1] / 10
 
 
-def test__a_distillation_trains_with_a_teacher_of_the_width_that_it_names() -> None:
+def test__a_distillation_trains_with_a_teacher_of_the_width_that_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     small = ["model.depth=1", "optimization.batch_size=2", "data.image_size=56", "masking.predict=2"]
     config = load_config("distill", small)
-    resolved, teacher = resolve_target(config, lambda _: StandIn(1024))
+    monkeypatch.setattr(build, "open_configured_encoder", lambda *_, **__: StandIn(1024))
+    resolved, teacher = resolve_target(config)
     assert resolved == config
     learner = build_learner(config, frozen_encoder=teacher)
     masks = mask_sampler(config)(Grid(*config.grid), torch.arange(2))
     report = train_step(learner, [MaskedBatch(torch.randn(2, 3, 56, 56), *masks)], step=0)
     assert report.student_loss.isfinite()
+    monkeypatch.setattr(build, "open_configured_encoder", lambda *_, **__: StandIn(768))
     with pytest.raises(CapiError, match=r"frozen\.width is 1024, but capi_vitl14_lvd has features of width 768"):
-        resolve_target(config, lambda _: StandIn(768))
+        resolve_target(config)
 
 
 def test__what_a_distillation_costs_is_not_known_before_its_teacher_is_opened() -> None:

@@ -43,7 +43,7 @@ def sources(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def _without_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing them takes longer than these runs."""
-    monkeypatch.setattr("capi.report.pictures.curves.draw_curves", lambda *_: None)
+    monkeypatch.setattr("capi.api.training.draw_curves", lambda *_: None)
 
 
 class _StoppedError(Exception):

@@ -19,7 +19,7 @@ from tests.variants import VARIANTS, learner_of, varied
 @pytest.fixture(autouse=True)
 def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing them takes longer than training."""
-    monkeypatch.setattr("capi.train.run._Run._draw_curves", lambda _: None)
+    monkeypatch.setattr("capi.api.training.draw_curves", lambda _: None)
 
 
 @pytest.fixture

@@ -16,17 +16,16 @@ from rich.console import Console
 from torch import Tensor
 
 import capi
+from capi.api import training
 from capi.config.loading import load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.models.pixels import PixelEncoder
 from capi.report.draw import load_prototypes
-from capi.train import run as pretraining
+from capi.train import initial_weights
 from capi.train.build import build_learner
 from capi.train.checkpoint import tensors
 from capi.train.initial_weights import Initialised, fingerprint, initialise
 from capi.train.step import Learner
-from capi.zoo.encoders import open_encoder
 from capi.zoo.released import load_released
 from tests.conftest import REFERENCE
 
@@ -50,7 +49,7 @@ class Seen:
 def _without_curves() -> Iterator[None]:
     """Drawing takes longer than these runs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pretraining._Run, "_draw_curves", lambda _: None)
+        patch.setattr(training, "draw_curves", lambda _: None)
         yield
 
 
@@ -95,7 +94,7 @@ def made(changes: dict[str, dict[str, Any]] | None = None, tree: dict[str, Any] 
 
 def filled(config: Config) -> tuple[Learner, Initialised]:
     learner = build_learner(config)
-    done = initialise(learner, config, open_encoder)
+    done = initialise(learner, config)
     assert done is not None
     return learner, done
 
@@ -179,7 +178,7 @@ def test__the_optimisers_train_the_weights_that_were_loaded(run: Path) -> None:
 
 def test__without_init_nothing_is_opened() -> None:
     config = made()
-    assert initialise(build_learner(config), config, None) is None
+    assert initialise(build_learner(config), config) is None
 
 
 def test__a_resumed_run_goes_on_where_it_was_and_needs_no_source(run: Path, images: Path, tmp_path: Path) -> None:
@@ -231,7 +230,7 @@ def test__what_does_not_fit_is_refused_with_the_key_to_change(
     learner = build_learner(config)
     before = fingerprint(tensors(learner))
     with pytest.raises(CapiError) as refused:
-        initialise(learner, config, open_encoder)
+        initialise(learner, config)
     assert message in str(refused.value)
     assert str(refused.value).endswith("or init.strict=false, which takes what fits")
     assert fingerprint(tensors(learner)) == before
@@ -245,16 +244,17 @@ def test__learned_positions_of_another_grid_name_the_image_size(images: Path, tm
         filled(config)
 
 
-def test__a_tensor_that_no_key_explains_is_named(run: Path) -> None:
+def test__a_tensor_that_no_key_explains_is_named(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = capi.load(run)
+    monkeypatch.setattr(initial_weights, "open_configured_encoder", lambda *_, **__: given)
     given.encoder.register_parameter("scale", torch.nn.Parameter(torch.ones(3)))
     del given.predictor.mask_token
     config = made({"init": {"encoder": "odd"}})
     with pytest.raises(CapiError, match=r"in its encoder: .*scale left out.*: init\.strict=false takes what fits"):
-        initialise(build_learner(config), config, lambda _: given)
+        initialise(build_learner(config), config)
     del given.encoder.scale
     with pytest.raises(CapiError, match=r"in its predictor: .*mask_token fresh \(not there\)"):
-        initialise(build_learner(config), config, lambda _: given)
+        initialise(build_learner(config), config)
 
 
 def test__not_strict_takes_what_fits_and_says_the_rest(reference_checkpoint: Path) -> None:
@@ -340,9 +340,7 @@ def test__a_refused_start_leaves_nothing_behind(run: Path, images: Path, tmp_pat
 def test__an_encoder_of_another_kind_is_refused() -> None:
     config = made({"init": {"encoder": "pixels:4"}})
     with pytest.raises(CapiError, match=r"init\.encoder=pixels:4 is a PixelEncoder"):
-        initialise(build_learner(config), config, lambda _: PixelEncoder(4))
-    with pytest.raises(CapiError, match=r"use capi\.pretrain"):
-        initialise(build_learner(config), config, None)
+        initialise(build_learner(config), config)
 
 
 def test__the_fingerprint_is_of_names_shapes_and_values() -> None:
