@@ -113,4 +113,6 @@ def _strip(folder: Path, one: dict[str, Any]) -> PrototypeStrip | None:
     picture = read_picture(folder / name)
     if picture is None:
         return None
-    return PrototypeStrip(number, float(share) if isinstance(share, int | float) else None, picture)
+    # A whole number of JSON may be too large for a float.
+    known = float(share) if isinstance(share, int | float) and 0 <= share <= 1 else None
+    return PrototypeStrip(number, known, picture)

@@ -35,9 +35,9 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _METADATA = "__metadata__"
 # A model of 10,000 tensors has a header of about 1 MB.
 _MOST_HEADER_BYTES = 2**24
-_MOST_AXES = 16
+MOST_AXES = 16
 # More than any disk has; torch cannot count bytes beyond 2^63.
-_MOST_BYTES = 2**60
+MOST_BYTES = 2**60
 
 
 class CutOffError(ValueError):
@@ -93,7 +93,7 @@ def _entry(value: Any, base: int) -> Entry:
     name, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
     if not isinstance(name, str) or name not in DTYPES:
         raise ValueError("a dtype that is not known")
-    if not _are_counts(shape, _MOST_AXES) or not _are_counts(offsets, 2) or len(offsets) != 2:
+    if not _are_counts(shape, MOST_AXES) or not _are_counts(offsets, 2) or len(offsets) != 2:
         raise ValueError("a shape or offsets that are not whole numbers from 0 on")
     check_size(tuple(shape), DTYPES[name])
     entry = Entry(DTYPES[name], tuple(shape), base + offsets[0])
@@ -104,7 +104,7 @@ def _entry(value: Any, base: int) -> Entry:
 
 def check_size(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     """Refuse shapes that torch cannot describe, also those of empty tensors."""
-    if math.prod(max(side, 1) for side in shape) * dtype.itemsize > _MOST_BYTES:
+    if math.prod(max(side, 1) for side in shape) * dtype.itemsize > MOST_BYTES:
         raise ValueError("a shape that no disk could hold")
 
 

@@ -29,6 +29,7 @@ from torch.optim import AdamW
 
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
+from capi.runtime.documents import read_object
 from capi.runtime.processes import LostProcessError, Processes, SharedError
 from capi.runtime.tensor_file import write_tensors
 from capi.train.step import Learner
@@ -243,10 +244,10 @@ class Checkpoints(CheckpointFolder):
 
     def _record(self, step: int) -> dict[str, Any]:
         try:
-            record: dict[str, Any] = json.loads((self.path(step) / STATE).read_text())
+            record = read_object(self.path(step) / STATE)
             if type(record["format"]) is not int:
                 raise ValueError(f"{STATE} does not say its format")
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError) as error:
             raise damaged(self.path(step)) from error
         return record
 

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import math
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -69,6 +70,10 @@ def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger: 
 
         def cut_after(self, step: int) -> None:
             refuse_link(folder / "tensorboard")
+            # Files are read in the order of their names, which hold the second and then a count without leading zeros.
+            names = sorted(path.name for path in (folder / "tensorboard").glob("events.out.tfevents.*"))
+            while names and f".{int(time.time())}." in names[-1]:
+                time.sleep(0.05)
             self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
         def close(self) -> None:

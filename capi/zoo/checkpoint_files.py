@@ -1,19 +1,18 @@
 """Reading checkpoints: which are complete, and their tensors, by any number of processes, without trusting them."""
 
-import io
-import json
 import logging
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from capi.errors import CapiError
+from capi.runtime.documents import open_regular, read_object
 from capi.runtime.tensor_file import Entry, read_tensor
 from capi.zoo import old_checkpoint
 from capi.zoo.checkpoint_index import Chunk, Shape, Stored, read_index
@@ -46,8 +45,8 @@ def _is_complete(path: Path) -> bool:
     if not state.is_file():
         return False
     try:
-        sizes = dict(json.loads(state.read_text()).get("files", {}))
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        sizes = dict(read_object(state).get("files", {}))
+    except (ValueError, TypeError):
         # That it is damaged is told when it is read.
         return True
     there = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
@@ -99,11 +98,11 @@ class StoredTensors:
         self.check(into)
         try:
             with ExitStack() as stack, torch.no_grad():
-                files: dict[str, io.BufferedIOBase] = {}
+                files: dict[str, BinaryIO] = {}
                 for name, value in into.items():
                     for chunk in self._index[name].chunks:
                         if chunk.file not in files:
-                            files[chunk.file] = stack.enter_context((self.path / chunk.file).open("rb"))
+                            files[chunk.file] = stack.enter_context(open_regular(self.path / chunk.file))
                         self._copy(files[chunk.file], self._index[name], chunk, value)
         except (OSError, ValueError, MemoryError) as error:
             raise damaged(self.path, error) from error
@@ -115,7 +114,7 @@ class StoredTensors:
         self.read(taken)
         return taken
 
-    def _copy(self, file: io.BufferedIOBase, stored: Stored, chunk: Chunk, into: Tensor) -> None:
+    def _copy(self, file: BinaryIO, stored: Stored, chunk: Chunk, into: Tensor) -> None:
         """Copy what a stored part and the local part of a tensor have in common."""
         local, offsets = _local_part(into)
         begin = [max(pair) for pair in zip(chunk.offsets, offsets, strict=True)]

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import torch
 
-from capi.runtime.tensor_file import check_size, read_header
+from capi.runtime.documents import parse_object
+from capi.runtime.tensor_file import MOST_AXES, MOST_BYTES, check_size, read_header
 
 FILES = "*.safetensors"
 _PARTS = "parts"
@@ -84,13 +85,15 @@ def parts_metadata(parts: Mapping[str, tuple[Shape, Shape]]) -> dict[str, str]:
 
 def _read_parts(metadata: Mapping[str, str]) -> dict[str, tuple[Shape, Shape]]:
     try:
-        parts = json.loads(metadata.get(_PARTS, "{}"))
+        parts = parse_object(metadata.get(_PARTS, "{}"), "the description of parts of tensors")
         return {name: (_shape(shape), _shape(offsets)) for name, (shape, offsets) in parts.items()}
-    except (AttributeError, TypeError, RecursionError) as error:
+    except (AttributeError, TypeError) as error:
         raise ValueError("parts of tensors that are not described by two shapes") from error
 
 
 def _shape(values: object) -> Shape:
-    if not isinstance(values, list) or not all(type(each) is int and each >= 0 for each in values):
-        raise ValueError("a shape that is not a list of whole numbers")
+    if not isinstance(values, list) or len(values) > MOST_AXES:
+        raise ValueError(f"a shape that is not a list of at most {MOST_AXES} numbers")
+    if not all(type(each) is int and 0 <= each < MOST_BYTES for each in values):
+        raise ValueError("a shape that is not of whole numbers, or too large for any tensor")
     return tuple(values)

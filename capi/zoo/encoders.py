@@ -26,7 +26,7 @@ from capi.zoo.baselines import is_baseline, is_on_this_machine
 from capi.zoo.huggingface.files import CONFIG, WEIGHTS, read_transformers
 from capi.zoo.published.registry import RELEASED, similar_names
 from capi.zoo.released import load_released
-from capi.zoo.run_folder import RunFolder, run_config
+from capi.zoo.run_folder import RECORD, RunFolder, run_config
 from capi.zoo.weights import Weights, check_weights, load_exported, load_run
 
 TRAINED = (
@@ -90,7 +90,7 @@ def load_weights(model: str | Path | Trainee, weights: Weights = "teacher") -> C
 
 def _load_folder(path: Path, weights: Weights) -> CapiEncoder:
     """A run, or else what the transformers library wrote."""
-    if not RunFolder(path).exists and (path / CONFIG).is_file():
+    if not (path / RECORD).is_file() and (path / CONFIG).is_file():
         return read_transformers(path)
     return load_run(path, weights)
 

@@ -1,5 +1,6 @@
 """One encoder in any of the formats that others read: each starts from what `capi.load` gives."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,15 @@ from typing import Literal
 from capi.data.frame import image_size_of
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
+from capi.runtime.protocol import PAPER_SIZE
 from capi.zoo.encoders import Trainee, load_weights
 from capi.zoo.huggingface.files import write_transformers
 from capi.zoo.onnx.trace import OLDEST_OPSET, Precision
 from capi.zoo.onnx.write import OnnxExported, write_onnx
 from capi.zoo.run_folder import RunFolder
-from capi.zoo.weights import FileFormat, Weights, export_encoder, export_run
+from capi.zoo.weights import Weights, export_encoder, export_run
 
+_LOG = logging.getLogger("capi")
 ExportFormat = Literal["safetensors", "released", "transformers", "onnx"]
 
 
@@ -90,18 +93,18 @@ def _refuse_idle_options(format: str, options: ExportOptions) -> None:
 
 
 def _safetensors(model: str | Path | Trainee, out: Path, weights: Weights, _: ExportOptions) -> Exported:
-    return Exported(_file(model, out, "safetensors", weights))
+    """Of a run the whole config goes along; of anything else what its weights tell."""
+    if isinstance(model, str | Path) and RunFolder(Path(model)).exists:
+        return Exported(export_run(Path(model), out, weights))
+    return Exported(export_encoder(load_weights(model, weights), out, "safetensors"))
 
 
 def _released(model: str | Path | Trainee, out: Path, weights: Weights, _: ExportOptions) -> Exported:
-    return Exported(_file(model, out, "released", weights))
-
-
-def _file(model: str | Path | Trainee, out: Path, format: FileFormat, weights: Weights) -> Path:
-    """Of a run the whole config goes along; of anything else what its weights tell."""
-    if isinstance(model, str | Path) and RunFolder(Path(model)).exists:
-        return export_run(Path(model), out, format, weights)
-    return export_encoder(load_weights(model, weights), out, format)
+    encoder = load_weights(model, weights)
+    size = image_size_of(encoder)
+    if size != PAPER_SIZE:
+        _LOG.warning("the released layout holds no image size: give %d x %d when you use %s", *size, out.name)
+    return Exported(export_encoder(encoder, out, "released"))
 
 
 def _transformers(model: str | Path | Trainee, out: Path, weights: Weights, options: ExportOptions) -> Exported:

@@ -10,12 +10,13 @@ import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 from torch import Tensor
 
-from capi.runtime.tensor_file import DTYPES, CutOffError
+from capi.runtime.documents import read_regular
+from capi.runtime.tensor_file import DTYPES, MOST_AXES, CutOffError
 from capi.zoo.checkpoint_index import Chunk, Index, Shape, Stored
 from capi.zoo.files import load_weights_only
 
@@ -23,6 +24,8 @@ INDEX = ".metadata"
 # Of a billion parameters over a hundred processes it has about 50 MB.
 _MOST_BYTES = 2**28
 _DTYPES = {str(dtype): dtype for dtype in DTYPES.values()}
+# Of one object, in the classes of an index.
+_MOST_FIELDS = 32
 _METADATA = "torch.distributed.checkpoint.metadata"
 _INFO = "torch.distributed.checkpoint.filesystem._StorageInfo"
 
@@ -49,16 +52,14 @@ class _Dict(list[tuple[Any, Any]]):
 def read_index(folder: Path) -> Index:
     """Translate a pickled index. What is not one of torch.distributed.checkpoint is a ValueError."""
     path = folder / INDEX
-    if path.stat().st_size > _MOST_BYTES:
-        raise ValueError(f"{INDEX} is larger than any index")
-    contents = path.read_bytes()
+    contents = read_regular(path, limit=_MOST_BYTES)
     try:
         return _translate(_parse(contents), limit=len(contents))
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{INDEX} is not an index of tensors") from error
 
 
-def read_chunk(file: io.BufferedIOBase, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+def read_chunk(file: BinaryIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
     """A part of a tensor, which torch.save wrote there."""
     file.seek(chunk.start)
     contents = file.read(chunk.length)
@@ -195,6 +196,9 @@ def _fields(value: Any, name: str) -> dict[str, Any]:
     """The state of an object of a class."""
     if not isinstance(value, _Object) or value.name != name or not isinstance(value.state, _Dict):
         raise TypeError(f"expected an object of {name}")
+    # A pickle may name one state for many objects, so a large one would take time for each of them.
+    if len(value.state) > _MOST_FIELDS:
+        raise ValueError(f"{INDEX} has an object of {len(value.state)} fields")
     return {_text(key): field for key, field in value.state}
 
 
@@ -215,7 +219,7 @@ def _size(value: Any) -> Shape:
     if not isinstance(value, _Object) or value.name != "torch.Size":
         raise TypeError("expected a size")
     (sides,) = value.arguments or ((),)
-    if not isinstance(sides, tuple):
+    if not isinstance(sides, tuple) or len(sides) > MOST_AXES:
         raise TypeError("expected a size")
     return tuple(_count(side) for side in sides)
 
@@ -229,6 +233,6 @@ def _dtype(properties: Any) -> torch.dtype:
 
 def _file(name: Any) -> str:
     """Tensors lie beside the index; a path that leads elsewhere does not belong to a checkpoint."""
-    if not isinstance(name, str) or Path(name).name != name:
-        raise ValueError(f'{INDEX} points to "{name}", outside of the checkpoint')
+    if not isinstance(name, str) or len(name) > 255 or Path(name).name != name:
+        raise ValueError(f'{INDEX} points to "{str(name)[:80]}", outside of the checkpoint')
     return name

@@ -55,11 +55,11 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     return model.eval().requires_grad_(False)
 
 
-def export_run(path: Path, out: Path, format: FileFormat, weights: Weights) -> Path:
-    """Write the encoder of a run as one file, with the run's config where the format has a place for it."""
+def export_run(path: Path, out: Path, weights: Weights) -> Path:
+    """Write the encoder of a run as one safetensors file, with the run's config inside."""
     config = run_config(RunFolder(path))
     facts = {"config": hide_paths(config.model_dump(mode="json")), "weights": weights}
-    return export_encoder(load_run(path, weights), out, format, facts)
+    return export_encoder(load_run(path, weights), out, "safetensors", facts)
 
 
 def export_encoder(encoder: CapiEncoder, out: Path, format: FileFormat, facts: Facts | None = None) -> Path:

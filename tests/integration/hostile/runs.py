@@ -1,14 +1,19 @@
 """Run folders in which one file is not what a run writes."""
 
+import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
+
 from tests.integration.hostile.making import (
     Case,
     as_fifo,
     as_folder,
+    png_bytes,
     writer,
 )
 from tests.integration.hostile.words import hostile_yaml
@@ -81,7 +86,54 @@ def runs(choose: random.Random) -> Iterator[Case]:
     for overrides in ({"depth": 10**7}, {"width": 2**40}, {"heads": 0}, {"depth": None}, {"registers": 10**12}):
         yield Case(f"export: model of {overrides}", COMMANDS["export"], _changed_config(overrides))
         yield Case(f"doctor: model of {overrides}", COMMANDS["doctor"], _changed_config(overrides), ANY)
+    yield from _checkpoint_cases()
     yield from _picture_cases()
+
+
+def _checkpoint_cases() -> Iterator[Case]:
+    """The newest checkpoint, which every reader of a run opens."""
+    states = {name: HOSTILE_JSON[name] for name in ("deep", "null", "a key twice", "a version of 400 digits")}
+    states["a step twice"] = '{"format": 3, "step": 7, "step": 2}'
+    for name, text in states.items():
+        for command in ("doctor", "export"):
+            yield Case(f"{command}: state.json is {name}", COMMANDS[command], _newest("state.json", text.encode()), ANY)
+    yield Case("doctor: state.json is of 6 GiB", COMMANDS["doctor"], _sparse_state, ANY)
+    yield Case("export: an old index is a FIFO", COMMANDS["export"], _old_index_as_fifo)
+    yield Case("export: parts of 3500 numbers of 4000 digits", COMMANDS["export"], _huge_parts)
+
+
+def _checkpoint(folder: Path) -> Path:
+    return max((folder / "run" / "checkpoints").glob("step_*"))
+
+
+def _newest(name: str, content: bytes) -> Callable[[Path], None]:
+    return lambda folder: (_checkpoint(folder) / name).write_bytes(content) and None
+
+
+def _sparse_state(folder: Path) -> None:
+    with (_checkpoint(folder) / "state.json").open("r+b") as file:
+        file.truncate(6 * 2**30)
+
+
+def _old_index_as_fifo(folder: Path) -> None:
+    """A checkpoint of format 2 with a pipe in the place of its index."""
+    checkpoint = _checkpoint(folder)
+    for file in checkpoint.iterdir():
+        file.unlink()
+    (checkpoint / "state.json").write_text('{"format": 2, "step": 2, "files": {}}')
+    os.mkfifo(checkpoint / ".metadata")
+
+
+def _huge_parts(folder: Path) -> None:
+    checkpoint = _checkpoint(folder)
+    (file,) = checkpoint.glob("*.safetensors")
+    tensors = load_file(file)
+    name = next(iter(tensors))
+    sides = ", ".join(["9" * 4000] * 3500)
+    save_file(tensors, file, metadata={"parts": f'{{"{name}": [[{sides}], [{sides}]]}}'})
+    state = json.loads((checkpoint / "state.json").read_text())
+    state["files"][file.name] = file.stat().st_size
+    (checkpoint / "state.json").write_text(json.dumps(state))
 
 
 def _picture_cases() -> Iterator[Case]:
@@ -89,11 +141,19 @@ def _picture_cases() -> Iterator[Case]:
     for name, text in {"null": "null", "deep": DEEP, "lies": lies}.items():
         gallery = writer("run/pictures/prototypes/index.json", text.encode())
         yield Case(f"report: the gallery is {name}", COMMANDS["report"], gallery, ANY)
+    yield Case("report: a share of 400 digits", COMMANDS["report"], _huge_share, ANY)
     picture = "run/pictures/snapshots/step_000000001_image_0.png"
     yield Case("report: a snapshot is a FIFO", COMMANDS["report"], as_fifo(picture), ANY)
     for name in ("deep", "null", "nulls", "half", "wrong types"):
         results = writer("results/results.json", HOSTILE_JSON[name].encode())
         yield Case(f"push: results are {name}", [*COMMANDS["push"], "--results", "results"], results, (0, 2))
+
+
+def _huge_share(folder: Path) -> None:
+    gallery = folder / "run" / "pictures" / "prototypes"
+    gallery.mkdir(parents=True, exist_ok=True)
+    (gallery / "0.png").write_bytes(png_bytes(1))
+    (gallery / "index.json").write_text('{"prototypes": [{"file": "0.png", "number": 1, "share": ' + "9" * 400 + "}]}")
 
 
 def _changed_config(model: dict[str, Any]) -> Callable[[Path], None]:
