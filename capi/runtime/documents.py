@@ -4,12 +4,13 @@ Every error is a `CapiError` that names the file. A file that is missing, a fold
 """
 
 import errno
+import io
 import json
 import os
 import re
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from capi.errors import CapiError
 
@@ -40,7 +41,7 @@ def read_regular(path: Path, *, limit: int) -> bytes:
         return file.read(os.fstat(file.fileno()).st_size)
 
 
-def open_regular(path: Path, *, limit: int = 2**63) -> BinaryIO:
+def open_regular(path: Path, *, limit: int = 2**63) -> io.BufferedReader:
     """A regular file, opened to be read. Nothing waits, as it would for a FIFO."""
     try:
         # The flags are 0 where a system does not have them.

@@ -1,12 +1,13 @@
 """Reading checkpoints: which are complete, and their tensors, by any number of processes, without trusting them."""
 
+import io
 import logging
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,7 +99,7 @@ class StoredTensors:
         self.check(into)
         try:
             with ExitStack() as stack, torch.no_grad():
-                files: dict[str, BinaryIO] = {}
+                files: dict[str, io.BufferedIOBase] = {}
                 for name, value in into.items():
                     for chunk in self._index[name].chunks:
                         if chunk.file not in files:
@@ -114,7 +115,7 @@ class StoredTensors:
         self.read(taken)
         return taken
 
-    def _copy(self, file: BinaryIO, stored: Stored, chunk: Chunk, into: Tensor) -> None:
+    def _copy(self, file: io.BufferedIOBase, stored: Stored, chunk: Chunk, into: Tensor) -> None:
         """Copy what a stored part and the local part of a tensor have in common."""
         local, offsets = _local_part(into)
         begin = [max(pair) for pair in zip(chunk.offsets, offsets, strict=True)]

@@ -10,7 +10,7 @@ import pickletools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -59,7 +59,7 @@ def read_index(folder: Path) -> Index:
         raise ValueError(f"{INDEX} is not an index of tensors") from error
 
 
-def read_chunk(file: BinaryIO, chunk: Chunk, dtype: torch.dtype) -> Tensor:
+def read_chunk(file: io.BufferedIOBase, chunk: Chunk, dtype: torch.dtype) -> Tensor:
     """A part of a tensor, which torch.save wrote there."""
     file.seek(chunk.start)
     contents = file.read(chunk.length)
