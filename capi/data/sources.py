@@ -100,6 +100,8 @@ class Encoded:
 
 def places_of_name(source: ImageSource, name: str) -> list[Path]:
     """Where the image of a name may lie, of a source whose images are files."""
+    if isinstance(source, NamedFiles):
+        return [path for known, path in source.files if known == name]
     parts = getattr(source, "parts", [source])
     return [part.root / name for part in parts if isinstance(part, Files)]
 

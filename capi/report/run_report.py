@@ -18,7 +18,7 @@ from capi.report.pages.run import page, run_pieces
 from capi.report.picture_files import read_emergence, read_prototypes
 from capi.runtime.atomic import atomic_write
 from capi.runtime.lock import is_being_trained
-from capi.runtime.privacy import hide_paths_of_command, hide_paths_of_yaml, hide_paths_within, name_of_data
+from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
 from capi.train.build import loss_label
 from capi.train.health import Finding, Rule, RunFacts, Watchman
 from capi.train.run import run_facts
@@ -230,8 +230,8 @@ def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]
 def _data_names(known: Mapping[str, Any]) -> str:
     sources = known.get("sources")
     if isinstance(sources, list) and all(isinstance(one, Mapping) for one in sources):
-        return ", ".join(name_of_data(str(one.get("path"))) for one in sources)
-    return name_of_data(str(known.get("path", "an unknown place")))
+        return ", ".join(hide_path(str(one.get("path"))) for one in sources)
+    return hide_path(str(known.get("path", "an unknown place")))
 
 
 def _start_facts(start: Mapping[str, Any], title: str) -> list[tuple[str, str]]:
