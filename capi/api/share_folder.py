@@ -28,7 +28,7 @@ from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.report.run_report import gather
 from capi.runtime.atomic import atomic_folder, atomic_write
 from capi.runtime.image_files import open_image
-from capi.runtime.privacy import hide_path, hide_paths
+from capi.runtime.privacy import hide_path, hide_paths, name_of_data
 from capi.zoo.huggingface.files import write_files
 from capi.zoo.run_folder import CONFIG, RunFolder, run_config
 from capi.zoo.weights import Weights, load_run
@@ -128,9 +128,8 @@ def _place(place: str) -> str:
         return "the photos that come with `capi demo`"
     if place.startswith("hf://"):
         return f"the data set {plain(hide_path(place.removeprefix('hf://')))}"
-    name = place.partition("?column=")[0]
-    kind = "files called" if name.endswith((".tar", ".parquet", ".arrow", ".csv")) else "a folder called"
-    return f"{kind} {plain(Path(place).name)}"
+    file = place.partition("?")[0].endswith((".tar", ".parquet", ".arrow", ".csv"))
+    return f"{'files called' if file else 'a folder called'} {plain(name_of_data(place))}"
 
 
 def _origin(record: Record, config: Config) -> str:

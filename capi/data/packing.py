@@ -28,7 +28,7 @@ from capi.data.opening import Data
 from capi.data.retrying import read_bytes
 from capi.data.shard_index import IndexFacts, Member, find_index, index_places, write_index
 from capi.data.shards import Shards
-from capi.data.sources import ENDINGS, Encoded, Files, ImageSource
+from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, places_of_name
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
 from capi.runtime.documents import parse_object, read_object
@@ -168,7 +168,8 @@ class _Packer:
                 try:
                     ending, content = self._read(int(self.order[place]))
                 except (OSError, BrokenImageError) as error:
-                    left_out[self.source.name(int(self.order[place]))] = hide_paths_within(str(error))
+                    name = self.source.name(int(self.order[place]))
+                    left_out[name] = hide_paths_within(str(error), *places_of_name(self.source, name))
                 else:
                     members.append(self._add(tar, place, ending, content))
                 telling.advance()

@@ -98,6 +98,14 @@ class Encoded:
         return digest.hexdigest()[:16]
 
 
+def places_of_name(source: ImageSource, name: str) -> list[Path]:
+    """Where the image of a name may lie, of a source whose images are files."""
+    if isinstance(source, NamedFiles):
+        return [path for known, path in source.files if known == name]
+    parts = getattr(source, "parts", [source])
+    return [part.root / name for part in parts if isinstance(part, Files)]
+
+
 def image_folder(path: Path) -> Files:
     """All images under a folder, nested or flat, sorted by name; hidden files and folders are left out."""
     try:

@@ -10,7 +10,7 @@ from typing import Literal
 from capi.config.benchmarks import BenchmarkConfig
 from capi.evals.results import Record, percent, shown_size
 from capi.evals.table_view import TableView
-from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within
+from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within, texts_of
 from capi.zoo.weights import Weights
 
 Status = Literal["pending", "running", "done", "failed", "skipped"]
@@ -170,6 +170,7 @@ class Comparison:
 def shareable(comparison: Comparison) -> Comparison:
     """The same for the eyes of others: models and reasons without the places of this machine."""
     names = shared_names(comparison.models)
+    known = [*comparison.models, *texts_of([column.config.model_dump(mode="json") for column in comparison.columns])]
     table = comparison.table
     if table is not None:
         rows = [
@@ -181,7 +182,7 @@ def shareable(comparison: Comparison) -> Comparison:
         models=tuple(names.values()),
         cells={
             (names[model], benchmark): replace(
-                cell, model=names[model], reason=hide_paths_within(cell.reason, model), record=hide_paths(cell.record)
+                cell, model=names[model], reason=hide_paths_within(cell.reason, *known), record=hide_paths(cell.record)
             )
             for (model, benchmark), cell in comparison.cells.items()
         },

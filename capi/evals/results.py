@@ -13,7 +13,7 @@ from capi.evals.outcome import Outcome
 from capi.runtime.atomic import atomic_write, remove
 from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS
-from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within
+from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within, texts_of
 from capi.zoo.run_folder import versions
 
 JSON, MARKDOWN, PROBE, PICTURES = "results.json", "results.md", "probe.safetensors", "predictions"
@@ -42,6 +42,7 @@ class Context:
 
 def as_record(outcome: Outcome, context: Context) -> Record:
     """Everything there is to know about an evaluation, as plain values; of paths only the names."""
+    known = texts_of(context.config)
     return _plain(
         {
             "version": FORMAT_VERSION,
@@ -51,8 +52,8 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "benchmark": context.benchmark,
             "image_size": context.image_size,
             "scores": outcome.scores,
-            "deviations": [hide_paths_within(line) for line in outcome.deviations],
-            "warnings": [hide_paths_within(line) for line in outcome.warnings],
+            "deviations": [hide_paths_within(line, *known) for line in outcome.deviations],
+            "warnings": [hide_paths_within(line, *known) for line in outcome.warnings],
             "chosen": outcome.chosen,
             "grid": outcome.grid,
             "details": outcome.details,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capi.data.demo import demo_photos
 from capi.data.frame import image_size_of
-from capi.data.sources import Encoded, ImageSource, find_images
+from capi.data.sources import Encoded, ImageSource, find_images, places_of_name
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
@@ -328,7 +328,9 @@ class _Job:
             self._write(figure_of(painter, self.shown, drawn, images=len(self.figures)), f"{kind}.png")
             sections.append(Section(kind, painter.title, painter.explanation, f"{kind}.png"))
         cards = [ImageCard(self.source.name(number), figures) for number, figures in sorted(self.figures.items())]
-        failed = {name: hide_paths_within(reason) for name, reason in self.failed.items()}
+        failed = {
+            name: hide_paths_within(reason, *places_of_name(self.source, name)) for name, reason in self.failed.items()
+        }
         page = as_page(sections, cards, failed, self._facts())
         atomic_write(self.out / PAGE, page)
         if failed:

@@ -11,7 +11,7 @@ from PIL import Image
 
 from capi.data.decoding import Decoder
 from capi.data.frame import Frame
-from capi.data.sources import ImageSource
+from capi.data.sources import ImageSource, places_of_name
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.evals.images import StillBatches
@@ -54,7 +54,13 @@ def write_predictions(prediction: Prediction, out: Path, *, overwrite: bool = Fa
         remove(out / name)
     done = _write_masks(prediction, out) if segments else _write_labels(prediction, out)
     if prediction.failed:
-        write_failed({name: hide_paths_within(reason) for name, reason in prediction.failed.items()}, out)
+        write_failed(
+            {
+                name: hide_paths_within(reason, *places_of_name(prediction.source, name))
+                for name, reason in prediction.failed.items()
+            },
+            out,
+        )
     return Predicted(out, done, prediction.failed)
 
 

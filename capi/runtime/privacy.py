@@ -6,22 +6,44 @@ be read by others; run.json stays with the run and keeps whole paths.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 # From the root, from a home or from the present folder; not within an address (https://, hf://) or a relative path.
 _PATH = re.compile(r"(?:file://|(?<![\w.\-/~\\]))(?:~[\w.\-]*|\.{1,2})?/(?!/)[^\s'\"`,;:()\[\]<>|=]+")
-# A line of YAML whose whole value is a path, which may hold spaces.
-_YAML_PATH = re.compile(r"""^([ \t-]*(?:[\w.]+: +)?)(['"]?)((?:~|/|\.{1,2}/).*?)\2$""", re.MULTILINE)
+# What may stand before a path in one value: `t.csv?images=` or `untrained:`.
+_PREFIX = re.compile(r"(\?\w+=|^[\w-]{2,}:(?!//))")
+_START = r"(?:[^'\"`\n,\[\]{}:=]*?\?\w+=|[\w-]{2,}:(?!//))?(?:file://|~|\.{0,2}/(?!/))"
+# Values that may hold spaces: in quotes (YAML doubles a quote within), a whole line of YAML with the lines that it is
+# folded into, and within the brackets of YAML. None goes back over what it has read: the time is linear.
+_QUOTED = re.compile(rf"((?<!\w)(['\"`]))({_START}(?:(?!\2)[^\n]|\2\2|\n[ \t]+)*+)")
+_YAML_LINE = re.compile(
+    rf"^([ \t-]*+(?:[\w.]+: ++)?)({_START}[^\n]*+(?:\n[ \t]++(?!- |#|[^\s:]+:(?:\s|$))[^\n]++)*+)$", re.MULTILINE
+)
+_YAML_FLOW = re.compile(rf"([\[{{,:=][ \t]*+)({_START}[^,\[\]{{}}\n]*+)")
 
 
 def hide_path(text: str) -> str:
-    """The last part of a path; any other text stays as it is."""
-    if not (text.startswith(("/", "~", "./", "../")) or Path(text).is_absolute()):
-        return text
+    """The last part of a path, also behind an option (`t.csv?images=/home/ann/x`); any other text stays as it is."""
+    return "".join(_last_part(part) if _is_path(part) else part for part in _PREFIX.split(text))
+
+
+def name_of_data(place: str) -> str:
+    """What images are called where others read it: last parts alone, also those of relative paths."""
+    if "://" in place:
+        return hide_path(place)
+    return "".join(part if _PREFIX.fullmatch(part) else _last_part(part) for part in _PREFIX.split(place))
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith(("/", "~", "./", "../", "file://")) or Path(text).is_absolute()
+
+
+def _last_part(text: str) -> str:
+    path = Path(text.removeprefix("file://"))
     # The name of a home is that of its user.
-    return "~" if Path(text) == Path(os.path.expanduser("~")) else Path(text).name or text
+    return "~" if path == Path(os.path.expanduser("~")) else path.name or text
 
 
 def hide_path_of_model(name: str) -> str:
@@ -38,19 +60,41 @@ def hide_paths(value: Any) -> Any:
     return hide_path(value) if isinstance(value, str) else value
 
 
+def texts_of(value: Any) -> list[str]:
+    """Every text within plain values, such as those of a config."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [text for one in value for text in texts_of(one)]
+    return [value] if isinstance(value, str) else []
+
+
 def hide_paths_within(text: str, *known: str | Path) -> str:
     """A sentence in which each path is its last part alone; `known` are paths that may hold spaces."""
-    shown = {str(place): Path(place).name for place in known} | {os.path.expanduser("~"): "~"}
-    for place, name in shown.items():
-        # Some accounts have the root for a home.
-        if Path(place).is_absolute() and Path(place).name:
-            text = text.replace(place, name)
-    return _PATH.sub(lambda found: hide_path(found[0].removeprefix("file://")), text)
+    shown = _shown(known)
+    for place in sorted(shown, key=len, reverse=True):
+        text = text.replace(place, shown[place])
+    text = _QUOTED.sub(lambda found: found[1] + hide_path(found[3]), text)
+    return _PATH.sub(lambda found: hide_path(found[0]), text)
+
+
+def _shown(known: Iterable[str | Path]) -> dict[str, str]:
+    """What stands for each known path and for the home; files beside a CSV are named as the CSV names them."""
+    shown = {os.path.expanduser("~"): "~"}
+    for place in filter(_is_path, (part for each in known for part in _PREFIX.split(str(each)))):
+        for path in (Path(place), Path(os.path.abspath(os.path.expanduser(place)))):
+            shown[str(path)] = path.name
+            if path.suffix.lower() == ".csv" and path.parent.name:
+                shown[f"{path.parent}{os.sep}"] = ""
+    # Some accounts have the root for a home.
+    return {place: name for place, name in shown.items() if _is_path(place) and Path(place).name}
 
 
 def hide_paths_of_yaml(text: str) -> str:
     """A config as others may read it. Its text is searched, not parsed: it may be broken, or made to be slow."""
-    return hide_paths_within(_YAML_PATH.sub(lambda line: f"{line[1]}{line[2]}{hide_path(line[3])}{line[2]}", text))
+    for values in (_YAML_LINE, _YAML_FLOW):
+        text = values.sub(lambda found: found[1] + hide_path(found[2]), text)
+    return hide_paths_within(text)
 
 
 def hide_paths_of_command(words: list[Any]) -> str:
@@ -58,5 +102,5 @@ def hide_paths_of_command(words: list[Any]) -> str:
     shown = []
     for word in map(str, words):
         option, equals, value = word.partition("=")
-        shown.append(hide_path(option) + equals + hide_paths_within(hide_path(value)))
+        shown.append(hide_path(option) + equals + hide_paths_of_yaml(hide_path(value)))
     return " ".join(shown)

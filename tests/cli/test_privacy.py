@@ -21,7 +21,9 @@ from tests.cli.conftest import RunHere
 from tests.cli.tiny_runs import TREE, draw_images
 from tests.evals.datasets.layouts import build_folder
 
-USER, HOST, PROJECT, DISK = "ann-secretuser", "secrethost", "secretproject", "secretdisk"
+# With spaces, at which a search for paths must not end.
+USER, HOST, PROJECT, DISK = "ann secretuser", "secrethost", "one secretproject", "two secretdisk"
+SECRETS = ("secretuser", "secrethost", "secretproject", "secretdisk")
 
 
 class Places:
@@ -52,6 +54,8 @@ def run(run_here: RunHere, places: Places) -> Path:
     """A run that every place of it is told by its absolute path: data, weights to start from, evaluations."""
     draw_images(places.photos)
     build_folder(places.classes)
+    # Results warn of an image that is in both splits.
+    shutil.copy(places.classes / "train" / "ant" / "3.png", places.classes / "val" / "bee" / "copy.png")
     benchmark = {"benchmark": "folder/knn", "every_steps": 1, "options": {"data": str(places.classes), "image_size": 8}}
     places.config.write_text(yaml.safe_dump(TREE | {"evaluations": [benchmark]}))
     words = ["pretrain", places.config, "--data", places.photos, "--device", "cpu"]
@@ -77,7 +81,7 @@ def pieces(path: Path) -> Iterator[bytes]:
 
 
 def assert_nameless(root: Path, *files: Path) -> None:
-    secrets = [word.encode() for word in (USER, HOST, PROJECT, DISK, str(root))]
+    secrets = [word.encode() for word in (*SECRETS, str(root))]
     assert files
     for path in files:
         for piece in pieces(path):
@@ -113,6 +117,30 @@ def test__reports_exports_cards_and_pages_name_no_place(
     assert "6 images of photos" in report
     assert "--data photos" in report
     assert "data: classes" in report
+
+
+def test__data_of_a_csv_and_options_with_spaces_name_no_place(
+    run_here: RunHere, run: Path, places: Places, tmp_path: Path
+) -> None:
+    table, out = places.project / "table.csv", places.project / "of csv"
+    table.write_text("file\n" + "".join(f"{number}.png\n" for number in range(6)))
+    evaluations = f'evaluations=[{{benchmark: folder/knn, options: {{data: "{places.classes}", image_size: 8}}}}]'
+    words = ["pretrain", places.config, "--data", f"{table}?images={places.photos}", "--device", "cpu", "--out", out]
+    evaluated, hub = places.shared / "evaluated", places.shared / "hub"
+    commands: list[list[object]] = [
+        [*words, evaluations],
+        ["report", out, "--out", places.shared / "report.html", "--device", "cpu"],
+        ["evaluate", out, "folder/knn", f"data={places.classes}", "image_size=8", "--out", evaluated],
+        ["push", out, "ann/model", "--dry-run", "--licence", "mit", "--results", evaluated, "--out", hub],
+    ]
+    places.shared.mkdir()
+    for command in commands:
+        ran = run_here(*command)
+        assert ran.code == 0, (command, ran.stderr)
+    assert_nameless(tmp_path, *all_files(places.shared))
+    assert "6 images of table.csv?images=photos" in (places.shared / "report.html").read_text()
+    assert "files called table.csv?images=photos" in (hub / "README.md").read_text()
+    assert "for example val/bee/copy.png and train/ant/3.png" in (evaluated / "results.md").read_text()
 
 
 def test__results_predictions_comparisons_and_pictures_name_no_place(

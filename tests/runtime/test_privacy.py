@@ -2,7 +2,14 @@ from pathlib import Path
 
 import pytest
 
-from capi.runtime.privacy import hide_path, hide_paths, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
+from capi.runtime.privacy import (
+    hide_path,
+    hide_paths,
+    hide_paths_of_command,
+    hide_paths_of_yaml,
+    hide_paths_within,
+    name_of_data,
+)
 
 
 def test__paths_are_shortened_and_names_are_not() -> None:
@@ -48,3 +55,14 @@ def test__a_config_keeps_its_form() -> None:
     text = "data:\n  mean: 0.5\n- /of ann/photos\n- options:\n    data: '/of ann/it''s'\n  flow: {a: /x/y, b: [~/z]}\n"
     shown = "data:\n  mean: 0.5\n- photos\n- options:\n    data: 'it''s'\n  flow: {a: y, b: [z]}\n"
     assert hide_paths_of_yaml(text) == shown
+
+
+def test__a_value_with_spaces_is_one_path() -> None:
+    assert hide_path("t.csv?images=/x/ann smith/a b/img") == "t.csv?images=img"
+    assert name_of_data("a b/t.csv?images=../ann smith/img") == "t.csv?images=img"
+    assert hide_path("untrained:/x/ann smith/run") == "untrained:run"
+    assert hide_paths_within("no '/x/ann smith/img' here") == "no 'img' here"
+    assert hide_paths_within("/x/ann smith/o.png is lost", "/x/ann smith/t.csv") == "o.png is lost"
+    words = ["--data=t.csv?images=/x/ann smith/img", 'e=[{data: "/x/ann smith/i", more: /x/ann smith/j, k: 8}]']
+    assert hide_paths_of_command(words) == '--data=t.csv?images=img e=[{data: "i", more: j, k: 8}]'
+    assert hide_paths_of_yaml("data: /x/ann smith/secret\n  project/img\nseed: 1\n") == "data: img\nseed: 1\n"

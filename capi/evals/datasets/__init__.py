@@ -46,7 +46,7 @@ def load_classification(name: str, root: Path | None, options: DataOptions) -> C
     assert dataset.classification is not None
     with _hinting(name):
         found = dataset.classification(_checked(dataset, root, options), options)
-    return noting_copies(found) if dataset.own_split else found
+    return noting_copies(found, root) if dataset.own_split else found
 
 
 def load_segmentation(name: str, root: Path | None, options: DataOptions) -> SegmentationData:
@@ -56,7 +56,7 @@ def load_segmentation(name: str, root: Path | None, options: DataOptions) -> Seg
     assert dataset.segmentation is not None
     with _hinting(name):
         found = dataset.segmentation(_checked(dataset, root, options), options)
-    return noting_copies(found) if dataset.own_split else found
+    return noting_copies(found, root) if dataset.own_split else found
 
 
 def check_task(name: str, task: Task) -> None:

@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from capi.data.sources import ImageSource
+from capi.data.sources import ImageSource, csv_place, is_csv
 from capi.evals.tasks import ClassificationData, SegmentationData
 from capi.runtime.documents import regular_size
 from capi.runtime.image_files import MAX_IMAGE_BYTES
@@ -29,11 +29,15 @@ _FILES_AT_A_TIME = 10_000
 Data = TypeVar("Data", ClassificationData, SegmentationData)
 
 
-def noting_copies(data: Data) -> Data:
-    """The same data, with a note for each test that has images of the training split, which is also logged."""
+def noting_copies(data: Data, root: Path | None) -> Data:
+    """The same data, with a note for each test that has images of the training split, which is also logged.
+
+    Notes name files from `root` on, the folder or CSV of the data: they are in results, which others read.
+    """
+    folder = csv_place(root)[1] if root is not None and is_csv(root) else root
     notes: list[str] = []
     for name, images in _tests(data).items():
-        notes += _notes(name, images, data.train.images)
+        notes += _notes(name, images, data.train.images, folder)
     for note in notes:
         _warn_once(note)
     return replace(data, notes=(*data.notes, *notes))
@@ -45,11 +49,14 @@ def _tests(data: ClassificationData | SegmentationData) -> Mapping[str, ImageSou
     return {name: test.images for name, test in data.tests.items()}
 
 
-def _notes(name: str, test: ImageSource, train: ImageSource) -> list[str]:
+def _notes(name: str, test: ImageSource, train: ImageSource, folder: Path | None) -> list[str]:
     found = copies(test, train)
     if not found:
         return []
-    tested, trained = next(iter(found.items()))
+    tested, trained = (
+        path.relative_to(folder) if folder is not None and path.is_relative_to(folder) else path
+        for path in next(iter(found.items()))
+    )
     return [
         f"{len(found)} of {len(test)} {name} images are also training images (the same bytes), for example {tested} "
         f"and {trained}: scores on them say nothing about new images, so take them out of one split"
