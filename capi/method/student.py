@@ -2,15 +2,15 @@
 
 from torch import Tensor, nn
 
-from capi.models.encoder import Encoder
-from capi.models.predictor import Predictor
+from capi.models.encoder import PatchEncoder
+from capi.models.predictor import FusedPredictor, Predictor, hidden_index
 from capi.types import Float, Int
 
 
 class Student(nn.Module):
     """Encoder, predictor and head; all that the main loss trains."""
 
-    def __init__(self, *, encoder: Encoder, predictor: Predictor, head: nn.Module) -> None:
+    def __init__(self, *, encoder: PatchEncoder, predictor: Predictor, head: nn.Module) -> None:
         super().__init__()
         self.encoder = encoder
         self.predictor = predictor
@@ -22,5 +22,31 @@ class Student(nn.Module):
         visible_index: Int[Tensor, "b v"],
         predict_index: Int[Tensor, "b p"],
     ) -> Float[Tensor, "b p k"]:
-        outputs: Tensor = self.head(self.predictor.predict(self.encoder, images, visible_index, predict_index))
-        return outputs
+        encoded = self.encoder(images, visible_index)
+        predictions = self.predictor.predict(encoded, predict_index)
+        logits: Tensor = self.head(predictions)
+        return logits
+
+
+class FusedStudent(Student):
+    """Without a predictor: mask tokens stand in the encoder's own sequence, at all hidden patches."""
+
+    predictor: FusedPredictor
+
+    def forward(
+        self,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"],
+        predict_index: Int[Tensor, "b p"],
+    ) -> Float[Tensor, "b p k"]:
+        hidden = hidden_index(visible_index, len(self.encoder.coordinates(images)))
+        encoded = self.encoder(images, visible_index, self.predictor(hidden))
+        predictions = self.predictor.predict(encoded, predict_index)
+        logits: Tensor = self.head(predictions)
+        return logits
+
+
+def student_of(*, encoder: PatchEncoder, predictor: Predictor, head: nn.Module) -> Student:
+    """The student that these parts make."""
+    kind = FusedStudent if isinstance(predictor, FusedPredictor) else Student
+    return kind(encoder=encoder, predictor=predictor, head=head)

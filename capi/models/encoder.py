@@ -1,6 +1,7 @@
 """The vision transformer: registers and patches, all patches or only the visible ones, with mask tokens or without."""
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,16 @@ INITIAL_TOKEN_STD = 0.02
 
 
 class Encoded(NamedTuple):
-    """Final-normed tokens, registers first, with their coordinates (s is 1 when all images share them)."""
+    """Final-normed tokens, registers first, with their coordinates (s is 1 when all images share them).
+
+    A predictor also learns where all patches of the images stand, row by row, and which of them were visible; None for
+    all.
+    """
 
     tokens: Float[Tensor, "b t d"]
     coordinates: Float[Tensor, "s t 2"]
+    everywhere: Float[Tensor, "n 2"]
+    visible_index: Int[Tensor, "b v"] | None = None
 
 
 class MaskTokens(NamedTuple):
@@ -28,6 +35,31 @@ class MaskTokens(NamedTuple):
 
     tokens: Float[Tensor, "b m d"]
     hidden: Int[Tensor, "b m"]
+
+
+@runtime_checkable
+class PatchEncoder(Protocol):
+    """The contract of a student's encoder, kept by a module: the tokens of whole images, or of their visible patches."""
+
+    width: int
+    patch_embedding: "PatchEmbedding"
+    blocks: nn.ModuleList
+
+    @property
+    def num_registers(self) -> int: ...
+
+    def __call__(
+        self,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"] | None = None,
+        masked: MaskTokens | None = None,
+    ) -> Encoded: ...
+
+    def coordinates(self, images: Tensor) -> Float[Tensor, "n 2"]: ...
+
+    def patches(self, encoded: Encoded) -> Float[Tensor, "b v d"]: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 class PatchEmbedding(nn.Module):
@@ -134,7 +166,7 @@ class Encoder(nn.Module):
         x = torch.cat([self.registers.expand(images.shape[0], -1, -1), patches], dim=1)
         for block in self.blocks:
             x = block(x, rotary)
-        return Encoded(final_norm(x), coordinates)
+        return Encoded(final_norm(x), coordinates, everywhere, visible_index)
 
     def coordinates(self, images: Tensor) -> Float[Tensor, "n 2"]:
         """Where the patches of these images stand, row by row."""

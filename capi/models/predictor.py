@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, Encoder, MaskTokens
+from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, linear
 from capi.models.norms import final_norm
 from capi.models.positions import POSITIONS, Grid, PositionKind
@@ -38,20 +38,14 @@ class Predictor(Protocol):
 
     width: int
 
-    def predict(
-        self,
-        encoder: Encoder,
-        images: Float[Tensor, "b c height width"],
-        visible_index: Int[Tensor, "b v"],
-        predict_index: Int[Tensor, "b p"],
-    ) -> Float[Tensor, "b p e"]:
+    def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
         """One prediction for each patch that is asked for, of this predictor's width, through a norm without scale.
 
-        Nothing of the images is seen but the visible patches.
+        Nothing of the images is seen but the visible patches, as the encoder gives them.
         """
         ...
 
-    def pool(self, encoder: Encoder, encoded: Encoded) -> Float[Tensor, "b e"]:
+    def pool(self, encoder: PatchEncoder, encoded: Encoded) -> Float[Tensor, "b e"]:
         """One vector for each image, from the encoding of all its patches."""
         ...
 
@@ -97,17 +91,11 @@ class SplitPredictor(nn.Module):
     ) -> Float[Tensor, "b p d"]:
         """The predictions at `coordinates`; `depth` stops after so many blocks."""
 
-    def predict(
-        self,
-        encoder: Encoder,
-        images: Float[Tensor, "b c height width"],
-        visible_index: Int[Tensor, "b v"],
-        predict_index: Int[Tensor, "b p"],
-    ) -> Float[Tensor, "b p e"]:
-        predictions: Tensor = self(encoder(images, visible_index), encoder.coordinates(images)[predict_index])
+    def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
+        predictions: Tensor = self(encoded, encoded.everywhere[predict_index])
         return predictions
 
-    def pool(self, encoder: Encoder, encoded: Encoded) -> Float[Tensor, "b e"]:
+    def pool(self, encoder: PatchEncoder, encoded: Encoded) -> Float[Tensor, "b e"]:
         predictions: Tensor = self(encoded, encoded.coordinates[:, encoder.num_registers :], depth=POOLING_DEPTH)
         return predictions.mean(1)
 
@@ -155,18 +143,12 @@ class SelfPredictor(SplitPredictor):
             x = block(x, rotary)
         return final_norm(x[:, -coordinates.shape[1] :])
 
-    def predict(
-        self,
-        encoder: Encoder,
-        images: Float[Tensor, "b c height width"],
-        visible_index: Int[Tensor, "b v"],
-        predict_index: Int[Tensor, "b p"],
-    ) -> Float[Tensor, "b p e"]:
+    def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
         if self.mask_tokens == "predicted":
-            return super().predict(encoder, images, visible_index, predict_index)
-        coordinates = encoder.coordinates(images)
-        hidden = hidden_index(visible_index, len(coordinates))
-        return rows_at(self(encoder(images, visible_index), coordinates[hidden]), hidden, predict_index)
+            return super().predict(encoded, predict_index)
+        assert encoded.visible_index is not None, "of whole images nothing is hidden"
+        hidden = hidden_index(encoded.visible_index, len(encoded.everywhere))
+        return rows_at(self(encoded, encoded.everywhere[hidden]), hidden, predict_index)
 
 
 class FusedPredictor(nn.Module):
@@ -181,18 +163,13 @@ class FusedPredictor(nn.Module):
         """The mask tokens of hidden patches."""
         return MaskTokens(self.mask_token.expand(*hidden.shape, -1), hidden)
 
-    def predict(
-        self,
-        encoder: Encoder,
-        images: Float[Tensor, "b c height width"],
-        visible_index: Int[Tensor, "b v"],
-        predict_index: Int[Tensor, "b p"],
-    ) -> Float[Tensor, "b p e"]:
-        hidden = hidden_index(visible_index, len(encoder.coordinates(images)))
-        encoded = encoder(images, visible_index, self(hidden))
+    def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
+        """Of an encoding that ends with the mask tokens of the hidden patches, those of the predicted ones."""
+        assert encoded.visible_index is not None, "of whole images nothing is hidden"
+        hidden = hidden_index(encoded.visible_index, len(encoded.everywhere))
         return rows_at(encoded.tokens[:, -hidden.shape[1] :], hidden, predict_index)
 
-    def pool(self, encoder: Encoder, encoded: Encoded) -> Float[Tensor, "b e"]:
+    def pool(self, encoder: PatchEncoder, encoded: Encoded) -> Float[Tensor, "b e"]:
         return encoder.patches(encoded).mean(1)
 
 

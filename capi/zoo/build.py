@@ -7,7 +7,7 @@ from torch import nn
 
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.method.student import Student
+from capi.method.student import Student, student_of
 from capi.models.architecture import weightless
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
@@ -32,7 +32,7 @@ def build_student(config: Config) -> Student:
         drop_rate=model.stochastic_depth,
     )
     predictor = _PREDICTORS[model.predictor.kind](config)
-    return Student(encoder=encoder, predictor=predictor, head=_build_head(config))
+    return student_of(encoder=encoder, predictor=predictor, head=_build_head(config))
 
 
 def weightless_student(config: Config, names: Sequence[str], source: str) -> Student:

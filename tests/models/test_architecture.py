@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from capi.config.schema import Config
 from capi.errors import CapiError
+from capi.method.student import student_of
 from capi.models.architecture import Architecture, architecture_of, build_encoder
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
@@ -41,7 +42,10 @@ def assert_same_model(ours: CapiEncoder, theirs: CapiEncoder, images: Tensor) ->
         for one, other in zip(ours(images), theirs(images), strict=True):
             assert torch.equal(one, other)
         visible, hidden = torch.tensor([[0, 3, 4], [1, 2, 5]]), torch.tensor([[1, 5], [0, 3]])
-        predictions = [model.predictor.predict(model.encoder, images, visible, hidden) for model in (ours, theirs)]
+        students = [
+            student_of(encoder=model.encoder, predictor=model.predictor, head=nn.Identity()) for model in (ours, theirs)
+        ]
+        predictions = [student(images, visible, hidden) for student in students]
         assert torch.equal(*predictions)
         if ours.head is not None:
             assert theirs.head is not None

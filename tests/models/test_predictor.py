@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from capi.method.student import student_of
 from capi.models.encoder import Encoded, Encoder, MaskTokens
 from capi.models.norms import final_norm
 from capi.models.predictor import (
@@ -20,7 +21,7 @@ def predictor(**changes) -> CrossPredictor:
 
 
 def encoded(width: int = 32) -> Encoded:
-    return Encoded(torch.randn(2, 7, width), torch.rand(2, 7, 2))
+    return Encoded(torch.randn(2, 7, width), torch.rand(2, 7, 2), torch.rand(30, 2))
 
 
 @pytest.mark.parametrize("kind", PREDICTORS.values())
@@ -48,7 +49,7 @@ def test__predictions_depend_on_their_position_and_on_the_context() -> None:
 @pytest.mark.parametrize("variant", ["axial", "released"])
 def test__the_order_of_the_context_does_not_matter(variant) -> None:
     model, context, positions = predictor(positions=variant), encoded(), torch.rand(2, 4, 2)
-    shuffled = Encoded(context.tokens.flip(1), context.coordinates.flip(1))
+    shuffled = Encoded(context.tokens.flip(1), context.coordinates.flip(1), context.everywhere)
     torch.testing.assert_close(model(context, positions), model(shuffled, positions), rtol=1e-4, atol=1e-5)
 
 
@@ -93,6 +94,12 @@ def variants(positions="axial", width: int = 48) -> dict[str, torch.nn.Module]:
 NAMES = list(variants())
 
 
+def predict(model: Predictor, network: Encoder, *batch: torch.Tensor) -> torch.Tensor:
+    """As a student predicts, before its head."""
+    predictions: torch.Tensor = student_of(encoder=network, predictor=model, head=torch.nn.Identity())(*batch)
+    return predictions
+
+
 def images() -> torch.Tensor:
     return torch.randn(2, 3, 24, 20, generator=torch.Generator().manual_seed(3))
 
@@ -107,7 +114,7 @@ def test__every_predictor_keeps_the_contract(name: str, positions) -> None:
     torch.manual_seed(1)
     model, network = variants(positions)[name].eval(), encoder(positions=positions)
     assert isinstance(model, Predictor)
-    predictions = model.predict(network, images(), VISIBLE, PREDICT)
+    predictions = predict(model, network, images(), VISIBLE, PREDICT)
     assert predictions.shape == (2, 3, model.width)
     torch.testing.assert_close(predictions, final_norm(predictions), rtol=1e-3, atol=1e-4)
     whole = network(images())
@@ -115,16 +122,16 @@ def test__every_predictor_keeps_the_contract(name: str, positions) -> None:
     # Nothing of the hidden patches is seen.
     hidden = torch.ones(2, 30).scatter(1, VISIBLE, 0).view(2, 1, 6, 5).repeat_interleave(4, 2).repeat_interleave(4, 3)
     scrambled = torch.where(hidden.bool(), torch.randn(2, 3, 24, 20), images())
-    torch.testing.assert_close(model.predict(network, scrambled, VISIBLE, PREDICT), predictions)
-    assert not torch.allclose(model.predict(network, images().flip(-1), VISIBLE, PREDICT), predictions)
+    torch.testing.assert_close(predict(model, network, scrambled, VISIBLE, PREDICT), predictions)
+    assert not torch.allclose(predict(model, network, images().flip(-1), VISIBLE, PREDICT), predictions)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test__predictions_differ_by_position_and_follow_the_order_asked_for(name: str) -> None:
     model, network = variants()[name].eval(), encoder()
-    predictions = model.predict(network, images(), VISIBLE, PREDICT)
+    predictions = predict(model, network, images(), VISIBLE, PREDICT)
     assert predictions.std(1).max() > 1e-4
-    turned = model.predict(network, images(), VISIBLE, PREDICT.flip(1))
+    turned = predict(model, network, images(), VISIBLE, PREDICT.flip(1))
     torch.testing.assert_close(turned.flip(1), predictions, rtol=1e-4, atol=1e-5)
 
 
@@ -132,18 +139,18 @@ def test__predictions_differ_by_position_and_follow_the_order_asked_for(name: st
 def test__whether_a_prediction_changes_with_the_other_mask_tokens(name: str, sees: bool) -> None:
     model, network = variants()[name].eval(), encoder()
     others = torch.tensor([[20, 2, 14], [5, 1, 18]])
-    first, second = (model.predict(network, images(), VISIBLE, index)[:, 0] for index in (PREDICT, others))
+    first, second = (predict(model, network, images(), VISIBLE, index)[:, 0] for index in (PREDICT, others))
     assert torch.allclose(first, second, rtol=1e-4, atol=1e-5) != sees
 
 
 @pytest.mark.parametrize("name", ["self, all masked", "fused"])
 def test__mask_tokens_at_all_masked_positions_see_each_other_whichever_are_read(name: str) -> None:
     model, network = variants()[name].eval(), encoder()
-    together = model.predict(network, images(), VISIBLE, PREDICT)
-    alone = model.predict(network, images(), VISIBLE, PREDICT[:, 1:2])
+    together = predict(model, network, images(), VISIBLE, PREDICT)
+    alone = predict(model, network, images(), VISIBLE, PREDICT[:, 1:2])
     torch.testing.assert_close(alone, together[:, 1:2], rtol=1e-4, atol=1e-5)
     # A mask token elsewhere is told by its effect: one patch more is hidden, and one less visible.
-    fewer = model.predict(network, images(), VISIBLE[:, :3], PREDICT)
+    fewer = predict(model, network, images(), VISIBLE[:, :3], PREDICT)
     assert not torch.allclose(fewer, together, rtol=1e-4, atol=1e-5)
     gradient = torch.autograd.grad(together.square().sum(), model.mask_token)[0]
     assert gradient.abs().sum() > 0
@@ -165,7 +172,7 @@ def test__a_mask_token_of_the_fused_model_changes_the_others() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test__gradients_reach_every_parameter_of_encoder_and_predictor(name: str, positions) -> None:
     model, network = variants(positions)[name], encoder(positions=positions)
-    model.predict(network, images(), VISIBLE, PREDICT).pow(3).sum().backward()
+    predict(model, network, images(), VISIBLE, PREDICT).pow(3).sum().backward()
     for module in (model, network):
         assert [one for one, weight in module.named_parameters() if weight.grad is None] == []
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
-from capi.method.student import Student
+from capi.method.student import student_of
 from capi.method.teacher import Teacher
 from capi.models.features import CapiEncoder
 from capi.train.optimizer import student_optimizer, target_optimizer
@@ -62,7 +62,7 @@ def test__masked_forward(model: CapiEncoder, batch: MaskedBatch, reference: dict
 
 def test__student_logits_in_one_call(model: CapiEncoder, batch: MaskedBatch, reference: dict[str, Tensor]) -> None:
     assert model.head is not None
-    student = Student(encoder=model.encoder, predictor=model.predictor, head=model.head)
+    student = student_of(encoder=model.encoder, predictor=model.predictor, head=model.head)
     torch.testing.assert_close(student(*batch), reference["pretrain.student_logits"], **TOLERANCE)
 
 
@@ -90,7 +90,7 @@ def test__three_optimisation_steps(
 ) -> None:
     training = reference_config["train"]
     assert model.head is not None
-    student = Student(encoder=model.encoder, predictor=model.predictor, head=model.head).requires_grad_(True).train()
+    student = student_of(encoder=model.encoder, predictor=model.predictor, head=model.head).requires_grad_(True).train()
     clustering = _clustering(reference)
     clustering.student_temperature = reference_config["student_temperature"]
     learner = Learner(

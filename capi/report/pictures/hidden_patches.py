@@ -15,7 +15,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.method.student import Student
+from capi.method.student import student_of
 from capi.models.features import CapiEncoder
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.sheets import Row, sheet_of
@@ -103,7 +103,7 @@ def hidden_probabilities(
         )
     flat = hidden.flatten().to(image.device)
     visible, predicted = (~flat).nonzero()[None, :, 0], flat.nonzero()[None, :, 0]
-    student = Student(encoder=model.encoder, predictor=model.predictor, head=model.head)
+    student = student_of(encoder=model.encoder, predictor=model.predictor, head=model.head)
     logits: Tensor = student(image, visible, predicted)
     return F.softmax(logits[0].float() / temperature, dim=-1).cpu()
 
