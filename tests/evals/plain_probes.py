@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.evals.probe_training import (
+from capi.evals.probe_trainer import (
     ProbeSchedule,
     ProbeSetting,
     ProbeTrainer,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.probe_training import (
+from capi.evals.probe_trainer import (
     PAPER_GRID,
     Judged,
     ProbeSchedule,

@@ -37,7 +37,7 @@ from capi.evals.features import (
 from capi.evals.fitted import AttentiveClassifier, Classifier, LinearClassifier
 from capi.evals.images import AugmentedBatches, shuffled
 from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
-from capi.evals.probe_training import (
+from capi.evals.probe_trainer import (
     PAPER_GRID,
     RELEASED_HEADS,
     Judged,
