@@ -15,12 +15,12 @@ from capi.config.benchmarks import BenchmarkConfig
 from capi.data.frame import image_size_of
 from capi.evals.build import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.evals.features import Encoding
-from capi.evals.outcome import Outcome
-from capi.evals.probe_files import encoder_facts, save_probe
+from capi.evals.fitted_probes import encoder_facts, save_probe
 from capi.evals.results import (
     PICTURES,
     PROBE,
     Context,
+    Outcome,
     Record,
     as_record,
     clear_results,
@@ -29,7 +29,7 @@ from capi.evals.results import (
     write_record,
 )
 from capi.evals.tasks import EvaluationData, SegmentationData
-from capi.evals.teamwork import (
+from capi.evals.team import (
     Execution,
     executing,
     follow_encoding,

@@ -16,11 +16,11 @@ from capi.evals.build import choose_workers
 from capi.evals.extraction import Extracted, extract_features
 from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
+from capi.evals.fitted_probes import load_probe
 from capi.evals.prediction import Prediction
-from capi.evals.probe_files import load_probe
 from capi.evals.results import make_folder
 from capi.evals.retrieval import Match
-from capi.evals.teamwork import executing, on_a_machine, prepared
+from capi.evals.team import executing, on_a_machine, prepared
 from capi.report.pictures import matches
 from capi.report.pictures.sheets import save_picture
 from capi.report.predictions import Predicted, write_predictions

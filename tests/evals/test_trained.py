@@ -10,7 +10,6 @@ from torch import Tensor
 from capi.errors import CapiError
 from capi.evals import probe_protocol
 from capi.evals.features import Encoding
-from capi.evals.outcome import size_notes
 from capi.evals.probe_protocol import (
     LARGE,
     AttentiveClassification,
@@ -21,7 +20,8 @@ from capi.evals.probe_protocol import (
     TrainedClassification,
     _head_deviations,
 )
-from capi.evals.probe_trainer import PAPER_GRID, ProbeSchedule, ProbeSetting, ProbeTrainer
+from capi.evals.probes import PAPER_GRID, ProbeSchedule, ProbeSetting, ProbeTrainer
+from capi.evals.results import size_notes
 from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
 from capi.types import Features
 from tests.evals.toys import (

@@ -8,7 +8,7 @@ import pytest
 from capi.config.benchmarks import PROTOCOLS
 from capi.evals.classification import KnnClassification
 from capi.evals.probe_protocol import AttentiveClassification, LinearClassification
-from capi.evals.probe_trainer import PAPER_GRID
+from capi.evals.probes import PAPER_GRID
 from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
 from capi.runtime import protocol
 

@@ -27,7 +27,7 @@ from capi.evals.datasets import (
 )
 from capi.evals.datasets.copies import noting_copies
 from capi.evals.datasets.files import MisplacedFilesError
-from capi.evals.probe_files import KINDS
+from capi.evals.fitted_probes import KINDS
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData, Task
 
 _MODULES = (
