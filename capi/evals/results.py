@@ -192,14 +192,18 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The results in a folder; None where there are none that this version can read."""
+    """The results in a folder; None where there are none that this version can read.
+
+    Earlier versions wrote whole paths: of those only the names are left.
+    """
     try:
         record = read_json(folder / JSON)
     except CapiError:
         return None
     if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
         return None
-    return record
+    shared: Record = hide_paths(record, *texts_of([record.get("model"), record.get("config")]))
+    return shared
 
 
 def refuse_results(folder: Path, overwrite: bool) -> None:
