@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types layers pytest long format benchmarks upgrade clean
+.PHONY: demo test lint types layers pytest long thorough format benchmarks upgrade clean
 
 demo:
 	@$(MAKE) $(STAMP)
@@ -37,10 +37,14 @@ layers: $(STAMP)
 
 # One OpenMP thread a worker: with more they fight for the cores.
 pytest: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long and not thorough"
 
 long: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m long
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "long and not thorough"
+
+# What is long and rarely tells something new: run it before a release and after changes to what it tests.
+thorough: $(STAMP)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m thorough
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -15,8 +15,16 @@ import torch.nn.functional as F
 from measure import Work, interleaved_best
 from torch import Tensor, nn
 
-from capi.evals.probe_training import BETAS, EPS, PAPER_GRID, ProbeSchedule, ProbeSetting, ProbeTrainer
-from capi.evals.probes import AttentiveProbes, head_width
+from capi.evals.probes import (
+    BETAS,
+    EPS,
+    PAPER_GRID,
+    AttentiveProbes,
+    ProbeSchedule,
+    ProbeSetting,
+    ProbeTrainer,
+    head_width,
+)
 from capi.runtime.allocator import keep_freed_memory
 
 Batch = tuple[Tensor, Tensor]

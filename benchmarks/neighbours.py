@@ -14,8 +14,8 @@ import torch
 from measure import Work, interleaved_best
 from torch import Tensor
 
-from capi.evals.blocks import vote_blocks
 from capi.evals.neighbours import Distance, NearestNeighbours
+from capi.evals.patches import vote_blocks
 
 ALL_K = (1, 3, 10, 30)
 SCIKIT_METRIC: dict[Distance, str] = {"cosine": "cosine", "l2": "euclidean"}

@@ -4,29 +4,418 @@ OUT/configs/NAME.yaml       what a run is started with; `capi pretrain` takes it
 OUT/runs/NAME               a run, shared by all tables that have its row
 OUT/scores/NAME             what its finished encoder scores
 OUT/TABLE.html, .md, .json  the table, written anew whenever a run is done
+
+What a study is trained on and judged by, from one place: a CSV or a folder with one, class folders, or `demo`.
+
+What a study will run: one table's rows with every seed, and what they are compared with.
+
+What the runs of a study have come to, read from their folders.
 """
 
 import json
 import logging
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from capi.api.ablation_plan import FAILURE, Job, plan_study
-from capi.api.ablation_results import gather
 from capi.api.comparison import compare
 from capi.api.training import pretrain
-from capi.config.loading import dump_config
+from capi.config.ablations import (
+    DEFAULT_RUN,
+    Benchmarks,
+    Options,
+    PlannedRow,
+    PlannedTable,
+    Scale,
+    Task,
+    find_scale,
+    plan_table,
+)
+from capi.config.benchmark_loading import load_benchmark, protocols_with
+from capi.config.benchmarks import PROTOCOLS
+from capi.config.loading import dump_config, overridden
+from capi.config.run_sections import EvaluationConfig
+from capi.config.schema import Config
+from capi.config.trust import trusted_code
+from capi.data.sources import read_csv
 from capi.errors import CapiError
+from capi.evals.comparison_cells import Column
+from capi.report.ablation.outcomes import Point, RowOutcome, RunOutcome, TableOutcome
 from capi.report.ablation.page import write_table
-from capi.report.run_report import write_report
+from capi.report.comparison.page import NAME as COMPARISON
+from capi.report.doctor import doctor
+from capi.report.picture_files import read_emergence
+from capi.report.run_report import REPORT, write_report
 from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device
+from capi.runtime.documents import read_object
+from capi.runtime.privacy import hide_path, hide_paths, hide_paths_within
+from capi.train.cost.summary import planned_cost
+from capi.zoo.metrics import FILE, read_metrics
+from capi.zoo.run_folder import RunFolder
+
+LABELS = "labels.csv"
+# Columns of a CSV that are taken for the class, in this order, where none is named.
+_CLASS_COLUMNS = ("label", "class", "class_id")
+_EXPECTED = (
+    f"a folder with a {LABELS} (columns file, split, and label or mask), a CSV like it, a folder with the folders "
+    "train and test (or val) that hold a folder for each class, one with images/ and masks/ by split, or demo"
+)
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """Images to train on, and the data sets to judge by: name and options, by task."""
+
+    images: str
+    datasets: Mapping[Task, tuple[str, Options]]
+
+
+def find_data(place: str, options: Sequence[str] = ()) -> StudyData:
+    """What lies at a place. Without labels a study cannot say which row is better; an option may name their column."""
+    path = Path(place)
+    if place == "demo":
+        return StudyData("demo", {"classification": ("demo", {})})
+    if not path.exists():
+        raise CapiError(f"there is no {path}: expected {_EXPECTED}")
+    if path.suffix.lower() == ".csv":
+        return _of_csv(path, options)
+    if (path / LABELS).is_file():
+        return _of_csv(path / LABELS, options)
+    if (path / "masks").is_dir() and (path / "images" / "train").is_dir():
+        return StudyData(str(path / "images" / "train"), {"segmentation": ("masks", {"data": str(path)})})
+    if (path / "train").is_dir() and any((path / test).is_dir() for test in ("test", "val")):
+        return StudyData(str(path / "train"), {"classification": ("folder", {"data": str(path)})})
+    raise CapiError(f"{path} has no labels to judge the rows of a study by: expected {_EXPECTED}")
+
+
+def _of_csv(path: Path, options: Sequence[str]) -> StudyData:
+    columns, _ = read_csv(path)
+    named = [option.partition("=")[2].strip() for option in options if option.partition("=")[0].strip() == "label"]
+    found: dict[Task, tuple[str, Options]] = {}
+    if "mask" in columns:
+        found["segmentation"] = ("csv", {"data": str(path)})
+    column = next((name for name in (*named, *_CLASS_COLUMNS) if name in columns), None)
+    if column is not None:
+        found["classification"] = ("csv", {"data": str(path), "label": column})
+    if not found:
+        known = ", ".join((*named, *_CLASS_COLUMNS))
+        raise CapiError(
+            f"{path} has neither a column mask nor one of {known}: add one to judge the rows by, or name one with "
+            "--option label=COLUMN"
+        )
+    return StudyData(str(path), found)
+
+
+def score_columns(data: StudyData, benchmarks: Benchmarks, options: list[str], image_size: Any) -> list[Column]:
+    """The benchmarks of finished encoders that the labels allow."""
+    return [
+        Column(name, load_benchmark(name, options={"image_size": image_size} | settings))
+        for name, settings in _named(data, benchmarks, options)
+    ]
+
+
+def curve_evaluations(
+    data: StudyData, benchmarks: Benchmarks, options: list[str], every_steps: int
+) -> list[EvaluationConfig]:
+    """The benchmarks on the way that the labels allow."""
+    return [
+        EvaluationConfig(benchmark=name, options=settings, every_steps=every_steps)
+        for name, settings in _named(data, benchmarks, options)
+    ]
+
+
+def check_options(data: StudyData, benchmarks: Sequence[Benchmarks], options: list[str]) -> None:
+    """An option that none of the benchmarks knows is an error."""
+    protocols = [protocol for task in data.datasets for each in benchmarks for protocol in each.get(task, {})]
+    for option in options:
+        key = option.partition("=")[0].strip()
+        if any(key in PROTOCOLS[protocol].model_fields for protocol in protocols):
+            continue
+        if owners := protocols_with(key, but=protocols):
+            raise CapiError(f"--option {key} is an option of {owners}, which is not used here: leave it out")
+        # No protocol has it: a benchmark's own message names the nearest key.
+        load_benchmark(f"demo/{protocols[0]}", [option])
+
+
+def _named(data: StudyData, benchmarks: Benchmarks, options: list[str]) -> list[tuple[str, Options]]:
+    return [
+        (f"{dataset}/{protocol}", _with_options(protocol, own | settings, options))
+        for task, (dataset, own) in data.datasets.items()
+        for protocol, settings in benchmarks.get(task, {}).items()
+    ]
+
+
+def _with_options(protocol: str, settings: Options, options: list[str]) -> Options:
+    """A user's options go to each protocol that knows the key; the column of the class is none of segmentation's."""
+    known = set(PROTOCOLS[protocol].model_fields)
+    if PROTOCOLS[protocol].task == "segmentation":
+        known.discard("label")
+    return overridden(settings, [option for option in options if option.partition("=")[0].strip() in known])
+
+
+CONFIGS, RUNS, SCORES, FAILURE = "configs", "runs", "scores", "failure.json"
+UNTRAINED, PIXELS = "untrained encoder", "raw pixels"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One model of a study: a run to train and judge, or an encoder that is judged as it is."""
+
+    name: str
+    out: Path
+    columns: Sequence[Column]
+    device: str
+    data: str
+    config: Config | None = None
+    """Of a run."""
+    model: str = ""
+    """Of an encoder that is judged as it is."""
+    trust: frozenset[str] = frozenset()
+    """Python code that the overrides name."""
+
+    @property
+    def run(self) -> Path:
+        return self.out / RUNS / self.name
+
+    @property
+    def scores(self) -> Path:
+        return self.out / SCORES / self.name
+
+    @property
+    def recipe(self) -> Path:
+        return self.out / CONFIGS / f"{self.name}.yaml"
+
+
+@dataclass(frozen=True)
+class Study:
+    """One table, planned."""
+
+    table: PlannedTable
+    out: Path
+    seeds: int
+    columns: Sequence[Column]
+    jobs: Sequence[Job]
+    baselines: Mapping[str, Sequence[str]]
+    """What the rows are compared with, and the names of their jobs."""
+    facts: Mapping[str, str]
+    photos: bool = True
+    """Whether the page may show the images that its pictures are of."""
+
+    def runs_of(self, row: PlannedRow) -> list[str]:
+        return [run_name(row.run, seed) for seed in range(self.seeds)]
+
+
+def run_name(run: str, seed: int) -> str:
+    """The folder of a run."""
+    return f"{run}-seed{seed}"
+
+
+def plan_study(
+    table: str,
+    overrides: Sequence[str] = (),
+    *,
+    data: str,
+    out: Path,
+    scale: str = "mini",
+    seeds: int = 1,
+    options: Sequence[str] = (),
+    device: str = "cpu",
+    photos: bool = True,
+) -> Study:
+    """Everything that will be run. Bad input is told here, before anything is written."""
+    if seeds < 1:
+        raise CapiError(f"--seeds {seeds} leaves nothing to run: expected at least 1")
+    if out.exists() and not out.is_dir():
+        raise CapiError(f"{out} is a file: --out takes the name of a folder")
+    sized, found = find_scale(scale), find_data(data, options)
+    check_options(found, (sized.scores, sized.curves), list(options))
+    planned = plan_table(table, sized, list(overrides))
+    columns = score_columns(found, sized.scores, list(options), planned.rows[0].config.data.image_size)
+    base = next((row for row in planned.rows if row.run == DEFAULT_RUN), planned.rows[-1])
+
+    trust = trusted_code(overrides=overrides)
+
+    def job(name: str, config: Config | None = None, model: str = "") -> Job:
+        return Job(name, out, columns, device, found.images, config, model, trust)
+
+    runs = [
+        job(run_name(row.run, seed), _run_config(row, seed, found, sized, list(options)))
+        for seed in range(seeds)
+        for row in planned.rows
+    ]
+    # Before the rest: what no encoder has learnt is judged in seconds, and bad labels are told at once.
+    untrained = [
+        job(f"untrained-seed{seed}", model=f"untrained:{out / CONFIGS / run_name(base.run, seed)}.yaml")
+        for seed in range(seeds)
+    ]
+    pixels = job("pixels", model=f"pixels:{base.config.model.patch_size}")
+    return Study(
+        planned,
+        out,
+        seeds,
+        columns,
+        [pixels, *untrained, *runs],
+        {UNTRAINED: [one.name for one in untrained], PIXELS: [pixels.name]},
+        dict(_facts(base.config, found, scale, data, seeds)),
+        photos,
+    )
+
+
+def _run_config(row: PlannedRow, seed: int, data: StudyData, scale: Scale, options: list[str]) -> Config:
+    """A row with a seed, evaluated on the way, with pictures of its beginning and its end."""
+    config = row.config
+    every = max(config.optimization.steps // scale.curve_points, 1)
+    return config.model_copy(
+        update={
+            "seed": config.seed + seed,
+            "evaluations": curve_evaluations(data, scale.curves, options, every),
+            # A report is written with the study, without a gallery of prototypes.
+            "run": config.run.model_copy(update={"snapshots": 1, "report": False, "loggers": []}),
+        }
+    )
+
+
+def _facts(config: Config, data: StudyData, scale: str, place: str, seeds: int) -> Iterator[tuple[str, str]]:
+    optimization, (height, width) = config.optimization, config.data.height_and_width
+    yield "data", f"{hide_path(place)}, trained on {hide_path(data.images)}"
+    yield "scale", scale
+    yield (
+        "encoder",
+        f"{config.model.depth} blocks of width {config.model.width}, patches of {config.model.patch_size} px, "
+        f"images of {height} x {width} px",
+    )
+    yield (
+        "budget of a row",
+        f"{optimization.steps:,} steps of {optimization.batch_size} images: "
+        f"{optimization.steps * optimization.batch_size:,} images",
+    )
+    yield "seeds", str(seeds)
+
+
+_TEACHER = "/teacher"
+
+
+def gather(study: Study) -> TableOutcome:
+    """The table as it stands; what has not been run yet is empty."""
+    jobs = {job.name: job for job in study.jobs}
+    rows = [
+        RowOutcome(
+            row.name,
+            [outcome_of(jobs[name], photos=study.photos) for name in study.runs_of(row)],
+            row.paper,
+            planned_cost(row.config),
+        )
+        for row in study.table.rows
+    ]
+    baselines = [
+        RowOutcome(title, [outcome_of(jobs[name]) for name in names]) for title, names in study.baselines.items()
+    ]
+    return TableOutcome(
+        name=study.table.name,
+        paper=study.table.paper,
+        rows=rows,
+        baselines=baselines,
+        columns=[column.name for column in study.columns],
+        measures=_measures(study.jobs),
+        facts=study.facts,
+        settings={column.name: hide_paths(column.config.model_dump(mode="json")) for column in study.columns},
+    )
+
+
+def outcome_of(job: Job, *, photos: bool = True) -> RunOutcome:
+    """One model of a study."""
+    scores = {name: values[0][1] for name, values in _scores(job.scores).items()}
+    if job.config is None:
+        return RunOutcome(job.name, scores)
+    records = read_metrics(job.run / FILE)
+    clock = training_clock(records)
+    health, alarms = _health(job.run)
+    folder = RunFolder(job.run)
+    pictures = read_emergence(folder.pictures / "snapshots")[0] if folder.exists else []
+    return RunOutcome(
+        job.name,
+        scores,
+        curves=_curves(records, clock, job.config.optimization.batch_size),
+        steps=max((record["step"] for record in records), default=0),
+        total_steps=job.config.optimization.steps,
+        seconds=max(clock.values(), default=None),
+        health=health,
+        alarms=alarms,
+        failure=hide_paths_within(_failure(job.scores / FAILURE), job.out),
+        pictures=pictures if photos else [replace(one, photo=None) for one in pictures],
+        report=f"{job.run.relative_to(job.out)}/{REPORT}" if (job.run / REPORT).exists() else None,
+    )
+
+
+def training_clock(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """Seconds of training by step, evaluations not counted; the clock of a run begins anew when it is resumed."""
+    clock: dict[int, float] = {0: 0.0}
+    before = last = 0.0
+    for record in records:
+        if record.get("seconds") is not None:
+            now = record["seconds"] - record.get("evaluation_seconds", 0.0)
+            if now < last:
+                before += last
+            last = now
+            clock[record["step"]] = before + now
+    return clock
+
+
+def _curves(
+    records: Sequence[Mapping[str, Any]], clock: Mapping[int, float], batch_size: int
+) -> dict[str, list[Point]]:
+    curves: dict[str, list[Point]] = {}
+    for record in records:
+        for key, value in record.items():
+            if key.endswith(_TEACHER) and value is not None:
+                step = record["step"]
+                seconds = clock[max(known for known in clock if known <= step)]
+                name = key.removesuffix(_TEACHER)
+                curves.setdefault(name, []).append(Point(step * batch_size, seconds, value))
+    # A benchmark's further scores are called by its name and theirs; the first one is quoted.
+    names = {name for name in curves if name.count("/") == 1}
+    return {name: points for name, points in curves.items() if name in names}
+
+
+def _health(run: Path) -> tuple[str, Sequence[str]]:
+    try:
+        found = doctor(run)
+    except CapiError:
+        return "", ()
+    return found.sentence, [remark.title for remark in found.of("alarm")]
+
+
+def _failure(path: Path) -> str:
+    try:
+        return str(read_object(path)["reason"])
+    except (CapiError, KeyError):
+        return ""
+
+
+def _scores(folder: Path) -> dict[str, list[tuple[str, float]]]:
+    """The scores of each benchmark, the one to quote first."""
+    try:
+        cells = read_object(folder / f"{COMPARISON}.json")["cells"]
+        done = [cell for cell in cells if cell.get("status") == "done"]
+        return {cell["benchmark"]: list(cell["results"]["scores"].items()) for cell in done}
+    except (CapiError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _measures(jobs: Sequence[Job]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for job in jobs:
+        found |= {benchmark: values[0][0] for benchmark, values in _scores(job.scores).items()}
+    return found
+
 
 _LOG = logging.getLogger("capi")
 

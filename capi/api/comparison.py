@@ -31,12 +31,12 @@ from capi.evals.build import fingerprints, load_data
 from capi.evals.comparison_cells import Cell, Column, Comparison
 from capi.evals.datasets import WITHOUT_FOLDER, check_task, dataset_named
 from capi.evals.features import is_out_of_memory
+from capi.evals.fitted_probes import encoder_facts
 from capi.evals.limits import PartOfImages, PartOfMasks
-from capi.evals.probe_files import encoder_facts
 from capi.evals.results import Record, read_record
 from capi.evals.table_view import TableView
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
-from capi.evals.teamwork import Execution, executing, prepared
+from capi.evals.team import Execution, executing, prepared
 from capi.report.comparison.page import write_pages
 from capi.runtime.atomic import atomic_write
 from capi.runtime.documents import read_json

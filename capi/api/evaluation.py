@@ -15,12 +15,12 @@ from capi.config.benchmarks import BenchmarkConfig
 from capi.data.frame import image_size_of
 from capi.evals.build import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.evals.features import Encoding
-from capi.evals.outcome import Outcome
-from capi.evals.probe_files import encoder_facts, save_probe
+from capi.evals.fitted_probes import encoder_facts, save_probe
 from capi.evals.results import (
     PICTURES,
     PROBE,
     Context,
+    Outcome,
     Record,
     as_record,
     clear_results,
@@ -29,7 +29,7 @@ from capi.evals.results import (
     write_record,
 )
 from capi.evals.tasks import EvaluationData, SegmentationData
-from capi.evals.teamwork import (
+from capi.evals.team import (
     Execution,
     executing,
     follow_encoding,
@@ -98,9 +98,10 @@ def evaluate(
         with lead_encoding(run.processes, encoder, sources_of(data), encoding) as work, _room(folder) as room:
             outcome = build_protocol(config, data, replace(work.encoding, folder=room)).run(encoder)
             fitted = encoding.fitted(encoder.patch_size)
+            named = isinstance(model, str | Path)
             context = Context(
-                model=str(model) if isinstance(model, str | Path) else type(model).__name__,
-                weights=weights if isinstance(model, Trainee) or _is_folder(model) else None,
+                model=str(model) if named else type(model).__name__,
+                weights=weights if isinstance(model, Trainee) or (named and Path(str(model)).is_dir()) else None,
                 encoder=encoder_facts(encoder),
                 image_size=fitted.size,
                 benchmark=f"{config.dataset}/{config.protocol}",
@@ -116,10 +117,6 @@ def evaluate(
             # Without tensors: a bank of k-NN may be most of the memory.
             work.result = Evaluated(replace(outcome, probe=None, pictures=[]), record, folder)
         return Evaluated(outcome, record, folder)
-
-
-def _is_folder(model: object) -> bool:
-    return isinstance(model, str | Path) and Path(model).is_dir()
 
 
 @contextmanager

@@ -11,16 +11,16 @@ from capi.data.frame import image_size_of
 from capi.data.image_lists import list_images
 from capi.data.sources import ImageSource, find_images
 from capi.errors import CapiError
-from capi.evals import similar
+from capi.evals import retrieval
 from capi.evals.build import choose_workers
 from capi.evals.extraction import Extracted, extract_features
 from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
+from capi.evals.fitted_probes import load_probe
 from capi.evals.prediction import Prediction
-from capi.evals.probe_files import load_probe
 from capi.evals.results import make_folder
-from capi.evals.similar import Match
-from capi.evals.teamwork import executing, on_a_machine, prepared
+from capi.evals.retrieval import Match
+from capi.evals.team import executing, on_a_machine, prepared
 from capi.report.pictures import matches
 from capi.report.pictures.sheets import save_picture
 from capi.report.predictions import Predicted, write_predictions
@@ -116,7 +116,7 @@ def nearest(
     else:
         raise CapiError(f"{file} does not say which model made it: name the model")
     given = None if images is None else Path(images)
-    found = similar.find_similar(
+    found = retrieval.find_similar(
         features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind, root=given
     )
     if picture is not None:

@@ -13,7 +13,7 @@ from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import Column, Comparison
 from capi.evals.datasets.imagenet_shifts import TEST_SETS
 from capi.evals.table_view import NOT_IN_TABLE, Entry, TableView, ViewRow
-from capi.evals.teamwork import executing
+from capi.evals.team import executing
 from capi.types import Names, listed
 from capi.zoo.baselines import PREFIX, USUAL, is_baseline
 from capi.zoo.baselines.registry import BASELINES, baseline_named

@@ -1,4 +1,9 @@
-"""Commands that train: pretrain, demo."""
+"""Commands that train: pretrain, demo.
+
+The command that runs one of the paper's ablations again.
+
+Commands that start a run elsewhere: launch slurm.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +15,12 @@ from rich.table import Table
 from capi import api
 from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.terminal import Terminal
-from capi.cli.usage import refuse_idle
+from capi.cli.usage import Commands, others_than, refuse_idle
 from capi.config import loading
+from capi.config.ablations import ablations
+from capi.config.paper import paper_table
 from capi.config.trust import trusted_code
-from capi.errors import INTERRUPTED, PREEMPTED
+from capi.errors import INTERRUPTED, PREEMPTED, CapiError
 
 if TYPE_CHECKING:
     from capi.api import DataSummary, DemoSummary, LossLabel, StepCost
@@ -200,3 +207,127 @@ def _cost_table(cost: "StepCost", loss: "LossLabel", title: str, steps: int) -> 
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+@app.command()
+def ablate(
+    context: typer.Context,
+    table: Annotated[str | None, typer.Argument(help="A table, such as predictor; --list names them.")] = None,
+    overrides: Overrides = None,
+    data: Annotated[str | None, typer.Option(help="Images with labels: a folder, a CSV, or demo.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study; tables may share it.")] = None,
+    scale: Annotated[str, typer.Option(help="mini (minutes a run) or smoke (seconds).")] = "mini",
+    seeds: Annotated[int, typer.Option(help="Runs of each row.", min=1, max=1000)] = 1,
+    option: Annotated[
+        list[str] | None, typer.Option(help="KEY=VALUE of the benchmarks, such as label=breed; may be repeated.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", min=1, max=1024)] = 1,
+    photos: Annotated[bool, typer.Option(help="Whether the page shows some of the images.")] = True,
+    device: Device = None,
+    listing: Annotated[bool, typer.Option("--list", help="Name the tables and their rows.")] = False,
+) -> None:
+    """Run the rows of one of the paper's tables in miniature, and put them beside the paper's numbers on a page.
+
+    Each row trains on the same images for the same number of steps, with each seed. Interrupted, the same command goes
+    on. KEY=VALUE changes the recipe of all rows, such as optimization.steps=2000.
+    """
+    if listing:
+        refuse_idle(
+            context, others_than(context, "listing"), "is of no use to --list, which runs nothing: leave it out"
+        )
+        Terminal().print(_tables())
+        return
+    if table is None or data is None or out is None:
+        raise CapiError("ablate needs a table, --data with images and labels, and --out, a folder (or --list)")
+    page = api.ablate(
+        table,
+        overrides or [],
+        data=data,
+        out=out,
+        scale=scale,
+        seeds=seeds,
+        options=option or [],
+        device=device,
+        jobs=jobs,
+        photos=photos,
+        console=messages(),
+    )
+    if page is None:
+        echo("Stopped and saved. The same command goes on.")
+        raise typer.Exit(INTERRUPTED)
+    echo(f"wrote {page}: open it in a browser")
+
+
+def _tables() -> Table:
+    table = Table("table", "or", "what it compares", "rows", box=None, pad_edge=False)
+    for name, ablation in ablations().items():
+        rows = "; ".join(ablation.rows)
+        table.add_row(name, "" if ablation.short == name else ablation.short, paper_table(name).title, rows)
+    return table
+
+
+launch_app = typer.Typer(cls=Commands, help="Start a run on a cluster.", no_args_is_help=True)
+app.add_typer(launch_app, name="launch")
+
+
+@launch_app.callback()
+def launch() -> None:
+    """Start a run on a cluster."""
+
+
+@launch_app.command("slurm")
+def slurm(
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
+    overrides: Overrides = None,
+    data: Annotated[list[str], typer.Option(help="What `capi pretrain --data` takes; may be repeated.")] = ...,  # type: ignore[assignment]
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run, seen by all nodes; job script and log lie beside it.")
+    ] = ...,  # type: ignore[assignment]
+    trust: Trust = None,
+    nodes: Annotated[int, typer.Option(min=1, max=10**5, help="Machines.")] = 1,
+    gpus_per_node: Annotated[
+        int, typer.Option(min=1, max=1024, help="GPUs of each machine; one process for each.")
+    ] = 8,
+    time: Annotated[
+        str | None, typer.Option(help="Time limit, such as 24:00:00; the run is requeued after it.")
+    ] = None,
+    partition: Annotated[str | None, typer.Option(help="Slurm's --partition.")] = None,
+    account: Annotated[str | None, typer.Option(help="Slurm's --account.")] = None,
+    qos: Annotated[str | None, typer.Option(help="Slurm's --qos.")] = None,
+    constraint: Annotated[str | None, typer.Option(help="Slurm's --constraint.")] = None,
+    mem: Annotated[str | None, typer.Option(help="Slurm's --mem, such as 200G.")] = None,
+    cpus_per_gpu: Annotated[
+        int | None, typer.Option(min=1, max=1024, help="Cores for each process and its readers.")
+    ] = None,
+    job_name: Annotated[str | None, typer.Option(help="By default that of the run's folder.")] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option(help='A whole line such as "#SBATCH --exclusive"; may be repeated.')
+    ] = None,
+    setup: Annotated[
+        list[str] | None, typer.Option(help='A shell line before the run, such as "module load cuda".')
+    ] = None,
+    python: Annotated[str | None, typer.Option(help="The Python of the nodes; by default this one.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script, submit nothing.")] = False,
+) -> None:
+    """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and goes on."""
+    options = api.SlurmOptions(
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+        time=time,
+        mem=mem,
+        cpus_per_gpu=cpus_per_gpu,
+        job_name=job_name,
+        extra=tuple(extra or ()),
+        setup=tuple(setup or ()),
+        **({"python": python} if python else {}),
+    )
+    script = api.slurm_script(recipe, overrides or [], data=data, out=out, options=options, trust=trust or [])
+    if dry_run:
+        echo(script, nl=False)
+        return
+    path, said = api.submit(script, out)
+    echo(f"{said}\n{path} is the job's script; the log lies beside it.")

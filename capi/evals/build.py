@@ -23,11 +23,11 @@ from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification, load_segmentation
 from capi.evals.features import Encoding, Progress, silent
 from capi.evals.limits import limited
-from capi.evals.outcome import EvaluationProtocol
-from capi.evals.probe_training import ProbeSetting
+from capi.evals.probe_protocol import AttentiveClassification, LinearClassification
+from capi.evals.probes import ProbeSetting
+from capi.evals.results import EvaluationProtocol
 from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
 from capi.evals.tasks import ClassificationData, DataOptions, EvaluationData, SegmentationData
-from capi.evals.trained import AttentiveClassification, LinearClassification
 
 # Fewer images than this are read as fast without a process of their own.
 _FEW_IMAGES = 256

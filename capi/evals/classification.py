@@ -13,12 +13,10 @@ from torch import Tensor
 
 from capi.errors import CapiError, some_of
 from capi.evals.features import Encoding, VectorKind, encode, encoded_batches, frame_of, image_vectors
-from capi.evals.fitted import Classifier, Judge, KnnClassifier, vote_confidences
+from capi.evals.fitted_probes import Classifier, Judge, KnnClassifier, Probe, encoder_facts, vote_confidences
 from capi.evals.metrics import right_answers
 from capi.evals.neighbours import NearestNeighbours, Vote
-from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
-from capi.evals.probe_files import Probe, encoder_facts
-from capi.evals.splits import Split, few_held_out, hold_out
+from capi.evals.results import Outcome, Split, departures, few_held_out, hold_out, precision_notes, size_notes
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
 from capi.runtime.protocol import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE
 from capi.types import VisionEncoder

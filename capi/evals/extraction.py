@@ -36,8 +36,8 @@ from capi.evals.feature_files import (
     write_parquet,
 )
 from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors_of
-from capi.evals.probe_files import encoder_facts
-from capi.evals.teamwork import follow_encoding, lead_encoding
+from capi.evals.fitted_probes import encoder_facts
+from capi.evals.team import follow_encoding, lead_encoding
 from capi.runtime.atomic import atomic_write, move_into_place
 from capi.runtime.documents import read_object
 from capi.runtime.leading import ALONE

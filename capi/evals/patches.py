@@ -5,19 +5,147 @@ in the mean and deviation of the channels. Both are those of the images that set
 out, and stay so in the last fit on all training images: that is how the published numbers came about, and a setting's
 score is the same whether it was chosen or given. Features lie in one array that may be mapped to a file, those of
 images to fit on first, those held out behind them: both parts are slices of it.
+
+Pixel labels of patches: masks cut into blocks, the label of a patch, and the vote of neighbours at every pixel.
+
+Labels are whole numbers of any kind; bytes are the fastest.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.blocks import is_counted, patch_labels
 from capi.evals.features import Encoding, Rows
-from capi.types import Bool, Float, Integer
+from capi.types import Bool, Float, Int, Integer
+
+# Labels of a part of the patches: few enough to stay near the processor.
+_LABELS_AT_A_TIME = 2**22
+_COUNTS_AT_A_TIME = 2**20
+# Signed numbers of 16 bits.
+_LARGEST_SHORT = 2**15 - 1
+Ties = Literal["smallest", "nearest"]
+
+
+def pixel_blocks(masks: Tensor, rows: int, columns: int) -> Tensor:
+    """The pixel labels of each patch of a grid, (s, height, width) to (m, h, w): row by row, as in a feature map."""
+    count, height, width = masks.shape
+    if height % rows or width % columns:
+        raise CapiError(f"masks of {height} x {width} pixels cannot be cut into {rows} x {columns} equal patches")
+    blocks = masks.reshape(count, rows, height // rows, columns, width // columns)
+    return blocks.transpose(2, 3).reshape(-1, height // rows, width // columns)
+
+
+def unblock(blocks: Tensor, rows: int, columns: int) -> Tensor:
+    """The masks (s, height, width) that `pixel_blocks` cut."""
+    count, height, width = blocks.shape
+    if count % (rows * columns):
+        raise CapiError(f"{count} patches are no whole number of images with {rows} x {columns} patches")
+    grid = blocks.reshape(-1, rows, columns, height, width)
+    return grid.transpose(2, 3).reshape(-1, rows * height, columns * width)
+
+
+def patch_labels(blocks: Tensor) -> Tensor:
+    """The most frequent label of each block (m, h, w); of equally frequent ones the smallest."""
+    lowest, highest = (int(value) for value in blocks.aminmax())
+    span = highest - lowest + 1
+    parts = blocks.flatten(1).split(max(1, _COUNTS_AT_A_TIME // max(span, blocks[0].numel())))
+    return torch.cat([(_label_counts(part, lowest, span).argmax(1) + lowest).to(blocks.dtype) for part in parts])
+
+
+def is_counted(labels: Tensor, ignored: Collection[int]) -> Tensor:
+    """Which labels are not ignored."""
+    return ~torch.isin(labels, torch.tensor(sorted(ignored), dtype=torch.long, device=labels.device))
+
+
+def vote_blocks(
+    blocks: Tensor,
+    neighbours: Int[Tensor, "s k"],
+    *,
+    ignored: Collection[int] = (),
+    clean: bool = False,
+    ties: Ties = "smallest",
+) -> Tensor:
+    """At every pixel the most frequent label among k of the blocks (m, h, w), whose numbers are given nearest first.
+
+    Of equally frequent labels, the smallest (as in the published numbers) or that of the nearest block among them.
+    Ignored labels vote like any other, unless `clean`: then they have no vote, and a pixel where all k blocks hold
+    ignored labels takes the label that is most frequent in the k whole blocks (of equally frequent ones the smallest).
+    """
+    flat = blocks.flatten(1)
+    index = neighbours.to(blocks.device).T
+    if len(index) == 1 and not clean:
+        return blocks[index[0]]
+    part = max(1, _LABELS_AT_A_TIME // (len(index) * flat.shape[1]))
+    voted = [_voted(_rows(flat, each), ignored if clean else (), ties) for each in index.split(part, dim=1)]
+    return torch.cat(voted).reshape(-1, *blocks.shape[1:])
+
+
+def _rows(table: Tensor, index: Tensor) -> Tensor:
+    """Rows by number; several times faster than indexing, which goes value by value."""
+    return table.index_select(0, index.flatten()).view(*index.shape, -1)
+
+
+def _voted(labels: Tensor, voiceless: Collection[int], ties: Ties) -> Tensor:
+    """(patches, pixels) from (k, patches, pixels)."""
+    found = _most_frequent(labels.flatten(1), voiceless, ties)
+    winner, votes = (each.view(labels.shape[1:]) for each in found)
+    silent = votes == 0
+    patches = silent.any(1).nonzero()[:, 0]
+    if len(patches):
+        common = _common_labels(labels[:, patches], voiceless)
+        winner[patches] = torch.where(silent[patches], common[:, None], winner[patches])
+    return winner
+
+
+def _most_frequent(labels: Tensor, voiceless: Collection[int], ties: Ties) -> tuple[Tensor, Tensor]:
+    """The most frequent label of each column of (k, pixels), of several by rule, and how often it is there.
+
+    Each place in turn counts its own label from there on: that is the whole count where the label comes first, and
+    less than its whole count later. Comparing bytes is so fast that counting all labels of a data set is not.
+    """
+    k, pixels = labels.shape
+    lowest, highest = (int(value) for value in labels.aminmax())
+    ranks = k if ties == "nearest" else highest - lowest + 1
+    same = torch.empty(labels.shape, dtype=torch.bool, device=labels.device)
+    # Count and rank in one number, of which the largest wins: more votes first, then what wins a tie.
+    short = (k + 1) * ranks <= _LARGEST_SHORT
+    best = torch.zeros(pixels, dtype=torch.int16 if short else torch.int64, device=labels.device)
+    for place, label in enumerate(labels):
+        torch.eq(labels[place:], label, out=same[place:])
+        count = same[place:].view(torch.uint8).sum(0, dtype=torch.uint8 if k < 256 else torch.int64)
+        for other in voiceless:
+            count *= label != other
+        rank = k - 1 - place if ties == "nearest" else highest - label.to(best.dtype)
+        best = torch.maximum(best, count.to(best.dtype).mul_(ranks).add_(rank))
+        # Labels that have not come yet cannot win; with the smallest to win a tie, they must not draw level either.
+        if int(best.min()) // ranks >= k - 1 - place + (ties == "smallest"):
+            break
+    if ties == "smallest":
+        return (highest - best % ranks).to(labels.dtype), best // ranks
+    return labels.gather(0, (k - 1 - best % k).long()[None])[0], best // k
+
+
+def _common_labels(labels: Tensor, voiceless: Collection[int]) -> Tensor:
+    """The most frequent label of each patch that has a voice, from (k, patches, pixels)."""
+    lowest, highest = (int(value) for value in labels.aminmax())
+    counts = _label_counts(labels.transpose(0, 1).flatten(1), lowest, highest - lowest + 1)
+    for label in voiceless:
+        if lowest <= label <= highest:
+            counts[:, label - lowest] = 0
+    if not counts.any(1).all():
+        raise CapiError("some neighbours have nothing but ignored labels: leave such patches out of the training set")
+    return (counts.argmax(1) + lowest).to(labels.dtype)
+
+
+def _label_counts(labels: Tensor, lowest: int, span: int) -> Tensor:
+    """How often each label from the lowest on is in each row."""
+    rows = torch.arange(len(labels), device=labels.device)[:, None] * span
+    cells = labels.long() - lowest + rows
+    return cells.flatten().bincount(minlength=len(labels) * span).reshape(len(labels), span)
 
 
 class Standard(NamedTuple):

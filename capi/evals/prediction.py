@@ -13,9 +13,8 @@ from torch import Tensor
 from capi.data.loader import made_ahead
 from capi.data.sources import ImageSource
 from capi.evals.features import Encoding, encode, frame_of
-from capi.evals.fitted import Judge, Segmenter
+from capi.evals.fitted_probes import Judge, Probe, Segmenter
 from capi.evals.images import ReadBatch, StillBatches
-from capi.evals.probe_files import Probe
 from capi.types import Int, VisionEncoder
 
 

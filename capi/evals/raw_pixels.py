@@ -9,7 +9,7 @@ from torch import Tensor
 from capi.data.frame import Frame
 from capi.data.sources import ImageSource
 from capi.evals.features import Encoding
-from capi.evals.fitted import vote_confidences
+from capi.evals.fitted_probes import vote_confidences
 from capi.evals.images import StillBatches, read_in_order
 from capi.evals.metrics import answered_accuracy
 from capi.evals.neighbours import Distance, NearestNeighbours

@@ -1,20 +1,136 @@
-"""What an evaluation leaves on disk: results.json for programs, results.md for people, departures first."""
+"""What an evaluation leaves on disk: results.json for programs, results.md for people, departures first.
+
+Which training samples are held out to choose a setting: a share that follows from the seed alone.
+
+What an evaluation ends with, and how far it departed from the paper's protocol.
+"""
 
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.outcome import Outcome
+from capi.evals.fitted_probes import Probe
 from capi.runtime.atomic import atomic_write, remove
 from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within, texts_of
+from capi.runtime.randomness import permuted
+from capi.types import Int, VisionEncoder
 from capi.zoo.run_folder import versions
+
+# Fewer held-out images than these tell settings apart by chance.
+FEW_IMAGES, FEW_OF_A_CLASS = 50, 2
+
+
+class Split(NamedTuple):
+    """Numbers of samples, ascending: those to fit on while settings are tried, and those to choose by."""
+
+    fit: Int[Tensor, " f"]
+    held_out: Int[Tensor, " v"]
+
+
+def hold_out(count: int, share: float, seed: int) -> Split:
+    """A random share of `count` samples, at least one; the same for the same count and seed."""
+    held = max(int(count * share), 1)
+    if held >= count:
+        raise CapiError(
+            f"{count} training images cannot give {share:.0%} to choose a setting by: at least 2 are needed"
+        )
+    order = permuted(torch.arange(count), count, seed, torch.zeros(count, dtype=torch.int64))
+    return Split(order[held:].sort().values, order[:held].sort().values)
+
+
+def few_held_out(held_out: int, *, classes: int, settings: int) -> list[str]:
+    """A warning where several settings were told apart by few images."""
+    if settings < 2 or (held_out >= FEW_IMAGES and held_out >= FEW_OF_A_CLASS * classes):
+        return []
+    return [
+        f"the best of {settings} settings was chosen by {held_out} held-out images of {classes} classes, which is few: "
+        "another seed may choose another; fix the setting, or raise validation_share"
+    ]
+
+
+@dataclass(frozen=True)
+class SegmentedImage:
+    """A test image by name and number, with its true and its predicted labels."""
+
+    name: str
+    number: int
+    truth: Int[Tensor, "height width"]
+    prediction: Int[Tensor, "height width"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Scores from 0 to 1, the first being the one to quote; how they came about; and the probe that gave them."""
+
+    scores: dict[str, float]
+    chosen: dict[str, Any]
+    """The settings that did best on held-out training images."""
+    grid: list[dict[str, Any]]
+    """Every setting that was tried, with its score there."""
+    deviations: list[str]
+    """Every departure from the paper's protocol."""
+    warnings: list[str]
+    details: dict[str, Any]
+    probe: Probe | None = field(repr=False)
+    """None in a process that helped another one."""
+    pictures: list[SegmentedImage] = field(default_factory=list, repr=False)
+
+    @property
+    def main(self) -> float:
+        return next(iter(self.scores.values()))
+
+
+@runtime_checkable
+class EvaluationProtocol(Protocol):
+    """Anything that scores a frozen encoder."""
+
+    def run(self, encoder: VisionEncoder) -> Outcome: ...
+
+
+def departures(protocol: object, paper: Mapping[str, Any]) -> list[str]:
+    """A sentence for each setting that is not the paper's."""
+    return [
+        f"{name.replace('_', ' ')}: {_shown(getattr(protocol, name))} instead of {_shown(value)}"
+        for name, value in paper.items()
+        if getattr(protocol, name) != value
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(_shown(one) for one in value)
+
+
+def size_notes(asked: tuple[int, int], used: tuple[int, int], patch_size: int, paper: tuple[int, int]) -> list[str]:
+    """What must be said about the resolution."""
+    notes = []
+    if asked != paper:
+        notes.append(f"image size: {_pixels(asked)} instead of {_pixels(paper)}")
+    if used != asked:
+        notes.append(f"image size: {_pixels(used)}, the nearest to {_pixels(asked)} that patches of {patch_size} fill")
+    return notes
+
+
+def precision_notes(precision: torch.dtype) -> list[str]:
+    """What must be said about the precision of the encoder."""
+    name = str(precision).removeprefix("torch.")
+    return [] if name == "float32" else [f"precision: {name} instead of float32"]
+
+
+def _pixels(size: tuple[int, int]) -> str:
+    return f"{size[0]} x {size[1]} px"
+
 
 JSON, MARKDOWN, PROBE, PICTURES = "results.json", "results.md", "probe.safetensors", "predictions"
 FORMAT_VERSION = 1
@@ -76,14 +192,18 @@ def write_record(record: Record, folder: Path) -> None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The results in a folder; None where there are none that this version can read."""
+    """The results in a folder; None where there are none that this version can read.
+
+    Earlier versions wrote whole paths: of those only the names are left.
+    """
     try:
         record = read_json(folder / JSON)
     except CapiError:
         return None
     if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
         return None
-    return record
+    shared: Record = hide_paths(record, *texts_of([record.get("model"), record.get("config")]))
+    return shared
 
 
 def refuse_results(folder: Path, overwrite: bool) -> None:

@@ -17,16 +17,31 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError, some_of
-from capi.evals.blocks import Ties, pixel_blocks, unblock, vote_blocks
 from capi.evals.features import Encoding, encoded_batches
-from capi.evals.fitted import KnnSegmenter, LogisticSegmenter, Segmenter
+from capi.evals.fitted_probes import KnnSegmenter, LogisticSegmenter, Probe, Segmenter, encoder_facts
 from capi.evals.logistic import LogisticRegression
 from capi.evals.metrics import SegmentationScore
 from capi.evals.neighbours import Distance, NearestNeighbours
-from capi.evals.outcome import Outcome, SegmentedImage, departures, precision_notes, size_notes
-from capi.evals.patches import PatchCollector, Patches, Standard, TrainingPatches
-from capi.evals.probe_files import Probe, encoder_facts
-from capi.evals.splits import Split, few_held_out, hold_out
+from capi.evals.patches import (
+    PatchCollector,
+    Patches,
+    Standard,
+    Ties,
+    TrainingPatches,
+    pixel_blocks,
+    unblock,
+    vote_blocks,
+)
+from capi.evals.results import (
+    Outcome,
+    SegmentedImage,
+    Split,
+    departures,
+    few_held_out,
+    hold_out,
+    precision_notes,
+    size_notes,
+)
 from capi.evals.tasks import MaskedImages, SegmentationData, place_of_mask
 from capi.runtime.protocol import (
     PAPER_DISTANCES,

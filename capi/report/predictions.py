@@ -15,9 +15,8 @@ from capi.data.sources import ImageSource, places_of_name
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.evals.images import StillBatches
-from capi.evals.outcome import Outcome
 from capi.evals.prediction import Prediction
-from capi.evals.results import make_folder
+from capi.evals.results import Outcome, make_folder
 from capi.evals.tasks import SegmentationData
 from capi.report.pictures.labels import label_image, legend, overlay, side_by_side, stacked
 from capi.report.pictures.pca import photos_of

@@ -24,11 +24,11 @@ from capi.report.costs import DEFAULT_COSTS, CostAssumptions
 from capi.report.pages.data import RunReport
 from capi.report.pages.run import CHARTS, Live, Pieces, comparison_pieces, page, policy, run_pieces
 from capi.report.run_report import FollowedRun
-from capi.runtime.privacy import hide_paths_within
 from capi.types import Names, listed
 
 DEFAULT_PORT = 7431
 _REFRESH_SECONDS = 2.0
+_UNREADABLE = 'The run cannot be read at the moment. "capi report RUN" on the machine that holds it says why.\n'
 _ROUTE = re.compile(r"(?:/run/(\d{1,6}))?/?(?:(?<=/)(parts|part/([a-z]+)))?")
 
 
@@ -187,8 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             found = self.watch.answer(self.path.partition("?")[0])
-        except CapiError as error:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", f"{hide_paths_within(str(error))}\n")
+        except CapiError:
+            # The error's text may hold paths, and whoever looks is perhaps on another machine.
+            self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", _UNREADABLE)
             return
         if found is None:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page.\n")

@@ -11,7 +11,7 @@ from capi.config.loading import FILE_ENDINGS
 from capi.config.run_sections import EvaluationConfig
 from capi.config.schema import Config
 from capi.evals.build import build_encoding, build_protocol, count_images, load_data
-from capi.evals.outcome import EvaluationProtocol
+from capi.evals.results import EvaluationProtocol
 from capi.method.student import Student
 from capi.train.step import Learner
 from capi.zoo.build import frozen, statistics

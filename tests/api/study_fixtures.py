@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.api.ablation import ablate
-from capi.api.ablation_plan import Study, plan_study
+from capi.api.ablation import Study, ablate, plan_study
 from tests.api.studies import QUICK, SMALL, labelled_photos
 
 

@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from capi.api import ablation
-from capi.api.ablation import ablate, finish
-from capi.api.ablation_plan import FAILURE, Job, Study, plan_study
-from capi.api.ablation_results import gather
+from capi.api.ablation import FAILURE, Job, Study, ablate, finish, gather, plan_study
 from capi.errors import CapiError
 from capi.train.run import PretrainedRun
 from capi.zoo.run_folder import RunFolder, run_config

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.api.ablation_labels import StudyData, check_options, curve_evaluations, find_data, score_columns
+from capi.api.ablation import StudyData, check_options, curve_evaluations, find_data, score_columns
 from capi.config.ablations import find_scale
 from capi.errors import CapiError
 from tests.api.studies import labelled_photos

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.api.ablation_plan import PIXELS, UNTRAINED, plan_study
+from capi.api.ablation import PIXELS, UNTRAINED, plan_study
 from capi.errors import CapiError
 from tests.api.studies import SMALL, labelled_photos
 

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.api.ablation_plan import FAILURE, Study
-from capi.api.ablation_results import gather, outcome_of, training_clock
+from capi.api.ablation import FAILURE, Study, gather, outcome_of, training_clock
 from capi.zoo.metrics import read_metrics
 
 

@@ -16,9 +16,9 @@ from capi.config.benchmark_loading import load_benchmark
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.evals import features
-from capi.evals.probe_files import load_probe
+from capi.evals.fitted_probes import load_probe
 from capi.evals.results import read_record
-from capi.evals.teamwork import Execution
+from capi.evals.team import Execution
 from capi.models.features import CapiEncoder
 from capi.runtime.leading import ALONE
 from capi.runtime.progress import EvaluationProgress

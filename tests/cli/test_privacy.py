@@ -1,5 +1,6 @@
 """What is shared names neither the host nor the user nor an absolute path of the machine that made it."""
 
+import json
 import os
 import platform
 import shutil
@@ -7,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from capi.report.watch import WatchServer
 from tests.api.studies import QUICK, SMALL, labelled_photos
 from tests.cli.conftest import RunHere
 from tests.cli.tiny_runs import TREE, draw_images
@@ -167,6 +170,41 @@ def test__results_predictions_comparisons_and_pictures_name_no_place(
     assert "untrained:run" in (shared / "compared" / "comparison.md").read_text()
 
 
+def test__a_comment_and_an_error_name_no_place(run_here: RunHere, run: Path, places: Places, tmp_path: Path) -> None:
+    shared = places.shared
+    shared.mkdir()
+    config, page = run / "config.yaml", shared / "report.html"
+    # Quotes, commas and colons within the folders: nothing says where such a path ends.
+    odd = "/srv/ann secretuser, (old): secretproject/photos"
+    config.write_text(f"# images: {odd}\n{config.read_text()}")
+    assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
+    assert_nameless(tmp_path, page)
+    assert "# images: photos" in page.read_text()
+    config.write_text(f"{config.read_text()}\nunknown of {odd}: 1\n")
+    assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
+    assert "The config cannot be read" in page.read_text()
+    assert_nameless(tmp_path, page)
+
+
+def test__results_of_earlier_versions_are_shared_without_places(
+    run_here: RunHere, run: Path, places: Places, tmp_path: Path
+) -> None:
+    evaluated, hub = places.project / "evaluated", places.shared / "hub"
+    words = ["folder/knn", f"data={places.classes}", "image_size=8"]
+    assert run_here("evaluate", run, *words, "--out", evaluated).code == 0
+    record = json.loads((evaluated / "results.json").read_text())
+    # As they were written before paths were hidden.
+    record["model"] = str(run)
+    record["config"]["data"] = str(places.classes)
+    record["deviations"] = [f"classes of {places.classes} instead of the paper's", "read from /srv/ann secretuser/x"]
+    record["scores"] = {f"top-1 of {places.classes}": 0.5}
+    (evaluated / "results.json").write_text(json.dumps(record))
+    ran = run_here("push", run, "ann/model", "--dry-run", "--licence", "mit", "--results", evaluated, "--out", hub)
+    assert ran.code == 0, ran.stderr
+    assert_nameless(tmp_path, *all_files(hub))
+    assert "classes of classes instead of the paper" in (hub / "README.md").read_text()
+
+
 def test__neighbours_are_found_by_a_file_that_names_no_place(
     run_here: RunHere, run: Path, places: Places, tmp_path: Path
 ) -> None:
@@ -205,6 +243,17 @@ def test__a_watched_run_is_shown_without_places(run: Path, tmp_path: Path) -> No
         process.kill()
     assert b"images of photos" in (tmp_path / "page.html").read_bytes()
     assert_nameless(tmp_path, tmp_path / "page.html")
+
+
+def test__a_watched_run_that_cannot_be_read_names_no_place(run: Path, tmp_path: Path) -> None:
+    with WatchServer([run], port=0) as server:
+        (run / "run.json").unlink()
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(server.address, timeout=60)  # noqa: S310 - our own server
+    assert caught.value.code == 503
+    (tmp_path / "answer.txt").write_bytes(caught.value.read())
+    assert_nameless(tmp_path, tmp_path / "answer.txt")
+    assert "cannot be read" in (tmp_path / "answer.txt").read_text()
 
 
 def test__pages_of_a_study_name_no_place(run_here: RunHere, places: Places, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from capi.cli.results import print_record
+from capi.cli.evaluation import print_record
 
 
 def test__a_record_is_told_as_it_is_even_where_it_looks_like_markup(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 import capi
-from capi.cli import sharing
+from capi.cli import models
 from capi.config.schema import Config
 from capi.zoo.baselines.registry import BASELINES
 from capi.zoo.published.registry import RELEASED
@@ -41,7 +41,7 @@ def test__baselines_are_listed_with_where_their_weights_are(run_here: RunHere) -
 def test__models_fit_a_terminal_and_no_name_is_cut(
     run_here: RunHere, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    monkeypatch.setattr(sharing, "results", lambda: Console(highlight=False, width=width))
+    monkeypatch.setattr(models, "results", lambda: Console(highlight=False, width=width))
     lines = run_here("models").stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line]

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig, KnnSegmentationConfig, SegmentationConfig
-from capi.evals.probe_files import KINDS
-from capi.evals.probe_training import PAPER_GRID
+from capi.evals.fitted_probes import KINDS
+from capi.evals.probes import PAPER_GRID
 from capi.runtime.protocol import PAPER_STRENGTHS
 
 EVERY = pytest.mark.parametrize("kind", PROTOCOLS.values(), ids=PROTOCOLS)

@@ -7,12 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.evals.probe_training import (
+from capi.evals.probes import (
+    AttentiveProbes,
+    LinearProbes,
+    Probes,
     ProbeSchedule,
     ProbeSetting,
     ProbeTrainer,
 )
-from capi.evals.probes import AttentiveProbes, LinearProbes, Probes
 
 WIDTH, CLASSES, IMAGES, TOKENS = 16, 5, 12, 7
 SETTINGS = (ProbeSetting(1e-3, 0.5), ProbeSetting(1e-1, 5e-2), ProbeSetting(2e-2, 0.0))

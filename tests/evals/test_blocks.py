@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.blocks import is_counted, patch_labels, pixel_blocks, unblock, vote_blocks
+from capi.evals.patches import is_counted, patch_labels, pixel_blocks, unblock, vote_blocks
 
 
 def voted_slowly(votes: list[int], ignored: set[int], common: int, ties: str) -> int:
@@ -57,7 +57,7 @@ def test__a_patch_takes_its_most_frequent_label(kind: torch.dtype, monkeypatch: 
     assert expected[:2] == [107, 7]
     assert patch_labels(blocks).tolist() == expected
     assert patch_labels(blocks).dtype == kind
-    monkeypatch.setattr("capi.evals.blocks._COUNTS_AT_A_TIME", 1000)
+    monkeypatch.setattr("capi.evals.patches._COUNTS_AT_A_TIME", 1000)
     assert patch_labels(blocks).tolist() == expected
 
 
@@ -98,7 +98,7 @@ def test__many_neighbours_are_counted_rightly(k: int) -> None:
 def test__the_vote_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks, neighbours = torch.randint(4, (30, 2, 2), dtype=torch.uint8), torch.randint(30, (50, 4))
     whole = vote_blocks(blocks, neighbours)
-    monkeypatch.setattr("capi.evals.blocks._LABELS_AT_A_TIME", 100)
+    monkeypatch.setattr("capi.evals.patches._LABELS_AT_A_TIME", 100)
     assert torch.equal(vote_blocks(blocks, neighbours), whole)
 
 

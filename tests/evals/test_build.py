@@ -17,8 +17,8 @@ from capi.errors import CapiError
 from capi.evals import build
 from capi.evals.build import build_encoding, build_protocol, choose_workers, count_images, load_data
 from capi.evals.features import Encoding
-from capi.evals.outcome import EvaluationProtocol
-from capi.evals.probe_training import ProbeSetting
+from capi.evals.probes import ProbeSetting
+from capi.evals.results import EvaluationProtocol
 from capi.evals.tasks import DataOptions
 from capi.runtime.protocol import PAPER_DECAYS, PAPER_RATES
 from capi.train.build import build_learner

@@ -9,7 +9,7 @@ from torch import Tensor
 from capi.errors import CapiError
 from capi.evals.classification import KnnClassification, available_kinds, class_warnings
 from capi.evals.features import Encoding, image_vectors
-from capi.evals.splits import hold_out
+from capi.evals.results import hold_out
 from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
 from capi.types import Features
 from tests.evals.toys import (

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.evals import descent
-from capi.evals.descent import Curvature, Descent, Evaluation, History
+from capi.evals import logistic
+from capi.evals.logistic import Curvature, Descent, Evaluation, History
 
 PROBLEMS, CLASSES, WIDTH = 3, 4, 5
 EVERYONE = torch.arange(PROBLEMS)
@@ -81,7 +81,7 @@ def dense_inverse(start: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
     return inverse
 
 
-@pytest.mark.parametrize("pairs", [0, 1, 3, descent._MEMORY, descent._MEMORY + 4])
+@pytest.mark.parametrize("pairs", [0, 1, 3, logistic._MEMORY, logistic._MEMORY + 4])
 def test__directions_are_those_of_bfgs_with_the_last_pairs(pairs: int) -> None:
     curvature = Curvature.of(positive(WIDTH), PENALTY, CLASSES)
     curvature.refresh(spreads(), EVERYONE)
@@ -101,7 +101,7 @@ def test__directions_are_those_of_bfgs_with_the_last_pairs(pairs: int) -> None:
         if remembered:
             step, change = (part[problem].flatten() for part in remembered[-1])
             start = start * (step @ change) / (change @ start @ change)
-        kept = [tuple(part[problem].flatten() for part in pair) for pair in remembered[-descent._MEMORY :]]
+        kept = [tuple(part[problem].flatten() for part in pair) for pair in remembered[-logistic._MEMORY :]]
         expected = -dense_inverse(start, kept) @ gradient[problem].flatten()
         torch.testing.assert_close(found[problem].flatten(), expected, rtol=1e-8, atol=1e-8 * size)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.fitted import (
+from capi.evals.fitted_probes import (
     AttentiveClassifier,
     Classifier,
     Judge,

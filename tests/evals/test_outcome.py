@@ -3,9 +3,8 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from capi.evals.fitted import LinearClassifier
-from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
-from capi.evals.probe_files import Probe
+from capi.evals.fitted_probes import LinearClassifier, Probe
+from capi.evals.results import Outcome, departures, precision_notes, size_notes
 
 PAPER = {"share": 0.1, "standardize": True, "neighbours": (1, 3, 10), "names": ("l2", "cosine")}
 

@@ -9,9 +9,8 @@ from PIL import Image
 from capi.data.sources import image_folder
 from capi.errors import CapiError
 from capi.evals.features import Encoding
-from capi.evals.fitted import LinearClassifier
+from capi.evals.fitted_probes import LinearClassifier, Probe, encoder_facts
 from capi.evals.prediction import Prediction
-from capi.evals.probe_files import Probe, encoder_facts
 from capi.models.features import CapiEncoder
 from capi.models.pixels import PixelEncoder
 from capi.types import VisionEncoder

@@ -11,15 +11,19 @@ from safetensors.torch import save_file
 from torch import nn
 
 from capi.errors import CapiError
-from capi.evals.fitted import (
+from capi.evals.fitted_probes import (
+    KINDS,
     AttentiveClassifier,
     KnnClassifier,
     KnnSegmenter,
     LinearClassifier,
     LogisticSegmenter,
+    Probe,
     Segmenter,
+    encoder_facts,
+    load_probe,
+    save_probe,
 )
-from capi.evals.probe_files import KINDS, Probe, encoder_facts, load_probe, save_probe
 from capi.evals.probes import AttentiveProbes
 from capi.models.pixels import PixelEncoder
 from capi.types import Features, Statistics

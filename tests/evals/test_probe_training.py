@@ -6,9 +6,12 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.probe_training import (
+from capi.evals.probes import (
     PAPER_GRID,
+    AttentiveProbes,
     Judged,
+    LinearProbes,
+    Probes,
     ProbeSchedule,
     ProbeSetting,
     ProbeTrainer,
@@ -18,7 +21,6 @@ from capi.evals.probe_training import (
     probe_logits,
     train_probes,
 )
-from capi.evals.probes import AttentiveProbes, LinearProbes, Probes
 from tests.evals.plain_probes import (
     CLASSES,
     IMAGES,

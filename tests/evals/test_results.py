@@ -8,11 +8,10 @@ import torch
 
 import capi
 from capi.errors import CapiError
-from capi.evals.fitted import LinearClassifier
-from capi.evals.outcome import Outcome
-from capi.evals.probe_files import Probe
+from capi.evals.fitted_probes import LinearClassifier, Probe
 from capi.evals.results import (
     Context,
+    Outcome,
     as_markdown,
     as_record,
     clear_results,

@@ -10,15 +10,14 @@ from torch import Tensor
 from capi.data.crops import normalize
 from capi.errors import CapiError
 from capi.evals.features import Encoding
-from capi.evals.outcome import Outcome
 from capi.evals.patches import Patches, Standard
+from capi.evals.results import Outcome, hold_out
 from capi.evals.segmentation import (
     KnnSegmentation,
     LogisticSegmentation,
     SegmentationProtocol,
     is_among,
 )
-from capi.evals.splits import hold_out
 from capi.evals.tasks import MaskedImages, SegmentationData
 from capi.models.pixels import PixelEncoder
 from capi.runtime.protocol import PAPER_STRENGTHS

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.evals.splits import few_held_out, hold_out
+from capi.evals.results import few_held_out, hold_out
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from capi.data.image_lists import list_images
 from capi.errors import CapiError
 from capi.evals.extraction import extract_features
 from capi.evals.features import Encoding
-from capi.evals.teamwork import lead_encoding, on_a_machine, prepared, sources_of
+from capi.evals.team import lead_encoding, on_a_machine, prepared, sources_of
 from capi.models.pixels import PixelEncoder
 from capi.runtime.leading import ALONE
 from capi.runtime.processes import Processes

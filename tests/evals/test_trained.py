@@ -8,12 +8,9 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals import trained
+from capi.evals import probe_protocol
 from capi.evals.features import Encoding
-from capi.evals.outcome import size_notes
-from capi.evals.probe_training import PAPER_GRID, ProbeSchedule, ProbeSetting, ProbeTrainer
-from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
-from capi.evals.trained import (
+from capi.evals.probe_protocol import (
     LARGE,
     AttentiveClassification,
     Cached,
@@ -23,6 +20,9 @@ from capi.evals.trained import (
     TrainedClassification,
     _head_deviations,
 )
+from capi.evals.probes import PAPER_GRID, ProbeSchedule, ProbeSetting, ProbeTrainer
+from capi.evals.results import size_notes
+from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
 from capi.types import Features
 from tests.evals.toys import (
     COLORS,
@@ -170,7 +170,7 @@ def test__the_batch_is_of_the_whole_job_however_it_is_divided(
 def test__every_step_of_the_stream_has_the_whole_batch_in_parts_that_the_encoder_takes() -> None:
     encoder = RandomPatches()
     plan = ProbeSchedule(total_steps=3, warmup_steps=0, batch_size=12)
-    split = trained.hold_out(24, 0.1, 0)
+    split = probe_protocol.hold_out(24, 0.1, 0)
     samples = Streamed(protocol(), encoder, SMALL, split, plan, ("pooled", "patches"))
     steps = [list(parts) for parts in samples.training()]
     assert [[len(labels) for _, labels in parts] for parts in steps] == [[5, 5, 2]] * 3
@@ -182,7 +182,7 @@ def test__every_step_of_the_stream_has_the_whole_batch_in_parts_that_the_encoder
 @pytest.mark.parametrize("samples", [Cached, Streamed])
 def test__the_order_of_images_follows_from_the_seed(samples: type[Samples]) -> None:
     plan = ProbeSchedule(total_steps=1, warmup_steps=0, batch_size=12)
-    split = trained.hold_out(24, 0.1, 0)
+    split = probe_protocol.hold_out(24, 0.1, 0)
 
     def labels(seed: int) -> list[int]:
         made = samples(protocol(seed=seed), PatchColors(), SMALL, split, plan, ("patches",))
@@ -214,7 +214,7 @@ def test__mapped_features_give_the_same(tmp_path: Path) -> None:
 def test__held_out_images_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
     data = colored_data()
     # Labels that would be refused if a step saw them.
-    split = trained.hold_out(24, 0.1, 0)
+    split = probe_protocol.hold_out(24, 0.1, 0)
     labels = torch.full((24,), 1)
     labels[split.held_out] = 0
     data = replace(data, train=replace(data.train, labels=labels))
@@ -328,7 +328,7 @@ def test__the_probe_gives_the_scores_again(kind: str) -> None:
     outcome = protocol(kind, data).run(encoder)
     model, test = outcome.probe.model, data.tests["test"]
     assert (outcome.probe.kind, outcome.probe.size) == (kind, (12, 8))
-    batches = trained.encoded_batches(encoder, test.images, SMALL, pooled=True)
+    batches = probe_protocol.encoded_batches(encoder, test.images, SMALL, pooled=True)
     chosen = torch.cat([model.judge(model.inputs(batch.features)).argmax(1) for batch in batches])
     assert (chosen == test.answers[:, 0]).double().mean().item() == pytest.approx(outcome.main)
     assert outcome.main < 1

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.data.sources import Encoded
-from capi.evals.outcome import Outcome
+from capi.evals.results import Outcome
 from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
 from capi.types import Features
 from tests.data.pictures import encoded

@@ -1,8 +1,7 @@
 import dataclasses
 from html.parser import HTMLParser
 
-from capi.api.ablation_plan import Study
-from capi.api.ablation_results import gather
+from capi.api.ablation import Study, gather
 from capi.report.ablation.html import as_html
 from capi.report.ablation.outcomes import RunOutcome
 

@@ -1,8 +1,7 @@
 import json
 from pathlib import Path
 
-from capi.api.ablation_plan import Study
-from capi.api.ablation_results import gather
+from capi.api.ablation import Study, gather
 from capi.report.ablation.page import as_markdown, as_plain, write_table
 
 

@@ -15,10 +15,9 @@ from rich.console import Console
 from capi.config.loading import dump_config, parse_config
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError
-from capi.report.doctor import Diagnosis, diagnosis_text, doctor
+from capi.report.doctor import Diagnosis, Remark, State, diagnosis_text, doctor
 from capi.report.pages.data import RunState
 from capi.report.references import make_reference, parse_reference
-from capi.report.rules import Remark, State
 from capi.train.health import RULES, Watchman
 from capi.train.run import pretrain, run_facts
 from capi.zoo.run_folder import RunFolder

@@ -12,8 +12,8 @@ from capi.data.sources import find_images
 from capi.errors import CapiError
 from capi.evals import prediction as module
 from capi.evals.features import Encoding
+from capi.evals.fitted_probes import load_probe
 from capi.evals.prediction import Prediction
-from capi.evals.probe_files import load_probe
 from capi.models.pixels import PixelEncoder
 from capi.report.pictures.labels import color_of
 from capi.report.predictions import Predicted, picture_names, write_predictions

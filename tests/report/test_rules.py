@@ -8,9 +8,9 @@ import pytest
 
 from capi.config.loading import parse_config
 from capi.config.schema import Config
-from capi.report import rules
+from capi.report import doctor
+from capi.report.doctor import Remark, Seen, remarks
 from capi.report.pages.data import Column
-from capi.report.rules import Remark, Seen, remarks
 from tests.variants import TARGETS
 
 STEPS = 1000
@@ -35,7 +35,7 @@ def only(found: Sequence[Remark]) -> Remark:
 
 
 def loss_state(values: Sequence[float], **others: Column) -> str:
-    found = list(rules.on_losses(seen({"student_loss": column(values), **others})))
+    found = list(doctor.on_losses(seen({"student_loss": column(values), **others})))
     return next(remark.state for remark in found if remark.title == "Loss of the student")
 
 
@@ -72,19 +72,19 @@ def test__of_a_run_without_clustering_nothing_is_said_of_clusters(kind: str) -> 
 def test__targets_get_harder_only_where_the_teacher_makes_them(kind: str, harder: bool) -> None:
     for scores in ([0.1, 0.2, 0.3, 0.4], [0.1, 0.3, 0.3, 0.2]):
         columns = {"student_loss": column(STANDING), "demo/knn/teacher": column(scores)}
-        remark = next(iter(rules.on_losses(seen(columns, *TARGETS[kind]))))
+        remark = next(iter(doctor.on_losses(seen(columns, *TARGETS[kind]))))
         assert ("the targets get harder" in (remark.text + remark.advice).lower()) == harder
 
 
 def test__losses_are_not_judged_early_or_by_few_records() -> None:
     assert loss_state([5.5] * 8) == "unknown"
     early = Seen({"student_loss": column([5.5] * 40, last=150)}, config_of())
-    assert {remark.state for remark in rules.on_losses(early)} == {"unknown"}
-    assert {remark.state for remark in rules.on_losses(Seen({}))} == {"unknown"}
+    assert {remark.state for remark in doctor.on_losses(early)} == {"unknown"}
+    assert {remark.state for remark in doctor.on_losses(Seen({}))} == {"unknown"}
 
 
 def score_state(values: Sequence[float]) -> str:
-    return only(list(rules.on_scores(seen({"demo/knn/teacher": column(values)})))).state
+    return only(list(doctor.on_scores(seen({"demo/knn/teacher": column(values)})))).state
 
 
 def test__scores_below_their_start_ring() -> None:
@@ -96,40 +96,40 @@ def test__scores_below_their_start_ring() -> None:
     assert score_state([0.3, 0.9, 0.4, 0.35, 0.8]) == "well"
     assert score_state([0.3, 0.1]) == "unknown"
     assert score_state([0.3]) == "unknown"
-    assert only(list(rules.on_scores(seen({})))).text == "no evaluation was made"
+    assert only(list(doctor.on_scores(seen({})))).text == "no evaluation was made"
 
 
 def test__a_value_that_is_no_number_is_told_with_its_step() -> None:
     nan = math.nan
-    found = list(rules.on_numbers(seen({"student_loss": column([3, nan, 2, 1])})))
+    found = list(doctor.on_numbers(seen({"student_loss": column([3, nan, 2, 1])})))
     assert only(found).state == "look"
     assert "1 of 4 values are no numbers, the last at step 500" in found[0].text
-    assert only(list(rules.on_numbers(seen({"student_loss": column([3, 2, nan])})))).state == "alarm"
-    assert only(list(rules.on_numbers(seen({"student_loss": column([nan, nan])})))).state == "alarm"
+    assert only(list(doctor.on_numbers(seen({"student_loss": column([3, 2, nan])})))).state == "alarm"
+    assert only(list(doctor.on_numbers(seen({"student_loss": column([nan, nan])})))).state == "alarm"
     # What is not known at first becomes known later.
-    assert list(rules.on_numbers(seen({"prototype_perplexity": column([nan, nan, 0.5])}))) == []
+    assert list(doctor.on_numbers(seen({"prototype_perplexity": column([nan, nan, 0.5])}))) == []
     # A measure of health that ends so is judged by its own rule, over several records.
-    assert only(list(rules.on_numbers(seen({"effective_rank": column([9, 9, nan])})))).state == "look"
-    assert list(rules.on_numbers(seen({"student_loss": column(FALLING)}))) == []
+    assert only(list(doctor.on_numbers(seen({"effective_rank": column([9, 9, nan])})))).state == "look"
+    assert list(doctor.on_numbers(seen({"student_loss": column(FALLING)}))) == []
 
 
 def test__a_speed_that_fell_by_half_is_worth_a_look() -> None:
     steady = np.cumsum([1.0] * 30)
     slow = np.cumsum([1.0] * 24 + [2.5] * 6)
-    states = [only(list(rules.on_speed(seen({"seconds": column(list(one))})))).state for one in (steady, slow)]
+    states = [only(list(doctor.on_speed(seen({"seconds": column(list(one))})))).state for one in (steady, slow)]
     assert states == ["well", "look"]
     # The clock starts anew when a run is resumed, and an evaluation between two records takes its time.
     resumed = np.cumsum([1.0] * 10 + [30.0] + [1.0] * 9).tolist() + np.cumsum([1.0] * 20).tolist()
-    found = only(list(rules.on_speed(seen({"seconds": column(resumed)}, "optimization.batch_size=6"))))
+    found = only(list(doctor.on_speed(seen({"seconds": column(resumed)}, "optimization.batch_size=6"))))
     assert found.state == "well"
     # 25 steps a second, of 6 images.
     assert found.text == "150 images/s now, 150 as a rule"
-    assert list(rules.on_speed(seen({"seconds": column([1.0, 2.0])}))) == []
+    assert list(doctor.on_speed(seen({"seconds": column([1.0, 2.0])}))) == []
 
 
 @pytest.mark.parametrize(("broken", "state"), [(0, "well"), (9, "well"), (11, "look"), (101, "alarm")])
 def test__broken_images_are_judged_by_their_share(broken: int, state: str) -> None:
-    found = only(list(rules.on_images(seen({"broken_images": column([0, broken])}, images=1000))))
+    found = only(list(doctor.on_images(seen({"broken_images": column([0, broken])}, images=1000))))
     assert found.state == state
     assert f"{broken} of 1000" in found.text
     assert bool(found.advice) == (state != "well")
@@ -157,7 +157,7 @@ def test__broken_images_are_judged_by_their_share(broken: int, state: str) -> No
 def test__batch_and_data_must_suffice_for_the_prototypes(
     overrides: list[str], images: int, batch: str, data: str
 ) -> None:
-    found = {remark.title: remark for remark in rules.on_sizes(seen({}, *overrides, images=images))}
+    found = {remark.title: remark for remark in doctor.on_sizes(seen({}, *overrides, images=images))}
     assert (found["Batch"].state, found["Data"].state) == (batch, data)
     assert ("clustering.prototypes" in found["Batch"].advice) == (batch == "look")
     assert f"{images} images" in found["Data"].text

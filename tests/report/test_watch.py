@@ -124,7 +124,8 @@ def test__a_run_that_vanishes_is_told_and_the_server_lives_on(server: WatchServe
     (runs[1] / "run.json").unlink()
     status, content, _ = ask(server, "/run/1/parts")
     assert status == 503
-    assert "is no run" in content
+    assert "cannot be read" in content
+    assert runs[1].name not in content
     assert ask(server, "/run/0")[0] == 200
 
 

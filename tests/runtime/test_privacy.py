@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,12 @@ def test__paths_are_shortened_and_names_are_not() -> None:
     [
         ("/home/ann/x.yaml cannot be read", "x.yaml cannot be read"),
         ("no file '/home/ann/x.png': look", "no file 'x.png': look"),
-        ("there is no ../ann/photos, or ~ann/photos", "there is no photos, or photos"),
+        ("there is no ../ann/photos, or ~ann/photos", "there is no photos"),
+        ("no /data/ann smith/a (old), b/x y.png here", "no x y.png here"),
+        ("/srv/ann smith/photos cannot be read: see /a b/c", "c"),
+        ("cannot open '/data/o'brien, a/x' at all", "cannot open 'x' at all"),
+        ("/home/ann smith is full", "..."),
+        ("/data/ann smith/photos/", "..."),
         ("key:/home/ann/x", "key:x"),
         ("file:///home/ann/x", "x"),
         ("see https://a.b/c/d and hf://owner/name", "see https://a.b/c/d and hf://owner/name"),
@@ -35,6 +41,23 @@ def test__paths_are_shortened_and_names_are_not() -> None:
 )
 def test__paths_in_a_sentence_are_shortened_and_addresses_are_not(text: str, shown: str) -> None:
     assert hide_paths_within(text) == shown
+
+
+def test__a_comment_of_a_config_hides_the_whole_path() -> None:
+    text = "seed: 1  # from: /data/ann, of smith/photos\n# was /data/ann smith/run: better\n"
+    assert hide_paths_of_yaml(text) == "seed: 1  # from: photos\n# was run: better\n"
+
+
+def test__texts_within_values_are_searched_too() -> None:
+    values = {"note": "of /data/ann smith/run", "/data/ann smith/key": 1, "lines": ["/data/ann smith/x is lost"]}
+    assert hide_paths(values) == {"note": "of run", "key": 1, "lines": ["x is lost"]}
+
+
+def test__hiding_takes_linear_time() -> None:
+    begun = time.process_time()
+    for text in ("/a " * 200_000, "~a " * 200_000, "'/a" * 200_000, "# /a b\n" * 100_000):
+        hide_paths_of_yaml(text)
+    assert time.process_time() - begun < 5
 
 
 def test__known_paths_may_hold_spaces(monkeypatch: pytest.MonkeyPatch) -> None:

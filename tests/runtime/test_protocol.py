@@ -7,9 +7,9 @@ import pytest
 
 from capi.config.benchmarks import PROTOCOLS
 from capi.evals.classification import KnnClassification
-from capi.evals.probe_training import PAPER_GRID
+from capi.evals.probe_protocol import AttentiveClassification, LinearClassification
+from capi.evals.probes import PAPER_GRID
 from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
-from capi.evals.trained import AttentiveClassification, LinearClassification
 from capi.runtime import protocol
 
 CLASSES = {

@@ -277,7 +277,7 @@ def test__what_goes_wrong_at_the_start_leaves_the_old_run(
     assert capi.load(tmp_path / "run")
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__compiled_networks_learn_the_same(config: Config, images: Path, tmp_path: Path) -> None:
     """In processes of their own: torch's compiler warns, and should not see the checks of annotations."""
     losses = []

@@ -102,7 +102,7 @@ def test__learned_positions_work_in_half_precision() -> None:
     torch.testing.assert_close(halved.float(), expected, atol=0.03, rtol=0.03)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sizes_are_symbols")
 @pytest.mark.parametrize(
     ("positions", "kind", "registers"),

@@ -114,7 +114,7 @@ def opened(path: Path) -> Any:
     return onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sizes_are_symbols")
 def test__half_precision_is_inside_alone_and_close(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
@@ -128,7 +128,7 @@ def test__half_precision_is_inside_alone_and_close(tmp_path: Path) -> None:
     assert json.loads(session.get_modelmeta().custom_metadata_map["precision"]) == "float16"
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sizes_are_symbols")
 # The newest has attention as one operator, the oldest as two products of tokens.
 @pytest.mark.parametrize(("opset", "left"), [(18, 3), (23, 1)])

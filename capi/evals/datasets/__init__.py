@@ -26,8 +26,8 @@ from capi.evals.datasets import (
     voc,
 )
 from capi.evals.datasets.copies import noting_copies
-from capi.evals.datasets.reading import MisplacedFilesError
-from capi.evals.probe_files import KINDS
+from capi.evals.datasets.files import MisplacedFilesError
+from capi.evals.fitted_probes import KINDS
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData, Task
 
 _MODULES = (

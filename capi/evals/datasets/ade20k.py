@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from capi.errors import CapiError
+from capi.evals.datasets.files import check_count, first_with, list_lines
 from capi.evals.datasets.mask_files import VOID, MaskFiles, known_labels, masked, paired
-from capi.evals.datasets.reading import check_count, first_with, list_lines
 from capi.evals.tasks import DataOptions, Dataset, MaskedImages, SegmentationData
 
 COUNTS = {"training": 20210, "validation": 2000}

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 from capi.errors import CapiError
-from capi.evals.datasets.mask_files import ColourMasks, MaskFiles, check_all_masked, known_labels, masked, paired
-from capi.evals.datasets.reading import (
+from capi.evals.datasets.files import (
     check_count,
     check_present,
     check_splits_differ,
@@ -12,6 +11,7 @@ from capi.evals.datasets.reading import (
     list_lines,
     one_test,
 )
+from capi.evals.datasets.mask_files import ColourMasks, MaskFiles, check_all_masked, known_labels, masked, paired
 from capi.evals.tasks import DataOptions, Dataset, MaskedImages, SegmentationData
 
 COUNTS = {"train": 367, "val": 101, "test": 233}

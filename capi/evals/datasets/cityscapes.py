@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from capi.evals.datasets.files import check_count, existing_folder, images_under
 from capi.evals.datasets.mask_files import VOID, MaskFiles, check_all_masked, masked
-from capi.evals.datasets.reading import check_count, existing_folder, images_under
 from capi.evals.tasks import DataOptions, Dataset, MaskedImages, SegmentationData
 
 COUNTS = {"train": 2975, "val": 500}

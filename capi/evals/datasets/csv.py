@@ -6,8 +6,7 @@ from pathlib import Path
 
 from capi.data.sources import csv_place, read_csv
 from capi.errors import CapiError, nearest
-from capi.evals.datasets.mask_files import check_all_masked, segmentation_of_own_masks
-from capi.evals.datasets.reading import (
+from capi.evals.datasets.files import (
     check_splits_differ,
     chosen_tests,
     classification,
@@ -15,6 +14,7 @@ from capi.evals.datasets.reading import (
     refuse,
     without_excluded,
 )
+from capi.evals.datasets.mask_files import check_all_masked, segmentation_of_own_masks
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData
 from capi.runtime.image_files import refuse_outside
 

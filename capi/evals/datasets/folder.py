@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from capi.errors import CapiError, nearest
-from capi.evals.datasets.reading import (
+from capi.evals.datasets.files import (
     check_splits_differ,
     chosen_tests,
     class_folders,

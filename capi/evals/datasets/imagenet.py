@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from capi.errors import CapiError
-from capi.evals.datasets.imagenet_shifts import TEST_SETS
-from capi.evals.datasets.matlab import read_matlab
-from capi.evals.datasets.reading import (
+from capi.evals.datasets.files import (
     answered,
     check_count,
     check_more,
@@ -19,6 +17,8 @@ from capi.evals.datasets.reading import (
     labelled,
     list_lines,
 )
+from capi.evals.datasets.imagenet_shifts import TEST_SETS
+from capi.evals.datasets.matlab import read_matlab
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset
 
 COUNTS = {"train": 1_281_167, "val": 50_000}

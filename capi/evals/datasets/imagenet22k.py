@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from capi.errors import CapiError
+from capi.evals.datasets.files import check_count, check_more, class_folders, classification, list_lines
 from capi.evals.datasets.imagenet import check_wnids
-from capi.evals.datasets.reading import check_count, check_more, class_folders, classification, list_lines
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset
 
 IMAGES, CLASSES = 14_197_122, 21_841

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from capi.data.sources import Files
 from capi.errors import CapiError
-from capi.evals.datasets.reading import check_count, class_folders, existing_file, labelled, list_lines
+from capi.evals.datasets.files import check_count, class_folders, existing_file, labelled, list_lines
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, DataOptions
 from capi.runtime.documents import read_json
 from capi.runtime.image_files import open_image

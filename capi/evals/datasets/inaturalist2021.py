@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from capi.errors import CapiError, nearest
-from capi.evals.datasets.reading import check_count, class_folders, classification, existing_file
+from capi.evals.datasets.files import check_count, class_folders, classification, existing_file
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset
 from capi.runtime.documents import LIST_BYTES, read_object
 from capi.runtime.image_files import refuse_outside

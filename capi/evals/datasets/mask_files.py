@@ -14,7 +14,7 @@ from PIL import Image
 
 from capi.data.sources import Files
 from capi.errors import CapiError, some_of
-from capi.evals.datasets.reading import images_under
+from capi.evals.datasets.files import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
 from capi.runtime.image_files import open_image
 

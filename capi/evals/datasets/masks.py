@@ -3,14 +3,14 @@
 from pathlib import Path
 
 from capi.errors import CapiError, nearest
-from capi.evals.datasets.mask_files import Pairs, paired, segmentation_of_own_masks
-from capi.evals.datasets.reading import (
+from capi.evals.datasets.files import (
     check_splits_differ,
     chosen_tests,
     existing_folder,
     one_test,
     without_excluded,
 )
+from capi.evals.datasets.mask_files import Pairs, paired, segmentation_of_own_masks
 from capi.evals.tasks import DataOptions, Dataset, SegmentationData
 
 

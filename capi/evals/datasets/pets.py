@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from capi.errors import CapiError
+from capi.evals.datasets.files import check_count, check_present, classification, list_lines, without_excluded
 from capi.evals.datasets.mask_files import VOID, Labels, MaskFiles, check_all_masked, masked
-from capi.evals.datasets.reading import check_count, check_present, classification, list_lines, without_excluded
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, MaskedImages, SegmentationData
 
 COUNTS = {"trainval": 3680, "test": 3669}

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from capi.errors import CapiError
-from capi.evals.datasets.reading import check_count, classification, first_with, list_lines
+from capi.evals.datasets.files import check_count, classification, first_with, list_lines
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset
 
 CLASSES, EACH = 397, 50

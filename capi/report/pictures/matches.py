@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw
 from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.sources import ImageSource
 from capi.evals.feature_files import Framing
-from capi.evals.similar import Match, patch_under
+from capi.evals.retrieval import Match, patch_under
 from capi.report.pictures.pca import photos_of
 from capi.report.pictures.sheets import fitting, font
 from capi.runtime.image_files import is_below

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from capi.errors import CapiError
-from capi.evals.datasets.reading import check_count, class_folders, images_under, list_lines, without_excluded
+from capi.evals.datasets.files import check_count, class_folders, images_under, list_lines, without_excluded
 from capi.evals.tasks import DataOptions
 
 

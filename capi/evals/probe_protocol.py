@@ -34,23 +34,26 @@ from capi.evals.features import (
     frame_of,
     vectors_of,
 )
-from capi.evals.fitted import AttentiveClassifier, Classifier, LinearClassifier
+from capi.evals.fitted_probes import AttentiveClassifier, Classifier, LinearClassifier
 from capi.evals.images import AugmentedBatches, shuffled
-from capi.evals.outcome import Outcome, departures, precision_notes, size_notes
-from capi.evals.probe_training import (
+from capi.evals.probes import (
+    LARGEST_HEAD_WIDTH,
     PAPER_GRID,
     RELEASED_HEADS,
+    AttentiveProbes,
     Judged,
+    LinearProbes,
     Part,
+    Probes,
     ProbeSchedule,
     ProbeSetting,
     ProbeTrainer,
     best_setting,
+    head_width,
     judged,
     train_probes,
 )
-from capi.evals.probes import LARGEST_HEAD_WIDTH, AttentiveProbes, LinearProbes, Probes, head_width
-from capi.evals.splits import Split, hold_out
+from capi.evals.results import Outcome, Split, departures, hold_out, precision_notes, size_notes
 from capi.evals.tasks import ClassificationData
 from capi.runtime.protocol import PAPER_SHARE, PAPER_SIZE
 from capi.types import Features, VisionEncoder

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from capi import api
 from capi.cli.app import app, check_weights, echo, messages, one_of, results
-from capi.cli.evaluating import OWN_SIZE
+from capi.cli.evaluation import OWN_SIZE
 from capi.cli.terminal import Terminal
 from capi.errors import CapiError
 

@@ -7,7 +7,7 @@ import typer
 
 from capi import api
 from capi.cli.app import Device, app, check_weights, echo, messages
-from capi.cli.evaluating import OWN_SIZE, Model, Weights
+from capi.cli.evaluation import OWN_SIZE, Model, Weights
 from capi.cli.terminal import Terminal
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
