@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from capi.errors import CapiError, expect
 from capi.models.layers import Block
 from capi.models.norms import final_norm
-from capi.models.positions import POSITIONS, Grid, PositionKind
+from capi.models.positions import POSITIONS, Grid, PositionKind, Positions
 from capi.models.rope import patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
@@ -39,10 +39,11 @@ class MaskTokens(NamedTuple):
 
 @runtime_checkable
 class PatchEncoder(Protocol):
-    """The contract of a student's encoder, kept by a module: the tokens of whole images, or of their visible patches."""
+    """The contract of a student's encoder, kept by a module: tokens of whole images, or of their visible patches."""
 
     width: int
     patch_embedding: "PatchEmbedding"
+    positions: Positions
     blocks: nn.ModuleList
 
     @property

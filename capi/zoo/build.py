@@ -90,6 +90,7 @@ def statistics(config: Config) -> Statistics:
 
 def frozen(student: Student, statistics: Statistics, image_size: tuple[int, int] | None = None) -> CapiEncoder:
     """A student or a teacher's average as an encoder for evaluation; it shares the weights."""
+    assert isinstance(student.encoder, Encoder), f"CapiEncoder wants an Encoder, not {type(student.encoder).__name__}"
     return CapiEncoder(
         encoder=student.encoder,
         predictor=student.predictor,

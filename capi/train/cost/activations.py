@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import nn
 
 from capi.method.student import Student
-from capi.models.encoder import Encoder
+from capi.models.encoder import PatchEncoder
 from capi.models.heads import LinearHead, LinearMap, MlpHead
 from capi.models.layers import Block
 from capi.models.predictor import CrossPredictor, FusedPredictor, SelfPredictor, SplitPredictor
@@ -96,7 +96,7 @@ def _blocks(stack: object) -> list[Block]:
     return [block for block in getattr(stack, "blocks", ()) if isinstance(block, Block)]
 
 
-def _embedded(encoder: Encoder, counts: Counts, keeping: Keeping) -> int:
+def _embedded(encoder: PatchEncoder, counts: Counts, keeping: Keeping) -> int:
     """Of one image: its patches as rows, which the embedding's gradient reads."""
     return keeping.compute_bytes * counts.visible * encoder.patch_embedding.weight[0].numel()
 
@@ -124,7 +124,7 @@ def _read_by_blocks(predictor: CrossPredictor, counts: Counts, width: int, keepi
     return read - (0 if copied else FLOAT32 * counts.predicted * predictor.width)
 
 
-def _stack(stack: Encoder | SplitPredictor, sequence: Sequence, images: int, keeping: Keeping) -> int:
+def _stack(stack: PatchEncoder | SplitPredictor, sequence: Sequence, images: int, keeping: Keeping) -> int:
     """A row of blocks and the norm at its end."""
     blocks = _blocks(stack)
     rotary = _rotary_bytes(blocks[0], sequence) if _rotates(stack) else 0
@@ -136,7 +136,7 @@ def _stack(stack: Encoder | SplitPredictor, sequence: Sequence, images: int, kee
     return each + images * (last + (rotary if tables_once else 0))
 
 
-def _rotates(stack: Encoder | SplitPredictor) -> bool:
+def _rotates(stack: PatchEncoder | SplitPredictor) -> bool:
     return stack.positions.kind != "learned"
 
 

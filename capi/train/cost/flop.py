@@ -12,7 +12,7 @@ from capi.method.clustering import OnlineClustering
 from capi.method.ema_head import EmaHead
 from capi.method.student import Student
 from capi.method.targets import Target
-from capi.models.encoder import Encoder
+from capi.models.encoder import PatchEncoder
 from capi.models.layers import Block
 from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
 
@@ -96,13 +96,13 @@ def head_flop(head: nn.Module, tokens: int) -> int:
     return 2 * tokens * sum(weight.numel() for name, weight in matrices.items() if not name.endswith("length"))
 
 
-def encoder_flop(encoder: Encoder, patches: int) -> int:
+def encoder_flop(encoder: PatchEncoder, patches: int) -> int:
     """FLOP of encoding one whole image."""
     tokens = encoder.num_registers + patches
     return _embedding_flop(encoder, patches) + _stack_flop(encoder.blocks, tokens, tokens)
 
 
-def _embedding_flop(encoder: Encoder, patches: int) -> int:
+def _embedding_flop(encoder: PatchEncoder, patches: int) -> int:
     return 2 * patches * encoder.patch_embedding.weight.numel()
 
 

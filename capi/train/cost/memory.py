@@ -16,7 +16,7 @@ from torch import nn
 from capi.config.schema import Config
 from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_chunks
 from capi.method.clustering import OnlineClustering
-from capi.models.encoder import Encoder
+from capi.models.encoder import PatchEncoder
 from capi.models.layers import Block
 from capi.train.cost.activations import FLOAT32, Keeping, student_activations
 from capi.train.cost.flop import Counts
@@ -240,11 +240,11 @@ class Planned:
         return at_once * max(in_block, in_loss)
 
 
-def _parameters(module: nn.Module) -> int:
+def _parameters(module: nn.Module | PatchEncoder) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _encoding(encoder: Encoder, counts: Counts, keeping: Keeping) -> int:
+def _encoding(encoder: PatchEncoder, counts: Counts, keeping: Keeping) -> int:
     """One image without gradients: residual stream, norm, and the hidden layer before and after its GELU."""
     block = encoder.blocks[0]
     assert isinstance(block, Block)
