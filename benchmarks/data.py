@@ -26,8 +26,7 @@ from capi.data.decoding import Box, Decoder, Pixels
 from capi.data.opening import open_images
 from capi.data.order import order_of
 from capi.data.packing import PackingSettings, pack
-from capi.data.reader import Reader
-from capi.data.retrying import read_bytes
+from capi.data.reader import Reader, read_bytes
 from capi.data.sources import Files, ImageSource, image_folder
 from capi.runtime.randomness import sample_keys
 

@@ -7,6 +7,7 @@ stays at least as large as the model's input; that is for training alone, never 
 """
 
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,9 @@ from torch import Tensor
 
 from capi.data.tiff import TIFF_EXTRA, TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
-from capi.runtime.image_files import open_image, refuse_special
+from capi.runtime.documents import open_regular, regular_size
+from capi.runtime.image_files import MAX_IMAGE_BYTES, open_image
+from capi.runtime.retry import retry
 
 Pixels = npt.NDArray[Any]
 Source = Path | bytes
@@ -79,15 +82,17 @@ class Decoder:
     def open(self, source: Source) -> "Picture":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
-            if isinstance(source, Path):
-                refuse_special(source)
-            file = self._open_tiff(source)
+            content = retry(lambda: _read_file(source)) if isinstance(source, Path) else source
+            looks_tiff = isinstance(content, Path) or is_tiff(content)
+            # Other channels than Pillow knows always need the extra, and `open_tiff` names it.
+            needs_reader = self.channels not in {1, 3} or has_tiff_reader()
+            file = open_tiff(content) if looks_tiff and needs_reader else None
             if file is not None and self._reads_with_tifffile(file):
                 return TiffPicture(self, file)
             try:
-                image = self._open_with_pillow(source)
+                image = self._open_with_pillow(content)
             except UnidentifiedImageError as error:
-                if file is None and is_tiff(source):
+                if file is None and looks_tiff:
                     raise BrokenImageError(f"a TIFF that Pillow alone cannot read: {TIFF_EXTRA}") from error
                 if file is None or not file.is_direct:
                     raise
@@ -95,18 +100,13 @@ class Decoder:
                 return TiffPicture(self, file)
             # Before the EXIF tag is looked for: a PNG is decoded to find it.
             self._check_size(*image.size)
-            return PillowPicture(self, image, _low_bytes(image, source))
+            return PillowPicture(self, image, _low_bytes(image, content))
 
     def _open_with_pillow(self, source: Source) -> Image.Image:
         image = open_image(source)
         if image.format == "TIFF" and not has_tiff_reader() and _has_equal_pages(image):
             raise CapiError(f"TIFF files with several pages need the extra: {TIFF_EXTRA}")
         return image
-
-    def _open_tiff(self, source: Source) -> TiffFile | None:
-        if not is_tiff(source) or (self.channels in {1, 3} and not has_tiff_reader()):
-            return None
-        return open_tiff(source)
 
     def _reads_with_tifffile(self, file: TiffFile) -> bool:
         """Where Pillow cannot (channels, pages, colors of 16 bits), or would decode all where a part is enough."""
@@ -153,8 +153,8 @@ class Decoder:
             raise BrokenImageError(f"more pixels than {limit} allows") from error
         except Exception as error:
             # Codecs raise whatever they like about a broken file.
-            reason = "no image that can be read" if isinstance(error, UnidentifiedImageError) else _one_line(error)
-            raise BrokenImageError(reason) from error
+            unknown = isinstance(error, UnidentifiedImageError)
+            raise BrokenImageError("no image that can be read" if unknown else error_reason(error)) from error
         finally:
             Image.MAX_IMAGE_PIXELS = before
 
@@ -204,7 +204,8 @@ class PillowPicture:
         """The whole image in L, RGB or floats, a JPEG at 1 / factor of its size."""
         with self.decoder.guarded():
             if factor > 1:
-                self.image.draft(None, _reduced_size(self.image.size, factor))
+                # `draft` takes exactly this factor when it is asked for this size.
+                self.image.draft(None, (max(self.image.width // factor, 1), max(self.image.height // factor, 1)))
             if self.low is not None:
                 high, low = (np.asarray(self._turned(half)).astype(np.uint16) for half in (self.image, self.low))
                 return full_scale(256 * high + low)
@@ -395,14 +396,18 @@ def _low_bytes(image: Image.Image, source: Source) -> Image.Image | None:
     return low
 
 
+def _read_file(path: Path) -> Path | bytes:
+    """The bytes of an image file, opened once; of a TIFF its path, since a part of it may be enough."""
+    with open_regular(path) as file:
+        if is_tiff(file.peek(4)):
+            return path
+        return file.read(regular_size(os.fstat(file.fileno()), MAX_IMAGE_BYTES))
+
+
 def _has_transparency(image: Image.Image) -> bool:
     return "A" in image.mode or "a" in image.mode or "transparency" in image.info
 
 
-def _reduced_size(size: tuple[int, int], factor: int) -> tuple[int, int]:
-    """What `draft` must be asked for so that it takes exactly this factor."""
-    return max(size[0] // factor, 1), max(size[1] // factor, 1)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+def error_reason(error: Exception) -> str:
+    """One line on why an image cannot be read, without the path that the system adds."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__

@@ -1,28 +1,37 @@
-"""Crops of a source's images, with a memory: what was decoded is kept as long as there is room.
+"""Crops of a source's images, with a cache of decoded images that is filled as long as there is room.
 
-Kept is the image at the factor it was decoded with, so a crop is the same from memory and from the file. Nothing is
-ever thrown out: a data set is passed through in turns, where the oldest image is the one that comes next.
+It holds the image at the factor it was decoded with, so a crop is the same from the cache and from the file. Nothing is
+ever evicted: a data set is passed through in turns, where the oldest image is the one that comes next.
 """
 
 from pathlib import Path
 
 from PIL import Image
 
-from capi.data.decoding import Box, BrokenImageError, Decoded, Decoder, Picture, Pixels, Shape, crop_decoded
-from capi.data.retrying import retried
+from capi.data.decoding import (
+    Box,
+    BrokenImageError,
+    Decoded,
+    Decoder,
+    Picture,
+    Pixels,
+    Shape,
+    crop_decoded,
+    error_reason,
+)
 from capi.data.sources import ImageSource
-from capi.data.tiff import is_tiff
-from capi.runtime.image_files import read_image, refuse_special
+from capi.runtime.image_files import read_image
+from capi.runtime.retry import retry
 
 
 class Reader:
-    """Sizes and crops of images by number. `cache_bytes` bounds the decoded images that are kept."""
+    """Sizes and crops of images by number. `cache_bytes` bounds the decoded images in the cache."""
 
     def __init__(self, source: ImageSource, decoder: Decoder, cache_bytes: int = 0) -> None:
         self.source, self.decoder, self.cache_bytes = source, decoder, cache_bytes
         self.used = 0
         self._shapes: dict[int, Shape] = {}
-        self._kept: dict[tuple[int, int], Decoded] = {}
+        self._cache: dict[tuple[int, int], Decoded] = {}
         self._opened: tuple[int, Picture] | None = None
 
     def size(self, index: int) -> tuple[int, int]:
@@ -43,39 +52,37 @@ class Reader:
         return self._shapes.get(index) or self._open(index).shape
 
     def _decoded(self, index: int, factor: int, shape: Shape) -> Decoded:
-        kept = self._kept.get((index, factor))
-        if kept is not None:
-            return kept
+        cached = self._cache.get((index, factor))
+        if cached is not None:
+            return cached
         decoded = self._open(index).load(factor)
-        # A decoded picture stays at its factor; another one must be opened anew.
+        # A decoded picture stays at its factor; for another one the file is opened again.
         self._opened = None
         needed = _bytes_of(decoded)
         if self.used + needed <= self.cache_bytes:
             self.used += needed
-            self._shapes[index], self._kept[index, factor] = shape, decoded
+            self._shapes[index], self._cache[index, factor] = shape, decoded
         return decoded
 
     def _open(self, index: int) -> Picture:
         """The image's header, read once for its size and its crop."""
         if self._opened is None or self._opened[0] != index:
             try:
-                self._opened = index, self.decoder.open(retried(lambda: read_content(self.source, index)))
+                content = retry(lambda: self.source.read(index))
             except OSError as error:
-                raise BrokenImageError(_reason(error)) from error
+                raise BrokenImageError(error_reason(error)) from error
+            self._opened = index, self.decoder.open(content)
         return self._opened[1]
 
 
-def read_content(source: ImageSource, index: int) -> Path | bytes:
-    """The bytes of an image; of a TIFF its file, of which a part may be enough."""
-    content = source.read(index)
-    if isinstance(content, bytes):
-        return content
-    refuse_special(content)
-    return content if is_tiff(content) else read_image(content)
+def read_bytes(source: ImageSource, index: int) -> bytes:
+    """The bytes of an image's file, wherever it lies."""
 
+    def read() -> bytes:
+        content = source.read(index)
+        return read_image(content) if isinstance(content, Path) else content
 
-def _reason(error: OSError) -> str:
-    return error.strerror or str(error) or type(error).__name__
+    return retry(read)
 
 
 def _bytes_of(decoded: Decoded) -> int:

@@ -20,10 +20,10 @@ from rich.console import Console
 from torch.utils.data import Dataset
 
 from capi.data.crops import centre_box
-from capi.data.decoding import BrokenImageError, Decoder, PillowPicture
+from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, error_reason
 from capi.data.loader import made_ahead
 from capi.data.opening import Data, open_images
-from capi.data.retrying import read_bytes
+from capi.data.reader import read_bytes
 from capi.data.sources import ImageSource
 from capi.data.statistics import SMALLEST_DEVIATION, THUMBNAIL, evenly
 from capi.errors import CapiError
@@ -109,7 +109,7 @@ class _Chunks(Dataset[_Seen]):
             except BrokenImageError as error:
                 broken[self.source.name(index)] = str(error)
             except OSError as error:
-                broken[self.source.name(index)] = error.strerror or str(error)
+                broken[self.source.name(index)] = error_reason(error)
             except CapiError as error:
                 # Told as text, since an exception that crosses processes arrives as a traceback.
                 return _Seen(len(some), np.empty((0, 7), np.int64), np.empty(0), formats, broken, str(error))

@@ -25,12 +25,9 @@ _UNNAMED = {"Q", "I"}
 _MOST_PAGES = 4096
 
 
-def is_tiff(source: Path | bytes) -> bool:
+def is_tiff(content: bytes) -> bool:
     """Whether a file begins as a TIFF does."""
-    if isinstance(source, bytes):
-        return source[:4] in _MAGIC
-    with source.open("rb") as file:
-        return file.read(4) in _MAGIC
+    return content[:4] in _MAGIC
 
 
 @cache

@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import numpy as np
@@ -6,7 +7,7 @@ import tifffile
 from PIL import Image
 
 from capi.data.decoding import Box, BrokenImageError, Decoder
-from capi.data.reader import Reader
+from capi.data.reader import Reader, read_bytes
 from capi.data.sources import Encoded, Files
 from tests.data.pictures import encoded, noise, photo
 
@@ -95,6 +96,27 @@ def test__size_and_crop_read_a_file_once() -> None:
     assert source.asked == [2, 0, 1]
 
 
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test__a_file_is_opened_once_for_its_kind_and_its_bytes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_bytes(encoded(noise(10, 10, 3), "TIFF" if name.endswith("tif") else "PNG"))
+    opened: list[str] = []
+    os_open = os.open
+    monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(str(path)) or os_open(path, *rest))
+    reader = Reader(Files(tmp_path, [name]), Decoder())
+    monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened a second time"))
+    reader.size(0)
+    # Of a TIFF the beginning is looked at, tifffile reads the tags, and Pillow its pixels.
+    assert opened == [str(tmp_path / name)] * (2 if name.endswith("tif") else 1)
+
+
+def test__bytes_come_from_files_and_from_memory(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"in a file")
+    assert read_bytes(Files(tmp_path, ["a"]), 0) == b"in a file"
+    assert read_bytes(Encoded(["a"], [b"in memory"]), 0) == b"in memory"
+
+
 def test__many_channels_are_read_in_parts_and_not_kept(tmp_path: Path) -> None:
     image = noise(60, 80, 5)
     tifffile.imwrite(tmp_path / "a.tif", image, photometric="minisblack", planarconfig="contig", tile=(16, 16))
@@ -120,7 +142,7 @@ def test__a_source_that_cannot_be_read_is_a_broken_image(monkeypatch: pytest.Mon
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(Encoded, "read", fail)
-    monkeypatch.setattr("capi.data.retrying.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", (0.0, 0.0))
     with pytest.raises(BrokenImageError, match="Input/output error"):
         Reader(Encoded(["a"], [b""]), Decoder()).size(0)
 
@@ -128,7 +150,7 @@ def test__a_source_that_cannot_be_read_is_a_broken_image(monkeypatch: pytest.Mon
 def test__a_read_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     errors, read = [OSError(5, "Input/output error"), OSError(116, "Stale file handle")], Encoded.read
     monkeypatch.setattr(Encoded, "read", lambda self, index: _raise(errors.pop()) if errors else read(self, index))
-    monkeypatch.setattr("capi.data.retrying.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", (0.0, 0.0))
     assert Reader(Encoded(["a"], [encoded(noise(9, 8), "PNG")]), Decoder()).size(0) == (9, 8)
     assert not errors
 

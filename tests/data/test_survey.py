@@ -101,7 +101,7 @@ def test__grey_and_many_channels(tmp_path: Path) -> None:
 
 
 def test__an_error_of_reading_is_a_broken_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("capi.data.retrying.PAUSES", ())
+    monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", ())
 
     class Failing(Encoded):
         def read(self, index: int) -> Path | bytes:

@@ -102,7 +102,7 @@ def test__too_much_is_thrown_away(tmp_path: Path) -> None:
 
 def test__trouble_that_passes_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr(downloads.time, "sleep", waits.append)
+    monkeypatch.setattr("time.sleep", waits.append)
     with serving(CONTENTS, codes=[503, 429]) as server:
         download(server.address, tmp_path / "model.pth", patience=Patience(attempts=3, first_wait=1.0))
     assert waits == [1, 2]
@@ -129,7 +129,7 @@ def test__nobody_there_is_told(tmp_path: Path) -> None:
 
 
 def test__a_name_that_nobody_knows_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downloads.time, "sleep", lambda _: pytest.fail("waited"))
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("waited"))
     with pytest.raises(UnreachableError, match="could not be downloaded"):
         download("https://nowhere.invalid/model.pth", tmp_path / "model.pth")
 

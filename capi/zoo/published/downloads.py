@@ -10,7 +10,6 @@ import os
 import shutil
 import socket
 import ssl
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,6 +21,7 @@ from typing import Any
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
 from capi.runtime.links import open_nofollow, refuse_link
+from capi.runtime.retry import retry
 
 # Called with the bytes that are here and the bytes that there are, where that is known.
 Report = Callable[[int, int | None], None]
@@ -29,10 +29,10 @@ Report = Callable[[int, int | None], None]
 _CHUNK = 2**20
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Answers that may be another one in a moment: too early, too many, or the server's own trouble.
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
+_TRANSIENT_CODES = (408, 425, 429, 500, 502, 503, 504)
 
 
-class PassingError(Exception):
+class TransientError(Exception):
     """Something that may go better the next time."""
 
 
@@ -71,17 +71,15 @@ def download(
     partial = partial or partial_of(target)
     # Its name is stable, so that a download can resume.
     refuse_link(partial)
-    failures = 0
-    while True:
-        before = _size(partial)
-        try:
-            _attempt(address, partial, patience.timeout, report)
-            break
-        except PassingError as error:
-            failures = 1 if _size(partial) > before else failures + 1
-            if failures >= patience.attempts:
-                raise UnreachableError(f"{address} could not be downloaded ({error})") from error
-            time.sleep(patience.first_wait * 2 ** (failures - 1))
+    try:
+        retry(
+            lambda: _attempt(address, partial, patience.timeout, report),
+            pauses=[patience.first_wait * 2**number for number in range(patience.attempts - 1)],
+            errors=TransientError,
+            progress=lambda: _size(partial),
+        )
+    except TransientError as error:
+        raise UnreachableError(f"{address} could not be downloaded ({error})") from error
     try:
         check(partial)
         os.replace(partial, target)
@@ -136,7 +134,7 @@ def _attempt(address: str, partial: Path, timeout: float, report: Report) -> Non
     except urllib.error.URLError as error:
         _explain(address, error.reason)
     except (http.client.HTTPException, OSError) as error:
-        raise PassingError(_said(error)) from error
+        raise TransientError(_said(error)) from error
 
 
 def _open(address: str, headers: dict[str, str], timeout: float) -> Any:
@@ -153,7 +151,7 @@ def _extent(response: Any, have: int) -> tuple[int, int | None]:
         unit, _, extent = response.headers.get("Content-Range", "").partition(" ")
         span, _, total = extent.partition("/")
         if unit != "bytes" or span.partition("-")[0] != str(have) or not total.isdecimal():
-            raise PassingError("the server sent another part than the one asked for")
+            raise TransientError("the server sent another part than the one asked for")
         return have, int(total)
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdecimal() else None
@@ -184,7 +182,7 @@ def _write(response: Any, partial: Path, start: int, total: int | None, report: 
         file.flush()
         os.fsync(file.fileno())
     if total is not None and done != total:
-        raise PassingError(f"the connection ended after {done} of {total} bytes")
+        raise TransientError(f"the connection ended after {done} of {total} bytes")
 
 
 def _chunk(response: Any) -> bytes:
@@ -192,7 +190,7 @@ def _chunk(response: Any) -> bytes:
     try:
         chunk: bytes = response.read(_CHUNK)
     except (http.client.HTTPException, OSError) as error:
-        raise PassingError(_said(error)) from error
+        raise TransientError(_said(error)) from error
     return chunk
 
 
@@ -244,9 +242,9 @@ def _fail(address: str, error: urllib.error.HTTPError, partial: Path) -> None:
     answer = f"HTTP {error.code} {error.reason}"
     if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
         partial.unlink(missing_ok=True)
-        raise PassingError(answer) from error
-    if error.code in _PASSING:
-        raise PassingError(answer) from error
+        raise TransientError(answer) from error
+    if error.code in _TRANSIENT_CODES:
+        raise TransientError(answer) from error
     raise UnreachableError(f"{address} could not be downloaded ({answer})") from error
 
 
@@ -254,7 +252,7 @@ def _explain(address: str, reason: Any) -> None:
     """Why no answer came. A name that nobody knows, or a certificate that is none, is so at the next attempt too."""
     if isinstance(reason, socket.gaierror | ssl.SSLCertVerificationError):
         raise UnreachableError(f"{address} could not be downloaded ({_said(reason)})")
-    raise PassingError(_said(reason))
+    raise TransientError(_said(reason))
 
 
 def _said(reason: Any) -> str:
