@@ -88,10 +88,10 @@ class OnlineClustering(Target):
     def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
         return {"clustering_loss": own_loss, **distribution_metrics(summary)}
 
-    def follow(self) -> None:
+    def follow(self, skipped: Float[Tensor, ""] | None = None) -> None:
         """The batch enters the queue, where there is one."""
         if self.queue is not None and self._last_tokens:
-            self.queue.enter(self._last_tokens)
+            self.queue.enter(self._last_tokens, skipped)
         self._last_tokens = ()
 
     def groups(self, positions: int) -> int:

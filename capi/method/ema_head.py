@@ -80,11 +80,13 @@ class EmaHead(Target):
         return distribution_metrics(summary)
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def follow(self, skipped: Float[Tensor, ""] | None = None) -> None:
         """The centre follows the mean logits of the batch."""
         if self._seen:
             mean = self.reduction.sum(torch.stack(self._seen).mean(0)) / self.reduction.sum(self.centre.new_ones(()))
-            self.centre.lerp_(mean, 1 - self.centre_momentum)
+            moved = self.centre.lerp(mean, 1 - self.centre_momentum)
+            # Chosen, not weighted: the mean of a bad batch may be NaN.
+            self.centre.copy_(moved if skipped is None else torch.where(skipped > 0, self.centre, moved))
             self._seen = []
 
     def _logits(self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor]) -> Iterator[Float[Tensor, "_ p k"]]:

@@ -57,12 +57,13 @@ class TokenQueue(nn.Module):
         return self.tokens[: batches * self.shape.images] if batches else None
 
     @torch.no_grad()
-    def enter(self, parts: Sequence[Float[Tensor, "_ n d"]]) -> None:
-        """The micro-batches of a batch replace the oldest batch."""
+    def enter(self, parts: Sequence[Float[Tensor, "_ n d"]], skipped: Float[Tensor, ""] | None = None) -> None:
+        """The micro-batches of a batch replace the oldest batch, unless `skipped` is 1."""
         images = self.shape.images
         place = int(self.seen) % self.shape.batches
-        self.tokens[place * images : (place + 1) * images].copy_(torch.cat(list(parts)))
-        self.seen += 1
+        oldest, newest = self.tokens[place * images : (place + 1) * images], torch.cat(list(parts))
+        oldest.copy_(newest if skipped is None else torch.where(skipped > 0, oldest, newest.to(oldest.dtype)))
+        self.seen += 1 if skipped is None else (1 - skipped).long()
 
     @torch.no_grad()
     def pretend_full(self) -> None:

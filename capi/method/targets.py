@@ -7,7 +7,7 @@ a module of its own. One iteration goes through a target in this order, for all 
     forward         a loss that trains the target's own parameters, and the targets of the predicted patches
     student_loss    the student's outputs against them, one micro-batch after the other
     summary         what is to be known of the targets; averaged over micro-batches it goes to `metrics`
-    follow          the batch was good: keep what was seen of it
+    follow          keep what was seen of the batch, unless its loss is not finite
 
 Targets never carry a gradient to the teacher, and a target's own loss reaches nothing but its own parameters.
 """
@@ -89,8 +89,8 @@ class Target(nn.Module):
     def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
         """What is logged of a batch, by name: its own loss if it has one, and what `summary` says."""
 
-    def follow(self) -> None:
-        """Keep what was seen of the last batch. Called once for a batch whose losses are finite."""
+    def follow(self, skipped: Float[Tensor, ""] | None = None) -> None:
+        """Keep what was seen of the last batch, but where `skipped` is 1, a tensor on the device, change nothing."""
 
 
 def at_predicted(tokens: Float[Tensor, "b n e"], predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:

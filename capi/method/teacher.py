@@ -28,8 +28,16 @@ class Teacher(nn.Module):
         return encoder.patches(encoder(images))
 
     @torch.no_grad()
-    def follow(self, student: Student, momentum: float) -> None:
-        """average = momentum * average + (1 - momentum) * student."""
+    def follow(self, student: Student, momentum: float, skipped: Float[Tensor, ""] | None = None) -> None:
+        """average = momentum * average + (1 - momentum) * student; where `skipped` is 1 the momentum is 1."""
         mine: list[Tensor] = list(self.average.parameters())
         theirs: list[Tensor] = list(student.parameters())
-        torch._foreach_lerp_(mine, theirs, 1 - momentum)
+        share = (1 - momentum) * (1 - (torch.zeros((), device=mine[0].device) if skipped is None else skipped))
+        if share.device.type == "cpu":
+            torch._foreach_lerp_(mine, theirs, [share] * len(mine))
+        else:
+            # A lerp by a tensor would be one kernel for each parameter. The gradients are freed by now, so that the
+            # differences need no memory that the backward pass did not.
+            change = torch._foreach_sub(theirs, mine)
+            torch._foreach_mul_(change, share)
+            torch._foreach_add_(mine, change)

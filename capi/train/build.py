@@ -30,6 +30,7 @@ from capi.models.layers import Block
 from capi.runtime.allocator import keep_freed_memory
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
+from capi.train.guard import Guard
 from capi.train.loop import LoopSettings
 from capi.train.optimizer import student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
@@ -108,6 +109,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
         teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
         precision=choose_precision(config.run.precision, device),
+        guard=Guard(device),
         statistics=None if "auto" in {config.data.mean, config.data.std} else statistics(config),
         image_size=config.data.height_and_width,
     )

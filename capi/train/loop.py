@@ -5,7 +5,6 @@ data and its masks, the learning rate, and what torch draws. So a run that was i
 """
 
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -93,6 +92,10 @@ class Loop:
             self.stop.training = True
             if self.position.step == 0:
                 self._evaluate()
+            # Only skipping goes on after a bad batch; otherwise the first one closes the guard.
+            guard, settings = self.learner.guard, self.settings
+            guard.patience = settings.non_finite_limit if settings.non_finite == "skip" else 0
+            guard.reopen(min(self.position.skipped, guard.patience))
             try:
                 while self.position.step < self.settings.total_steps and self.ending is None:
                     # Comes back early only to go on from elsewhere in the data, after a roll-back.
@@ -101,6 +104,8 @@ class Loop:
                 raise
             except CapiError:
                 # The run stops itself between two steps, so what it reached can be kept.
+                closed_at = guard.report(self.position.step).closed_at
+                self.position.step = self.position.step if closed_at is None else closed_at
                 self.save()
                 raise
             self.save()
@@ -114,6 +119,7 @@ class Loop:
         self.images_done = 0
         for loaded in self.batches(position.step + position.data_offset, total + position.data_offset):
             if self._agree(loaded):
+                self._handle_non_finite()
                 return
             batches = [self.to_device(part) for part in loaded]
             # What torch draws may differ between processes, since their images do.
@@ -121,13 +127,11 @@ class Loop:
             monitor = HealthMonitor() if self._logs_after(position.step + 1) else None
             with lost_process_is_an_error():
                 metrics = train_step(self.learner, batches, position.step, monitor)
-            if not math.isfinite(metrics.student_loss + metrics.target_loss):
-                if self._handle_non_finite(batches):
-                    return
-            else:
-                position.skipped = 0
             position.step += 1
             self.images_done += self.settings.batch_size
+            # What is logged, evaluated and saved is read from the device, so that the losses can be as well.
+            if (monitor or self._evaluates() or self._saves()) and self._handle_non_finite():
+                return
             self._after_step(metrics, monitor)
 
     def _agree(self, loaded: Sequence[LoadedBatch]) -> bool:
@@ -179,20 +183,25 @@ class Loop:
         return step % self.settings.log_steps == 0 or step == self.settings.total_steps
 
     def _after_step(self, metrics: StepMetrics, monitor: HealthMonitor | None) -> None:
-        step, settings = self.position.step, self.settings
-        last = step == settings.total_steps
         if monitor:
             values = metrics.values() | self._speed()
             self._log(values | self._rates() | monitor.values())
             if self.progress:
-                self.progress.update(step, values)
-        if any(step % evaluation.every_steps == 0 or last for evaluation in self.evaluations):
+                self.progress.update(self.position.step, values)
+        if self._evaluates():
             begun = time.monotonic()
             self._evaluate()
             self.evaluated_for += time.monotonic() - begun
-        milestone = self.checkpoints.milestone_steps
-        if self.save_is_due or step % settings.save_steps == 0 or (milestone and step % milestone == 0):
+        if self._saves():
             self.save()
+
+    def _evaluates(self) -> bool:
+        step, last = self.position.step, self.position.step == self.settings.total_steps
+        return any(step % evaluation.every_steps == 0 or last for evaluation in self.evaluations)
+
+    def _saves(self) -> bool:
+        step, milestone = self.position.step, self.checkpoints.milestone_steps
+        return self.save_is_due or step % self.settings.save_steps == 0 or bool(milestone and step % milestone == 0)
 
     def _saved_long_ago(self) -> bool:
         minutes = (time.monotonic() - self.last_saved) / 60
@@ -245,22 +254,33 @@ class Loop:
             self.checkpoints.save(self.learner, self.position)
         self.last_saved = time.monotonic()
 
-    def _handle_non_finite(self, batches: Sequence[MaskedBatch]) -> bool:
-        """Stop, go on without this batch (False), or go back (True). The batch is kept for replay in any case."""
+    def _handle_non_finite(self) -> bool:
+        """Stop, go on (False) or go back (True), if the loss of a step since the last look was not finite.
+
+        The first such batch is kept for replay. All updates since a stop or a return were held back by the guard.
+        """
         position, settings = self.position, self.settings
-        path = self._keep_for_replay(batches)
-        what = f"the loss of step {position.step} is no finite number (its batch lies in {path})"
+        guard = self.learner.guard
+        seen = guard.report(position.step)
+        position.skipped = min(seen.in_a_row, guard.patience)
+        if not seen.number:
+            return False
+        step = seen.first
+        if seen.closed_at is not None:
+            step = position.step = seen.closed_at
+            guard.reopen(position.skipped)
+        what = f"the loss of step {step} is not finite (its batch is in {self._keep_for_replay(step)})"
+        if seen.closed_at is None:
+            others = f", nor are {seen.number - 1} later ones up to step {position.step - 1}" if seen.number > 1 else ""
+            _LOG.warning("%s%s; nothing was updated, and the run goes on", what, others)
+            return False
         precise = "" if self.learner.precision == torch.float32 else ", or use run.precision=float32"
         advice = f"lower optimization.learning_rate{precise}"
         if settings.non_finite == "stop":
             self._fail_together(CapiError(f"{what}: {advice}, or set run.non_finite to skip or rollback"))
-        position.skipped += 1
-        again = position.rollbacks if settings.non_finite == "rollback" else position.skipped - 1
-        if again >= settings.non_finite_limit:
-            self._fail_together(CapiError(f"{what}, after {again} others that were passed over: {advice}"))
-        if settings.non_finite == "skip":
-            _LOG.warning("%s; nothing was updated, and the run goes on", what)
-            return False
+        earlier = position.rollbacks if settings.non_finite == "rollback" else guard.patience
+        if settings.non_finite == "skip" or earlier >= settings.non_finite_limit:
+            self._fail_together(CapiError(f"{what}, after {earlier} others that were skipped: {advice}"))
         self._roll_back(what)
         return True
 
@@ -276,25 +296,28 @@ class Loop:
         self.position.step = back.step
         self.position.data_offset = offset + reached - back.step + 1
         self.position.rollbacks, self.position.skipped = rollbacks + 1, 0
+        self.learner.guard.reopen()
         for logger in self.loggers:
             getattr(logger, "cut_after", lambda _: None)(back.step)
         if self.watchman:
             self.watchman.forget()
         _LOG.warning("%s; back to step %d, with other data", what, back.step)
 
-    def _keep_for_replay(self, batches: Sequence[MaskedBatch]) -> Path:
-        """The exact batch, and where the weights that met it are closest."""
+    def _keep_for_replay(self, step: int) -> Path:
+        """The exact batch of a step, made once more, and where the weights that met it are closest."""
         self.replay_folder.mkdir(parents=True, exist_ok=True)
-        part = f"_process_{self.processes.rank}" if self.processes.size > 1 else ""
-        path = self.replay_folder / f"step_{self.position.step:08d}{part}.safetensors"
-        tensors = {
-            f"{name}.{number}": value.contiguous().cpu()
-            for number, batch in enumerate(batches)
-            for name, value in batch._asdict().items()
-        }
-        known = self.checkpoints.steps()
-        facts = {"step": str(self.position.step), "nearest_checkpoint": str(known[-1]) if known else "none"}
+        rank = f"_process_{self.processes.rank}" if self.processes.size > 1 else ""
+        path = self.replay_folder / f"step_{step:08d}{rank}.safetensors"
+        known = [saved for saved in self.checkpoints.steps() if saved <= step]
+        facts = {"step": str(step), "nearest_checkpoint": str(known[-1]) if known else "none"}
         try:
+            start = step + self.position.data_offset
+            tensors = {
+                f"{name}.{number}": value.contiguous().cpu()
+                for loaded in self.batches(start, start + 1)
+                for number, part in enumerate(loaded)
+                for name, value in self.to_device(part)._asdict().items()
+            }
             with atomic_path(path) as partial:
                 save_file(tensors, partial, metadata=facts)
         except Exception as error:

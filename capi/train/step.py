@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.features import CapiEncoder
+from capi.train.guard import Guard
 from capi.train.optimizer import set_learning_rate
 from capi.types import Float, MaskedBatch, Statistics
 from capi.zoo.build import frozen
@@ -33,6 +34,8 @@ class Learner:
     learning_rate: Callable[[int], float]
     teacher_momentum: Callable[[int], float]
     precision: torch.dtype = torch.float32
+    # Keeps batches whose loss is not finite from the weights.
+    guard: Guard = field(default_factory=Guard)
     # Means over all processes; a single one has them already.
     average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
     # The tensor of which each process has a part along an axis, as a checkpoint holds it.
@@ -82,7 +85,7 @@ def train_step(
     """Targets from the teacher, prediction by the student, both updates, then the teacher follows.
 
     Several micro-batches are one batch: their patches are balanced together and their gradients added up. Where a loss
-    is not finite nothing is updated; whoever reads the metrics decides what then happens.
+    is not finite nothing is updated, and `learner.guard` can report it. Nothing here waits for the device.
     """
     observer, target = observer or NoObserver(), learner.target
     # The teacher sees the whole image; CAPI assigns its patches to prototypes, balanced over the batch.
@@ -107,13 +110,15 @@ def train_step(
 
     observer.gradients(learner.student, learner.teacher, target)
 
+    # 1 where a loss is not finite: then nothing below changes a weight. The device decides, so nothing waits for it.
+    skipped = learner.guard(student_loss + target_loss, step)
     # The two losses reach disjoint parameters, so neither optimiser disturbs the other.
-    if torch.isfinite(student_loss + target_loss):
-        for optimizer in learner.optimizers:
-            set_learning_rate(optimizer, learner.learning_rate(step))
-            optimizer.step()
-        learner.teacher.follow(learner.student, learner.teacher_momentum(step))
-        target.follow()
     for optimizer in learner.optimizers:
+        set_learning_rate(optimizer, learner.learning_rate(step))
+        # AdamW's own name for it.
+        optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        optimizer.step()
         optimizer.zero_grad()
+    learner.teacher.follow(learner.student, learner.teacher_momentum(step), skipped)
+    target.follow(skipped)
     return StepMetrics(student_loss, target_loss, target.metrics(target_loss, means))

@@ -103,7 +103,7 @@ def test__a_resumed_run_ends_with_the_same_weights(small_config: Config, tmp_pat
 
 def test__stop_names_the_step_and_keeps_the_batch(small_config: Config, tmp_path: Path) -> None:
     loop = make_loop(small_config, tmp_path, Noise(small_config, bad=(5,)))
-    with pytest.raises(CapiError, match=r"the loss of step 5 is no finite number .*run\.non_finite to skip"):
+    with pytest.raises(CapiError, match=r"the loss of step 5 is not finite .*run\.non_finite to skip"):
         loop.run()
     kept = tmp_path / "replay" / "step_00000005.safetensors"
     with safe_open(kept, framework="pt") as file:
@@ -121,8 +121,36 @@ def test__skip_passes_over_the_batch_and_gives_up_after_too_many(small_config: C
     loop = make_loop(
         small_config, tmp_path / "b", Noise(small_config, bad=(5, 6, 7)), non_finite="skip", non_finite_limit=2
     )
-    with pytest.raises(CapiError, match="after 2 others that were passed over"):
+    with pytest.raises(CapiError, match="after 2 others that were skipped"):
         loop.run()
+
+
+def test__a_bad_batch_that_is_noticed_late_leaves_the_weights_it_met(small_config: Config, tmp_path: Path) -> None:
+    loop = make_loop(small_config, tmp_path / "a", Noise(small_config, bad=(5, 8)), log_steps=12, save_steps=12)
+    with pytest.raises(CapiError, match="the loss of step 5"):
+        loop.run()
+    assert loop.checkpoints.steps() == [5]
+    expected = make_loop(small_config, tmp_path / "b", Noise(small_config), log_steps=12, total_steps=5)
+    expected.run()
+    for name, value in tensors(expected.learner).items():
+        if name != "clustering.recent_use":
+            assert torch.equal(tensors(loop.learner)[name], value), name
+
+
+def test__a_run_that_skipped_too_many_may_skip_none_when_resumed(small_config: Config, tmp_path: Path) -> None:
+    limits = {"non_finite": "skip", "non_finite_limit": 2, "log_steps": 12, "save_steps": 12}
+    with pytest.raises(CapiError, match=r"the loss of step 7 .* after 2 others"):
+        make_loop(small_config, tmp_path, Noise(small_config, bad=(5, 6, 7, 9)), **limits).run()
+    again = make_loop(small_config, tmp_path, Noise(small_config, bad=(7,)), **limits)
+    again.position = again.checkpoints.load(again.learner)
+    assert (again.position.step, again.position.skipped) == (7, 2)
+    with pytest.raises(CapiError, match=r"the loss of step 7 .* after 2 others"):
+        again.run()
+    good = make_loop(small_config, tmp_path, Noise(small_config, bad=(8, 9)), **limits)
+    good.position = good.checkpoints.load(good.learner)
+    good.run()
+    # Of twelve steps 5 and 6 were skipped before, 8 and 9 now.
+    assert tensors(good.learner)["student_optimizer.encoder.registers.step"] == STEPS - 4
 
 
 def test__rollback_goes_on_from_the_checkpoint_with_other_data(small_config: Config, tmp_path: Path) -> None:
@@ -130,8 +158,8 @@ def test__rollback_goes_on_from_the_checkpoint_with_other_data(small_config: Con
     loop = make_loop(small_config, tmp_path, noise, non_finite="rollback", loggers=[records.append])
     assert loop.run()
     assert (loop.position.rollbacks, loop.position.data_offset) == (1, 3)
-    # Up to the bad batch, then from step 4 on with the data that follows it.
-    assert noise.asked == [0, 1, 2, 3, 4, 5, 6, *range(7, 15)]
+    # Up to the next log, the bad batch once more to keep it, then from step 4 on with the data that follows it.
+    assert noise.asked == [*range(8), 6, *range(7, 15)]
     assert tensors(loop.learner)["student_optimizer.encoder.registers.step"] == STEPS
     assert loop.checkpoints.position(12).data_offset == 3
 
