@@ -24,9 +24,10 @@ from capi.data.demo import demo_photos
 from capi.data.hub import SCHEME, open_hub
 from capi.data.mixture import Mixture
 from capi.data.shards import open_shards
-from capi.data.sources import ImageSource, csv_images, csv_place, has_images, image_folder, is_csv
+from capi.data.sources import ENDINGS, ImageSource, csv_images, csv_place, image_folder, is_csv
 from capi.data.tables import open_arrow, open_parquet_files
 from capi.errors import CapiError, expect
+from capi.runtime.links import is_regular, walk_folder
 
 Data = str | Path | Sequence[str | Path]
 TABLES = (".parquet", ".arrow")
@@ -166,17 +167,14 @@ def _files_of_folder(folder: Path) -> list[str] | None:
         if "train" not in splits:
             raise CapiError(f"{folder} has no split train (it has {', '.join(splits)}): name the folder of a split")
         folder = folder / "train"
-    if has_images(folder):
-        return None
-    for ending in (".tar", *TABLES):
-        found = sorted(str(file) for file in folder.rglob(f"*{ending}") if not _hidden(file.relative_to(folder)))
-        if found:
-            return found
-    return None
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    files: dict[str, list[str]] = {".tar": [], **{ending: [] for ending in TABLES}}
+    for name, entry in walk_folder(folder):
+        ending = os.path.splitext(name)[1]
+        if ending.lower() in ENDINGS and is_regular(entry):
+            return None
+        if ending in files:
+            files[ending].append(str(folder / name))
+    return next((sorted(paths) for paths in files.values() if paths), None)
 
 
 def _expanded(pattern: str) -> Iterator[str]:

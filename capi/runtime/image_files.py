@@ -2,7 +2,6 @@
 
 import io
 import os
-import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -82,15 +81,3 @@ def _outside(source: str, path: Path, root: Path) -> CapiError:
         f"{source} names {path}, which does not lie below {root}: move the images there, or say which folder they are "
         "in, as FILE.csv?images=FOLDER"
     )
-
-
-def is_regular(entry: "os.DirEntry[str]") -> bool:
-    """Whether an entry of a folder may be read: a regular file, or a link to one; links that lead nowhere count."""
-    if entry.is_file(follow_symlinks=False):
-        return True
-    if not entry.is_symlink():
-        return False
-    try:
-        return stat.S_ISREG(entry.stat().st_mode)
-    except OSError:
-        return True

@@ -1,4 +1,4 @@
-"""Symbolic links: no file is written through one, and none leads out of a run folder."""
+"""Folders and their links: none is written through, none leads out of a run folder, and none repeats files."""
 
 import os
 import stat
@@ -37,11 +37,11 @@ def refuse_link(path: Path) -> None:
 def refuse_outside_links(folder: Path) -> None:
     """All links in a run folder must stay inside it; the run folder itself may be a link."""
     root = os.path.realpath(folder)
-    for link in _links(root):
-        target = os.path.realpath(link)
+    for name, entry in walk_folder(root, follow_links=False):
+        target = os.path.realpath(entry.path) if entry.is_symlink() else root
         if target != root and not target.startswith(root + os.sep):
             raise CapiError(
-                f"{folder} holds a symbolic link that leads out of it ({os.path.relpath(link, root)}): expected all "
+                f"{folder} holds a symbolic link that leads out of it ({name}): expected all "
                 "files of a run inside its folder; to keep it on another disk, move the run folder as a whole"
             )
 
@@ -53,16 +53,44 @@ def make_folder(path: Path, *, inside: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
 
 
-def _links(folder: str) -> Iterator[str]:
-    """All links below a folder. None is followed."""
-    waiting = [folder]
+def walk_folder(folder: Path | str, *, follow_links: bool = True) -> Iterator[tuple[str, "os.DirEntry[str]"]]:
+    """All files below a folder in no order, each with its name relative to it; hidden files and folders are left out.
+
+    Without `follow_links` links are files and hidden ones are there too; folders that may not be read, or have gone
+    meanwhile, are left out.
+    """
+    # Names put together as plain strings: several times faster than os.walk with relpath, on millions of files.
+    waiting: list[tuple[str, str, frozenset[str]]] = [("", os.fspath(folder), frozenset())]
     while waiting:
+        prefix, place, parents = waiting.pop()
         try:
-            with os.scandir(waiting.pop()) as entries:
+            if follow_links:
+                # A folder may lie in itself through a link, and its files would come again and again.
+                parents |= {os.path.realpath(place)}
+            with os.scandir(place) as entries:
                 for entry in entries:
-                    if entry.is_symlink():
-                        yield entry.path
-                    elif entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-        except PermissionError:
-            continue
+                    if follow_links and entry.name.startswith("."):
+                        continue
+                    if not entry.is_dir(follow_symlinks=follow_links):
+                        yield prefix + entry.name, entry
+                    elif not (entry.is_symlink() and os.path.realpath(entry.path) in parents):
+                        waiting.append((f"{prefix}{entry.name}/", entry.path, parents))
+        except OSError as error:
+            # A folder of a run may go while it is walked, as old checkpoints do.
+            if not follow_links and isinstance(error, PermissionError | FileNotFoundError):
+                continue
+            raise CapiError(
+                f"{error.filename} cannot be read ({error.strerror}): give access to it, or move it away"
+            ) from error
+
+
+def is_regular(entry: "os.DirEntry[str]") -> bool:
+    """Whether an entry of a folder may be read: a regular file, or a link to one; links that lead nowhere count."""
+    if entry.is_file(follow_symlinks=False):
+        return True
+    if not entry.is_symlink():
+        return False
+    try:
+        return stat.S_ISREG(entry.stat().st_mode)
+    except OSError:
+        return True

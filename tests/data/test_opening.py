@@ -62,6 +62,15 @@ def test__names_lead_to_sources(root: Path, name: str, kind: type, count: int) -
     assert len(source) == count
 
 
+def test__shards_in_folders_are_found_also_behind_links_but_not_hidden_ones(root: Path) -> None:
+    folder = root / "nested"
+    for name in ("a/b", ".hidden"):
+        shutil.copytree(root / "shards", folder / name)
+    (folder / "linked").symlink_to(root / "shards")
+    expected = images(open_images("shards"))
+    assert images(open_images("nested")) == expected + expected
+
+
 def test__shards_and_columns_are_the_ones_that_were_named(root: Path) -> None:
     assert images(open_images("shards/{002,000}.tar")) == [plain(number) for number in (5, 6, 7, 8, 0, 1)]
     assert images(open_images("tables?column=b")) == [plain(2), plain(3)]

@@ -1,10 +1,11 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capi.errors import CapiError
-from capi.runtime.links import make_folder, open_nofollow, refuse_outside_links
+from capi.runtime.links import make_folder, open_nofollow, refuse_outside_links, walk_folder
 from capi.runtime.lock import locked
 
 
@@ -80,3 +81,35 @@ def test__a_lock_is_not_taken_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="is a symbolic link"), locked(tmp_path / ".lock", busy="busy"):
         pass
     assert not (tmp_path / "outside").exists()
+
+
+def test__a_walk_meets_the_files_that_os_walk_meets(tmp_path: Path) -> None:
+    for name in ("a/b/c/one", "a/b/two", "a/.hidden/three", ".four", "five"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "a" / "b")
+    stored = {
+        os.path.relpath(os.path.join(folder, name), tmp_path)
+        for folder, folders, files in os.walk(tmp_path)
+        for name in [*files, *(each for each in folders if os.path.islink(os.path.join(folder, each)))]
+    }
+    assert {name for name, _ in walk_folder(tmp_path, follow_links=False)} == stored
+    visible = {"a/b/c/one", "a/b/two", "five", "linked/c/one", "linked/two"}
+    assert {name for name, _ in walk_folder(tmp_path)} == visible
+
+
+def test__a_folder_that_goes_while_a_run_is_walked_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "run.json").touch()
+    scandir = os.scandir
+
+    def scandir_late(place: str) -> Any:
+        if place.endswith("checkpoint"):
+            os.rmdir(place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", scandir_late)
+    assert [name for name, _ in walk_folder(tmp_path, follow_links=False)] == ["run.json"]
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(CapiError, match="cannot be read"):
+        list(walk_folder(tmp_path))
