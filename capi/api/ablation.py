@@ -15,7 +15,6 @@ What the runs of a study have come to, read from their folders.
 import json
 import logging
 import multiprocessing
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
@@ -54,7 +53,7 @@ from capi.report.doctor import doctor
 from capi.report.picture_files import read_emergence
 from capi.report.run_report import REPORT, write_report
 from capi.runtime.atomic import atomic_write
-from capi.runtime.devices import choose_device
+from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths, hide_paths_within
 from capi.train.cost.summary import planned_cost
@@ -481,7 +480,7 @@ def _finished(jobs: Sequence[Job], at_once: int, console: Console) -> Iterator[J
             finish(job, console)
             yield job
         return
-    threads = max((os.cpu_count() or 1) // at_once, 1)
+    threads = count_cores(at_once)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(at_once, context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
         waiting: dict[Future[None], Job] = {pool.submit(_finish_unless_stopped, job): job for job in jobs}

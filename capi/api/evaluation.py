@@ -34,7 +34,6 @@ from capi.evals.team import (
     executing,
     follow_encoding,
     lead_encoding,
-    on_a_machine,
     prepared,
     sources_of,
 )
@@ -90,7 +89,7 @@ def evaluate(
             device=run.device,
             progress=run.progress,
             images=count_images(data) // run.processes.size,
-            processes=on_a_machine(run.processes),
+            processes=run.processes.count_on_machine(),
         )
         if not run.processes.is_main:
             found: Evaluated = follow_encoding(run.processes, encoder, sources_of(data), encoding)

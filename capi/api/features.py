@@ -12,7 +12,6 @@ from capi.data.image_lists import list_images
 from capi.data.sources import ImageSource, find_images
 from capi.errors import CapiError
 from capi.evals import retrieval
-from capi.evals.build import choose_workers
 from capi.evals.extraction import Extracted, extract_features
 from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
@@ -20,11 +19,11 @@ from capi.evals.fitted_probes import load_probe
 from capi.evals.prediction import Prediction
 from capi.evals.results import make_folder
 from capi.evals.retrieval import Match
-from capi.evals.team import executing, on_a_machine, prepared
+from capi.evals.team import executing, prepared
 from capi.report.pictures import matches
 from capi.report.pictures.sheets import save_picture
 from capi.report.predictions import Predicted, write_predictions
-from capi.runtime.devices import choose_device
+from capi.runtime.devices import choose_device, choose_workers
 from capi.runtime.progress import EvaluationProgress
 from capi.types import Names, VisionEncoder, listed
 from capi.zoo.encoders import open_encoder, open_noted_encoder
@@ -62,7 +61,7 @@ def extract(
         with prepared(run.processes):
             encoder = open_encoder(model, weights=weights, device=run.device)
             found = list_images(str(data), split, label)
-        images = len(found.images) // run.processes.size
+        images, processes = len(found.images) // run.processes.size, run.processes.count_on_machine()
         return extract_features(
             encoder,
             found.images,
@@ -70,7 +69,7 @@ def extract(
             encoding=Encoding(
                 size=image_size_of(encoder) if asked is None else asked,
                 batch_size=batch_size,
-                workers=choose_workers(None, run.device, images, on_a_machine(run.processes)),
+                workers=choose_workers(None, run.device, images=images, processes=processes),
                 device=run.device,
                 progress=run.progress,
             ),
@@ -149,7 +148,7 @@ def predict(
     encoder = open_encoder(model, weights=weights, device=chosen)
     source = find_images([Path(image) for image in listed(images)])
     with EvaluationProgress(console) as progress:
-        encoding = Encoding(device=chosen, workers=choose_workers(None, chosen, len(source)), progress=progress)
+        encoding = Encoding(device=chosen, workers=choose_workers(None, chosen, images=len(source)), progress=progress)
         return write_predictions(Prediction(encoder, fitted, source, encoding), Path(out), overwrite=overwrite)
 
 

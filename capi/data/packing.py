@@ -31,6 +31,7 @@ from capi.data.shards import Shards
 from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, places_of_name
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
+from capi.runtime.devices import count_cores
 from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
@@ -119,7 +120,7 @@ def pack(
         done = {number: facts for number in range(len(ends)) if (facts := _finished(out / f"{_number(number)}.tar"))}
         kept = len(done)
         with Telling("packing", len(source), console, sum(facts.images for facts in done.values())) as telling:
-            done |= _write_missing(packer, ends, done, workers or min(os.cpu_count() or 1, AT_ONCE), telling)
+            done |= _write_missing(packer, ends, done, workers or min(count_cores(), AT_ONCE), telling)
         return _conclude(packer, settings, [done[number] for number in range(len(ends))], kept)
 
 

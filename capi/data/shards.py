@@ -20,6 +20,7 @@ from capi.data.decoding import BrokenImageError
 from capi.data.shard_index import IndexFacts, ShardIndex, find_index, index_places, make_index
 from capi.errors import CapiError
 from capi.runtime.cache import Kept
+from capi.runtime.devices import count_cores
 from capi.runtime.lock import locked
 from capi.runtime.progress import Telling
 
@@ -110,7 +111,7 @@ def open_shards(
 def _make_indices(
     paths: Sequence[Path], console: Console | None, workers: int | None, beside: bool
 ) -> list[tuple[Path, IndexFacts]]:
-    workers = max(min(workers or os.cpu_count() or 1, len(paths)), 1)
+    workers = max(min(workers or count_cores(), len(paths)), 1)
     made = []
     with Telling("reading the headers of shards", len(paths), console) as telling:
         if workers == 1:

@@ -7,7 +7,6 @@ resemble each other.
 """
 
 import hashlib
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from capi.data.reader import read_bytes
 from capi.data.sources import ImageSource
 from capi.data.statistics import SMALLEST_DEVIATION, THUMBNAIL, evenly
 from capi.errors import CapiError
+from capi.runtime.devices import count_cores
 from capi.runtime.progress import Telling
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
@@ -132,7 +132,7 @@ def check_data(
 ) -> Survey:
     """Read all images once, or `limit` of them spread evenly, and say what they are like and which are broken."""
     source = open_images(data, console)
-    processes = os.cpu_count() or 1 if workers is None else workers
+    processes = count_cores() if workers is None else workers
     return survey(source, Decoder(channels, reduced=True), workers=processes, limit=limit, console=console)
 
 

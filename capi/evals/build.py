@@ -1,7 +1,6 @@
 """From a benchmark's config to a protocol with its data."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,9 +27,7 @@ from capi.evals.probes import ProbeSetting
 from capi.evals.results import EvaluationProtocol
 from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
 from capi.evals.tasks import ClassificationData, DataOptions, EvaluationData, SegmentationData
-
-# Fewer images than this are read as fast without a process of their own.
-_FEW_IMAGES = 256
+from capi.runtime.devices import choose_workers
 
 
 def load_data(config: BenchmarkConfig) -> EvaluationData:
@@ -72,20 +69,13 @@ def build_encoding(
     return Encoding(
         size=config.height_and_width or own_size,
         batch_size=config.encode_batch,
-        workers=choose_workers(config.workers, torch.device(device), images, processes),
+        workers=choose_workers(config.workers, torch.device(device), images=images, processes=processes),
         device=device,
         precision=torch.bfloat16 if config.precision == "bfloat16" else torch.float32,
         folder=folder,
         memory_bytes=int(config.memory_gib * 2**30),
         progress=progress,
     )
-
-
-def choose_workers(asked: int | None, device: torch.device, images: int, processes: int = 1) -> int:
-    """One process reads ahead of a CPU that encodes; accelerators share all that the machine has."""
-    if asked is not None or images < _FEW_IMAGES:
-        return asked or 0
-    return 1 if device.type == "cpu" else max(min((os.cpu_count() or 1) // processes - 1, 12), 1)
 
 
 def count_images(data: EvaluationData) -> int:

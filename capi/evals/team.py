@@ -179,11 +179,6 @@ def sources_of(data: EvaluationData) -> list[Source]:
     return [data.train.images, *(test.images for test in data.tests.values())]
 
 
-def on_a_machine(processes: Processes) -> int:
-    """How many processes share the cores of a machine."""
-    return max(processes.gather(processes.local_rank)) + 1
-
-
 @dataclass
 class SharedWork:
     """How the main process encodes, and what the other processes get of what it finds."""

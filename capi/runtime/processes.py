@@ -125,6 +125,10 @@ class Processes:
             dist.all_gather_object(found, value, group=self.patient)
         return found
 
+    def count_on_machine(self) -> int:
+        """How many processes share the cores of this machine."""
+        return max(self.gather(self.local_rank)) + 1
+
     def from_main(self, action: Callable[[], Result]) -> Result:
         """What the main process finds, in all of them; also its error."""
         found: Result | None = None

@@ -261,13 +261,6 @@ def resolve_statistics(config: Config, source: ImageSource) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"mean": mean, "std": std})})
 
 
-def choose_workers(config: Config, device: torch.device, cores: int) -> int:
-    """On a CPU one process ahead of the training is enough; an accelerator wants all that the machine has."""
-    if config.data.workers is not None:
-        return config.data.workers
-    return 1 if device.type == "cpu" else max(min(cores - 1, 12), 1)
-
-
 def choose_share(config: Config, processes: Processes) -> Share:
     """The part of each batch that is this process's."""
     size, micro_batches = config.optimization.batch_size, config.optimization.micro_batches

@@ -2,7 +2,6 @@
 
 import importlib.util
 import logging
-import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
 from capi.data.statistics import quick_statistics, statistics_warning
 from capi.errors import CapiError
+from capi.runtime.devices import choose_workers
 from capi.runtime.leading import ALONE
 from capi.runtime.processes import Processes, lost_process_is_an_error
 from capi.runtime.progress import RunProgress
@@ -300,8 +300,7 @@ class _Run:
         progress: RunProgress,
     ) -> Loop:
         config, source, processes = self.config, self.given.source, self.processes
-        cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        workers = build.choose_workers(config, self.device, cores)
+        workers = choose_workers(config.data.workers, self.device, processes=processes.count_on_machine())
         batches = build.training_batches(config, source, workers, processes)
         loop = Loop(
             learner=self.learner,

@@ -15,7 +15,7 @@ from capi.config.schema import Config
 from capi.data.reader import Reader
 from capi.errors import CapiError
 from capi.evals import build
-from capi.evals.build import build_encoding, build_protocol, choose_workers, count_images, load_data
+from capi.evals.build import build_encoding, build_protocol, count_images, load_data
 from capi.evals.features import Encoding
 from capi.evals.probes import ProbeSetting
 from capi.evals.results import EvaluationProtocol
@@ -152,22 +152,6 @@ def test__a_part_of_the_data_follows_from_the_seed(class_folders: Path, mask_fol
 def test__without_a_size_images_have_the_encoder_s_own() -> None:
     assert build_encoding(load_benchmark("demo/knn"), (32, 48)).size == (32, 48)
     assert build_encoding(load_benchmark("demo/knn", ["image_size=8"]), (32, 48)).size == (8, 8)
-
-
-def test__reading_ahead_pays_for_many_images_only() -> None:
-    cuda = torch.device("cuda")
-    assert [choose_workers(None, CPU, count) for count in (0, 255, 256, 10**6)] == [0, 0, 1, 1]
-    assert choose_workers(None, cuda, 255) == 0
-    assert 1 <= choose_workers(None, cuda, 256) <= 12
-    assert [choose_workers(5, device, count) for device in (CPU, cuda) for count in (0, 10**6)] == [5] * 4
-    assert choose_workers(0, cuda, 10**6) == 0
-
-
-def test__processes_on_a_machine_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = torch.device("cuda")
-    monkeypatch.setattr("os.cpu_count", lambda: 64)
-    assert [choose_workers(None, cuda, 10**6, count) for count in (1, 2, 8, 64)] == [12, 12, 7, 1]
-    assert choose_workers(9, cuda, 10**6, 64) == 9
 
 
 def test__images_are_counted_and_identified(class_folders: Path, mask_folders: Path) -> None:

@@ -21,10 +21,9 @@ from capi.data.image_lists import list_images
 from capi.errors import CapiError
 from capi.evals.extraction import extract_features
 from capi.evals.features import Encoding
-from capi.evals.team import lead_encoding, on_a_machine, prepared, sources_of
+from capi.evals.team import lead_encoding, prepared, sources_of
 from capi.models.pixels import PixelEncoder
 from capi.runtime.leading import ALONE
-from capi.runtime.processes import Processes
 from tests.data.pictures import photo
 from tests.evals.toys import colored_data
 from tests.zoo.test_weights import make_run
@@ -253,14 +252,8 @@ def test__one_process_evaluates_as_it_did() -> None:
     encoding = Encoding(size=(8, 8))
     with lead_encoding(ALONE, PixelEncoder(4), [], encoding) as work:
         assert work.encoding is encoding
-    assert on_a_machine(ALONE) == 1
     with pytest.raises(CapiError, match="as it is"), prepared(ALONE):
         raise CapiError("as it is")
-
-
-def test__the_processes_of_a_machine_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processes, "gather", lambda *_: [0, 1, 2, 0, 1, 2])
-    assert on_a_machine(Processes(rank=4, size=6, local_rank=1)) == 3
 
 
 def test__all_processes_count_sources_in_one_order() -> None:

@@ -275,3 +275,9 @@ def test__what_gloo_says_is_told_without_its_source_and_its_guesses() -> None:
     told = r"any more \(Connection closed by peer \[127.0.0.1\]:188\)"
     with pytest.raises(LostProcessError, match=told), lost_process_is_an_error():
         raise RuntimeError(said)
+
+
+def test__the_processes_of_a_machine_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Processes().count_on_machine() == 1
+    monkeypatch.setattr(Processes, "gather", lambda *_: [0, 1, 2, 0, 1, 2])
+    assert Processes(rank=4, size=6, local_rank=1).count_on_machine() == 3

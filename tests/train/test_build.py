@@ -184,15 +184,11 @@ def test__auto_statistics_are_those_of_the_images(small_config: Config, tmp_path
     assert build.resolve_statistics(small_config, image_folder(tmp_path)) is small_config
 
 
-def test__precision_and_workers_follow_the_device(small_config: Config) -> None:
+def test__precision_follows_the_device() -> None:
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert build.choose_precision("auto", cpu) == torch.float32
     assert build.choose_precision("bfloat16", cpu) == torch.bfloat16
     assert build.choose_precision("float32", cuda) == torch.float32
-    assert build.choose_workers(small_config, cpu, 64) == 1
-    assert [build.choose_workers(small_config, cuda, cores) for cores in (1, 8, 64)] == [1, 7, 12]
-    data = small_config.data.model_copy(update={"workers": 5})
-    assert build.choose_workers(small_config.model_copy(update={"data": data}), cpu, 64) == 5
 
 
 def test__a_frozen_encoder_shares_the_weights_and_knows_its_statistics(small_config: Config) -> None:
