@@ -253,6 +253,9 @@ class OptimizationConfig(Section):
     """Weight decay of norm scales, in units of the student's."""
     patch_embedding_rate_multiplier: Positive = 0.2
     """Learning rate of the patch embedding, in units of the student's."""
+    clip: Positive | None = None
+    """Longest gradient of the student, and of the target's own parameters; a longer one is scaled down to it. The paper
+    clips nothing."""
     teacher_momentum: Annotated[float, Field(ge=0, le=1)] = 0.999
     """Momentum of the teacher where the learning rate is highest."""
     student_temperature: Positive = 0.12

@@ -109,6 +109,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
         teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
         precision=choose_precision(config.run.precision, device),
+        clip=optimization.clip,
         guard=Guard(device),
         statistics=None if "auto" in {config.data.mean, config.data.std} else statistics(config),
         image_size=config.data.height_and_width,

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import AdamW
 
+from capi.method.health import gradient_norm
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.models.encoder import PatchEmbedding
@@ -53,6 +55,12 @@ def set_learning_rate(optimizer: AdamW, rate: float) -> None:
     """Set the rate of this step, each group at its own multiple."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["rate_multiplier"]
+
+
+def clip_gradients(optimizer: AdamW, limit: float) -> None:
+    """Scale all gradients of an optimiser down until they are no longer than `limit` together, over all processes."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    clip_grads_with_norm_(parameters, limit, gradient_norm(parameters))
 
 
 def _adamw(groups: Any) -> AdamW:

@@ -17,7 +17,7 @@ from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.features import CapiEncoder
 from capi.train.guard import Guard
-from capi.train.optimizer import set_learning_rate
+from capi.train.optimizer import clip_gradients, set_learning_rate
 from capi.types import Float, MaskedBatch, Statistics
 from capi.zoo.build import frozen
 
@@ -34,6 +34,8 @@ class Learner:
     learning_rate: Callable[[int], float]
     teacher_momentum: Callable[[int], float]
     precision: torch.dtype = torch.float32
+    # The longest gradient of an optimiser; None leaves gradients as they are.
+    clip: float | None = None
     # Keeps batches whose loss is not finite from the weights.
     guard: Guard = field(default_factory=Guard)
     # Means over all processes; a single one has them already.
@@ -115,6 +117,8 @@ def train_step(
     # The two losses reach disjoint parameters, so neither optimiser disturbs the other.
     for optimizer in learner.optimizers:
         set_learning_rate(optimizer, learner.learning_rate(step))
+        if learner.clip is not None:
+            clip_gradients(optimizer, learner.clip)
         # AdamW's own name for it.
         optimizer.found_inf = skipped  # type: ignore[attr-defined]
         optimizer.step()

@@ -46,6 +46,8 @@ RUNS: dict[str, list[str]] = {
     "features": ["target.kind=features", "model.predictor.kind=self"],
     "standard": ["clustering.sinkhorn=standard", "model.positions=learned"],
     "stochastic": ["model.stochastic_depth=0.3", "optimization.steps=12"],
+    # Below the length of every gradient.
+    "clipped": ["optimization.clip=0.01"],
     "lowered": ["run.precision=bfloat16"],
     "resumed": [],
     "queue_resumed": ["clustering.queue=24"],

@@ -20,9 +20,9 @@ from tests.integration import many_driver
 from tests.integration.launched import ended, start, succeeded
 
 DRIVER = Path(__file__).with_name("many_driver.py")
-OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "stochastic", "lowered")
+OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "clipped", "stochastic", "lowered")
 OF_TWO = (*OF_ONE, "accumulated", "selective")
-OF_THREE = ("replicated", "resumed", "queue_resumed")
+OF_THREE = ("replicated", "clipped", "resumed", "queue_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
 
@@ -96,6 +96,8 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         ("two/balanced", "one/balanced", 1e-5),
         ("two/features", "one/features", 1e-5),
         ("two/standard", "one/standard", 1e-5),
+        ("two/clipped", "one/clipped", 1e-5),
+        ("three/clipped", "one/clipped", 1e-5),
     ],
 )
 def test__losses_and_weights_are_those_of_one_process(runs: Path, many: str, one: str, tolerance: float) -> None:
@@ -121,6 +123,10 @@ def test__the_runs_were_worth_comparing(runs: Path) -> None:
     first, last = state(runs / "one/plain", 2), state(runs / "one/plain")
     changed = [name for name in last if (first[name] - last[name]).norm() > 1e-3 * last[name].norm()]
     assert len(changed) > 0.8 * len(last)
+    gradients = [one[key] for one in metrics(runs / "one/clipped") for key in one if key.endswith("_gradient")]
+    assert min(gradients) > 0.01
+    moment = "student_optimizer.encoder.registers.exp_avg"
+    assert state(runs / "one/clipped")[moment].norm() < 0.5 * last[moment].norm()
     assert (state(runs / "one/standard")["clustering.prototypes"] - last["clustering.prototypes"]).norm() > 1e-2
 
 

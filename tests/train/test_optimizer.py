@@ -3,7 +3,7 @@ import torch
 
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
-from capi.train.optimizer import set_learning_rate, student_optimizer, target_optimizer
+from capi.train.optimizer import clip_gradients, set_learning_rate, student_optimizer, target_optimizer
 from capi.zoo.build import build_student
 
 
@@ -53,3 +53,16 @@ def test__one_step_is_adamw_by_hand(small_config: Config) -> None:
         gradient = parameter.grad
         expected = before[name] * (1 - 1e-2 * rate * decay) - 1e-2 * rate * gradient / (gradient.abs() + 1e-8)
         torch.testing.assert_close(parameter.detach(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test__gradients_are_clipped_to_a_length_and_keep_their_direction(small_config: Config) -> None:
+    student = build_student(small_config)
+    optimizer = student_optimizer(student, weight_decay=0.1)
+    for parameter in student.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    gradient = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
+    clip_gradients(optimizer, 2.0 * float(gradient.norm()))
+    assert torch.equal(torch.cat([parameter.grad.flatten() for parameter in student.parameters()]), gradient)
+    clip_gradients(optimizer, 3.0)
+    clipped = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
+    torch.testing.assert_close(clipped, 3.0 * gradient / gradient.norm(), rtol=1e-5, atol=1e-7)
