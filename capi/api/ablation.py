@@ -389,7 +389,7 @@ def _health(run: Path) -> tuple[str, Sequence[str]]:
         found = doctor(run)
     except CapiError:
         return "", ()
-    return found.sentence, [remark.title for remark in found.of("alarm")]
+    return found.sentence, [finding.title for finding in found.of("alarm")]
 
 
 def _failure(path: Path) -> str:

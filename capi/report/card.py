@@ -227,7 +227,7 @@ def _limits(card: ModelCard) -> str:
             for one in card.training_scores
             if one.first is not None and one.last is not None and one.last <= one.first
         ),
-        *(f"At the end of training a measure was out of its healthy range: {plain(alarm)}" for alarm in card.alarms),
+        *(f"At the end of training something was not well: {plain(alarm)}" for alarm in card.alarms),
     ]
     return "\n".join(f"- {line}" for line in lines)
 

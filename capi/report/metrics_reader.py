@@ -22,7 +22,7 @@ _TAIL = 512
 class MetricsReader:
     """Follows a metrics file. Every whole record goes to `see`, with values that are numbers or None."""
 
-    def __init__(self, path: Path, see: Callable[[dict[str, Any]], None], forget: Callable[[], None]) -> None:
+    def __init__(self, path: Path, see: Callable[[dict[str, Any]], object], forget: Callable[[], None]) -> None:
         self.path, self.see, self.forget = path, see, forget
         self._begin()
 

@@ -8,6 +8,7 @@ since few seeds do not show how far healthy runs spread. A curve is outside when
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -122,6 +123,7 @@ def reference_for(config: Config, fingerprint: object) -> Reference | None:
     return None
 
 
+@cache
 def shipped_references() -> list[Reference]:
     """All that come with the package."""
     folder = resources.files("capi.report") / "reference_curves"

@@ -1,6 +1,5 @@
 """A run folder gathered into a report, and the report written beside the run."""
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,25 +11,21 @@ import numpy as np
 from capi.errors import CapiError
 from capi.method.targets import LossLabel
 from capi.report.costs import DEFAULT_COSTS, Cost, CostAssumptions, cost_of, seconds_of_starts
-from capi.report.metrics_reader import MetricsReader
-from capi.report.pages.data import Column, PrototypeStrip, RunReport, RunState
+from capi.report.doctor import RunReading
+from capi.report.pages.data import Column, PrototypeStrip, RunReport
 from capi.report.pages.run import page, run_pieces
 from capi.report.picture_files import read_emergence, read_prototypes
 from capi.runtime.atomic import atomic_write
 from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
 from capi.train.build import loss_label
-from capi.train.health import Finding, Rule, RunFacts, Watchman
-from capi.train.run import run_facts
+from capi.train.health import Finding, RunFacts
 from capi.zoo.metrics import FILE
-from capi.zoo.run_folder import CONFIG, RECORD, RunFolder, run_config
+from capi.zoo.run_folder import CONFIG, RECORD
 
 REPORT = "report.html"
 _STARTS_SHOWN = 20
-# Without a config nobody knows the ranges; the watchman then only looks on.
-_NO_FACTS = RunFacts(prototypes=1, width=1, total_steps=0)
 _LONGEST_LABEL = 60
-_LOST = "The run is lost from here on: go back to an earlier checkpoint, with a lower optimization.learning_rate."
 
 
 def write_report(
@@ -66,16 +61,15 @@ class FollowedRun:
     """A run that is read again and again; metrics are read on from where the last reading ended."""
 
     def __init__(self, run: Path, costs: CostAssumptions = DEFAULT_COSTS, *, name: str | None = None) -> None:
-        self.folder, self.name, self.costs = RunFolder(run), name or run.resolve().name, costs
-        with self._told():
-            self.folder.config_text()
-            self.folder.record(also_newer=True)
-            self._begin()
+        self.reading, self.name, self.costs = RunReading(run), name or run.resolve().name, costs
+        self.folder = self.reading.folder
+        with self._readable():
+            self.reading.refresh()
 
     def stamp(self) -> tuple[Any, ...]:
         """Changes when anything changes that the report shows."""
         pictures = self.folder.pictures
-        watched = (FILE, RECORD, CONFIG)
+        watched = (FILE, RECORD, CONFIG, self.folder.checkpoints.name)
         return (
             *(_file_stamp(self.folder.path / name) for name in watched),
             *(_file_stamp(pictures / name) for name in ("snapshots", "prototypes", "prototypes/index.json")),
@@ -84,11 +78,11 @@ class FollowedRun:
 
     def read(self) -> RunReport:
         """The report as things stand."""
-        with self._told():
+        with self._readable():
             return self._read()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _readable(self) -> Iterator[None]:
         """Files that cannot be read are an error that a person can act on."""
         try:
             yield
@@ -98,85 +92,54 @@ class FollowedRun:
             ) from error
 
     def _read(self) -> RunReport:
-        record = self.folder.record(also_newer=True)
-        if self._config_stamp != _file_stamp(self.folder.path / CONFIG):
-            # Another run took this one's place.
-            self._begin()
-        trained_now = is_being_trained(self.folder.path)
-        self.metrics.read()
-        columns = self.metrics.columns()
+        reading = self.reading
+        reading.refresh()
+        record, columns = reading.record, reading.columns
         emergence, emergence_note = read_emergence(self.folder.pictures / "snapshots")
         prototypes, prototypes_note = self._prototypes()
         cost = self._cost(columns, _starts(record))
         return RunReport(
             name=self.name,
-            state=self._state(trained_now),
+            state=reading.state,
             columns=columns,
-            findings=self._findings(columns, loss_of(record, self._facts)),
-            rung=tuple(self._rung),
-            notes=self._notes(columns),
+            findings=[self._for_everyone(finding) for finding in reading.diagnosis().findings],
+            past=tuple(reading.watchman.past),
+            notes=self._notes(),
             emergence=emergence,
             emergence_note=emergence_note,
             prototypes=prototypes,
             prototypes_note=prototypes_note,
-            loss=loss_of(record, self._facts),
+            loss=loss_of(record, reading.facts),
             cost=cost.facts,
             assumptions=cost.assumptions,
             config=hide_paths_of_yaml(self.folder.config_text()),
             provenance=provenance(record, self.folder.path),
         )
 
-    def _begin(self) -> None:
-        self._config_stamp = _file_stamp(self.folder.path / CONFIG)
-        self._facts, self._unreadable = self._read_facts()
-        self._forget()
-        self.metrics = MetricsReader(self.folder.path / FILE, self._see, self._forget)
-
-    def _read_facts(self) -> tuple[RunFacts | None, str]:
-        try:
-            return run_facts(run_config(self.folder)), ""
-        except CapiError as error:
-            said = hide_paths_within(str(error), self.folder.path)
-            return None, f"The config cannot be read, so health is not judged: {said}"
-
-    def _see(self, record: dict[str, Any]) -> None:
-        if self._facts:
-            self._rung += [(record["step"], finding) for finding in self._watchman.see(record)]
-
-    def _forget(self) -> None:
-        self._watchman, self._rung = Watchman(self._facts or _NO_FACTS), list[tuple[int, Finding]]()
-
-    def _findings(self, columns: Mapping[str, Column], loss: LossLabel | None) -> Sequence[Finding]:
-        """What the watchman says; and a loss that ends in no number is an alarm, whatever else is well."""
-        if not self._facts:
-            return ()
-        lost = [rule for rule in _loss_rules(loss) if rule.key in columns and _ends_in_no_number(columns[rule.key])]
-        broken = [Finding(rule, "alarm", math.nan, rule.limits(self._facts), _LOST) for rule in lost]
-        return [*broken, *self._watchman.findings()]
+    def _for_everyone(self, finding: Finding) -> Finding:
+        """Without paths of this machine; the command that resumes the run is full of them."""
+        if finding.title == "State":
+            return replace(finding, advice="The command that started it, with --resume, goes on.")
+        text, advice = (hide_paths_within(part, self.folder.path) for part in (finding.text, finding.advice))
+        return replace(finding, text=text, advice=advice)
 
     def _prototypes(self) -> tuple[list[PrototypeStrip], str]:
         """The strips, and a note; only a clustering has prototypes to be drawn."""
-        if self._facts and self._facts.target != "clustering":
-            return [], f"Nothing is clustered in this run (target.kind={self._facts.target}): it has no prototypes."
+        facts = self.reading.facts
+        if facts and facts.target != "clustering":
+            return [], f"Nothing is clustered in this run (target.kind={facts.target}): it has no prototypes."
         return read_prototypes(self.folder.pictures / "prototypes")
-
-    def _state(self, trained_now: bool | None) -> RunState:
-        step, total = self.metrics.step, self._facts.total_steps if self._facts else None
-        if trained_now:
-            return RunState("running", step, total)
-        if step is not None and total is not None and step >= total:
-            return RunState("finished", step, total)
-        return RunState("unknown" if trained_now is None else "stopped", step, total)
 
     def _cost(self, columns: Mapping[str, Column], starts: Sequence[Mapping[str, Any]]) -> Cost:
         clock = columns.get("seconds", Column(np.empty(0, np.int64), np.empty(0)))
         began = [_whole(one.get("step")) for one in starts]
         return cost_of(seconds_of_starts(clock, began), starts, self.costs)
 
-    def _notes(self, columns: Mapping[str, Column]) -> list[str]:
+    def _notes(self) -> list[str]:
         """What the reader should know about the data."""
-        notes = [self._unreadable] if self._unreadable else []
-        reader = self.metrics
+        reader, unreadable = self.reading.reader, self.reading.unreadable
+        said = hide_paths_within(unreadable, self.folder.path)
+        notes = [f"The config cannot be read, so health is not judged: {said}"] if unreadable else []
         if reader.broken:
             lines = "1 line" if reader.broken == 1 else f"{reader.broken} lines"
             notes.append(f"Left out of {FILE}, since it is no record: {lines}.")
@@ -184,9 +147,6 @@ class FollowedRun:
             notes.append(f"The last line of {FILE} is cut off and was left out.")
         if reader.not_numbers:
             notes.append(f"Not drawn, since they are no numbers: {', '.join(sorted(reader.not_numbers)[:10])}.")
-        lost = [key for key, column in columns.items() if _ends_in_no_number(column)]
-        if lost:
-            notes.append(f"The last value is no number: {', '.join(sorted(lost))}.")
         return notes
 
 
@@ -197,15 +157,6 @@ def loss_of(record: Mapping[str, Any], facts: RunFacts | None) -> LossLabel | No
     if words and all(isinstance(word, str) and 0 < len(word) <= _LONGEST_LABEL for word in words):
         return LossLabel(*map(str, words))
     return loss_label(facts.target) if facts else None
-
-
-def _loss_rules(loss: LossLabel | None) -> tuple[Rule, Rule]:
-    """Losses have no healthy range, but must be numbers."""
-    meaning = loss.meaning if loss else "How far predictions are from the targets."
-    return (
-        Rule("student_loss", "Loss of the student", meaning),
-        Rule("clustering_loss", "Loss of the clustering", "Cross-entropy to the balanced assignments, in nat."),
-    )
 
 
 def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
@@ -261,12 +212,6 @@ def _starts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _whole(value: object) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _ends_in_no_number(column: Column) -> bool:
-    """A measure that had numbers and has none now."""
-    last = column.last
-    return last is not None and math.isnan(last) and not np.isnan(column.values).all()
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:

@@ -19,9 +19,6 @@ from rich.progress import (
 
 _LOG = logging.getLogger("capi")
 SECONDS_BETWEEN_LINES = 15
-# What targets say of themselves: its name here, its key, and digits.
-_OF_TARGET = (("clustering", "clustering_loss", 3), ("entropy", "target_entropy", 2), ("spread", "target_deviation", 2))
-
 
 # The checker of shapes knows no typing.Self.
 Shown = TypeVar("Shown", bound="ShowsBar")
@@ -116,7 +113,7 @@ class EvaluationProgress(ShowsBar):
 
 
 class RunProgress(ShowsBar):
-    """Shows step, time left, images/s, losses and entropy."""
+    """Shows step, time left, and what it is told of speed and losses."""
 
     def __init__(self, console: Console, total: int, start: int, title: str) -> None:
         self.console, self.total, self.first = console, total, start
@@ -128,10 +125,8 @@ class RunProgress(ShowsBar):
             self.bar = Progress(*columns, *left, console=console)
             self.task = self.bar.add_task(title, total=total, completed=start, values="")
 
-    def update(self, step: int, values: dict[str, float]) -> None:
-        """Show the numbers of a step."""
-        text = f"{values['images_per_second']:.0f} images/s  loss {values['student_loss']:.3f}"
-        text += "".join(f"  {name} {values[key]:.{digits}f}" for name, key, digits in _OF_TARGET if key in values)
+    def update(self, step: int, text: str) -> None:
+        """Show a step and its numbers."""
         if self.bar:
             self.bar.update(self.task, completed=step, values=text)
         elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or step == self.total:

@@ -17,6 +17,7 @@ from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
 from capi.runtime.links import open_nofollow, refuse_link
 from capi.runtime.privacy import hide_paths
+from capi.train.health import metric_of
 from capi.zoo.metrics import read_metrics
 
 Record = Mapping[str, float | int | None]
@@ -56,6 +57,7 @@ def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger: 
     """Event files in RUN/tensorboard; what an earlier start wrote after this step is hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard.summary import scalar
     except ImportError as error:
         raise CapiError("TensorBoard files need an extra: pip install 'capi[tensorboard]'") from error
 
@@ -66,7 +68,11 @@ def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger: 
         def __call__(self, record: Record) -> None:
             for key, value in record.items():
                 if key != "step" and value is not None:
-                    self.writer.add_scalar(key, value, record["step"])
+                    summary = scalar(key, value)
+                    metric = metric_of(key)
+                    summary.value[0].metadata.display_name = metric.title
+                    summary.value[0].metadata.summary_description = metric.description
+                    self.writer._get_file_writer().add_summary(summary, record["step"])
 
         def cut_after(self, step: int) -> None:
             refuse_link(folder / "tensorboard")

@@ -196,19 +196,26 @@ def _spread(given: _Given, learner: Learner | None, processes: Processes, device
     return distribute(given.config, learner, processes, device, given.frozen_encoder)
 
 
-def run_facts(config: Config) -> RunFacts:
-    """What the healthy ranges of a run depend on."""
+def run_facts(config: Config, *, images: int | None = None, device: object = None) -> RunFacts:
+    """What the judgement of a run depends on; images and device as run.json has them."""
     return RunFacts(
         prototypes=config.clustering.prototypes,
         width=config.model.width,
         total_steps=config.optimization.steps,
         target=config.target.kind,
-        settings=frozenset(setting for setting in ADVISED if _is_set(config, setting)),
+        settings=frozenset(setting for setting in ADVISED if _is_set(config, setting, device)),
+        targets_change=config.target.kind not in {"pixels", "frozen"},
+        batch_size=config.optimization.batch_size,
+        images=images,
+        broken_limit=config.data.broken_limit,
+        is_evaluated=bool(config.evaluations),
     )
 
 
-def _is_set(config: Config, setting: str) -> bool:
+def _is_set(config: Config, setting: str, device: object) -> bool:
     """Whether a config has a value, such as masking.roll=true."""
+    if setting == "run.precision=float32" and config.run.precision == "auto":
+        return device is not None and "cuda" not in str(device)
     key, _, value = setting.partition("=")
     found: Any = config
     for name in key.split("."):
@@ -323,7 +330,7 @@ class _Run:
 
     def _watchman(self) -> Watchman:
         """Knows what earlier starts of the run wrote."""
-        watchman = Watchman(run_facts(self.config))
+        watchman = Watchman(run_facts(self.config, images=len(self.given.source), device=self.device))
         for record in read_metrics(self.folder.path / FILE):
             watchman.see(record)
         return watchman

@@ -23,7 +23,8 @@ def run_report(name: str = "run", **others: float | None) -> RunReport:
     """A finished run with every section filled."""
     logged = records(**others)
     watchman = Watchman(FACTS)
-    rung = [(record["step"], finding) for record in logged for finding in watchman.see(record)]
+    for record in logged:
+        watchman.see(record)
     keys = {key for one in logged for key in one if key != "step"}
     columns = {key: _column([(one["step"], one[key]) for one in logged if key in one]) for key in sorted(keys)}
     return RunReport(
@@ -31,7 +32,7 @@ def run_report(name: str = "run", **others: float | None) -> RunReport:
         state=RunState("finished", 60, 60),
         columns=columns,
         findings=watchman.findings(),
-        rung=rung,
+        past=watchman.past,
         emergence=[Emergence(0, PIXEL, [(0, PIXEL), (60, PIXEL)])],
         prototypes=[PrototypeStrip(7, 0.05, PIXEL)],
         cost=[("Time", "2 minutes")],

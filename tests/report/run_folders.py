@@ -68,6 +68,13 @@ def make_run(
     return path
 
 
+def add_checkpoint(run: Path, step: int = 60) -> None:
+    """What the doctor looks at; no weights."""
+    checkpoint = run / "checkpoints" / f"step_{step:08d}"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "state.json").write_text(json.dumps({"format": 2, "step": step}))
+
+
 def append(run: Path, *metrics: Mapping[str, Any]) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.writelines(json.dumps(one) + "\n" for one in metrics)

@@ -15,10 +15,10 @@ from rich.console import Console
 from capi.config.loading import dump_config, parse_config
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError
-from capi.report.doctor import Diagnosis, Remark, State, diagnosis_text, doctor
+from capi.report.doctor import Diagnosis, diagnosis_text, doctor
 from capi.report.pages.data import RunState
 from capi.report.references import make_reference, parse_reference
-from capi.train.health import RULES, Watchman
+from capi.train.health import RULES, Finding, State, Watchman
 from capi.train.run import pretrain, run_facts
 from capi.zoo.run_folder import RunFolder
 from tests.variants import TARGETS, varied
@@ -63,16 +63,16 @@ def write_run(
 
 
 def titles(found: Diagnosis, state: State) -> set[str]:
-    return {remark.title for remark in found.of(state)}
+    return {finding.title for finding in found.of(state)}
 
 
-def remark(found: Diagnosis, title: str) -> Remark:
-    return next(one for one in found.remarks if one.title == title)
+def finding(found: Diagnosis, title: str) -> Finding:
+    return next(one for one in found.findings if one.title == title)
 
 
 def test__a_healthy_run_is_well(config: Config, tmp_path: Path) -> None:
     found = doctor(write_run(tmp_path / "run", config))
-    assert not found.ringing
+    assert not found.has_alarms
     assert found.state.kind == "finished"
     assert found.of("alarm") == found.of("look") == []
     assert {rule.title for rule in RULES} <= titles(found, "well")
@@ -91,31 +91,31 @@ def test__a_healthy_run_of_another_target_lacks_nothing(config: Config, tmp_path
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.key)
-def test__each_rule_of_health_rings_with_its_advice(config: Config, tmp_path: Path, rule: Any) -> None:
+def test__each_range_raises_an_alarm_with_its_advice(config: Config, tmp_path: Path, rule: Any) -> None:
     low, high = rule.limits(run_facts(config))
     value = low / 2 if np.isinf(high) else 2 * high
     found = doctor(write_run(tmp_path / "run", config, changes={rule.key: value}))
-    assert found.ringing
+    assert found.has_alarms
     assert titles(found, "alarm") == {rule.title}
-    assert remark(found, rule.title).advice == (rule.below if value < low else rule.above)
+    assert finding(found, rule.title).advice == (rule.below if value < low else rule.above)
     assert found.sentence.startswith("1 thing not well")
 
 
-def test__what_rang_and_is_well_again_is_told_with_its_step(config: Config, tmp_path: Path) -> None:
+def test__an_alarm_that_is_over_is_told_with_its_step(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines[10:20]:
         line["position_share"] = 0.9
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     found = doctor(run)
-    assert not found.ringing
-    assert [one.text for one in found.of("look")] == ["rang at step 130, and is well now"]
+    assert not found.has_alarms
+    assert [one.text for one in found.of("look")] == ["alarm at step 130, and well now"]
 
 
-def test__numbers_that_are_lost_ring(config: Config, tmp_path: Path) -> None:
+def test__nan_is_an_alarm(config: Config, tmp_path: Path) -> None:
     found = doctor(write_run(tmp_path / "run", config, changes={"student_loss": None, "effective_rank": None}))
-    assert titles(found, "alarm") == {"Numbers of student_loss", "Effective rank of the features"}
-    assert "no number" in remark(found, "Effective rank of the features").text
+    assert titles(found, "alarm") == {"Loss of the student", "Effective rank of the features"}
+    assert "NaN" in finding(found, "Effective rank of the features").text
     diagnosis_text(found)
 
 
@@ -125,28 +125,28 @@ def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, 
     start = {"command": words, "folder": str(home), "step": 0}
     home.mkdir()
     found = doctor(write_run(home / "r", config, steps=200, starts=[start]))
-    assert (found.state.kind, found.ringing) == ("stopped", False)
-    told = remark(found, "State")
+    assert (found.state.kind, found.has_alarms) == ("stopped", False)
+    told = finding(found, "State")
     assert told.text == "stopped at step 200 of 400"
     command = f"cd '{home}' && capi pretrain demo model.depth=2 --data 'my photos' --out r --resume"
-    assert told.advice == f"To go on: {command}"
+    assert told.advice == f"To resume: {command}"
     # As it stands: no part of it is taken for a style.
     assert command in printed(found)
-    assert remark(found, "Checkpoint").text == "the newest is of step 200"
+    assert finding(found, "Checkpoint").text == "the newest is of step 200"
 
 
 def test__a_run_that_was_moved_is_gone_on_with_where_it_is(config: Config, tmp_path: Path) -> None:
     words = ["/somewhere/capi", "pretrain", "demo", "--data", "photos", "--out", "r"]
     start = {"command": words, "folder": "/home/of/another", "step": 0}
     found = doctor(write_run(tmp_path / "moved", config, steps=200, starts=[start]))
-    assert f"--out {tmp_path / 'moved'} --resume" in remark(found, "State").advice
+    assert f"--out {tmp_path / 'moved'} --resume" in finding(found, "State").advice
 
 
 def test__a_run_that_python_started_names_a_command_that_does_the_same(config: Config, tmp_path: Path) -> None:
     run = tmp_path / "my run"
     found = doctor(write_run(run, config, steps=200, starts=[{"command": ["notebook.py"], "step": 0}]))
     expected = f"capi pretrain '{run}/config.yaml' --data 'some images' --out '{run}' --resume"
-    assert remark(found, "State").advice == f"To go on: {expected}"
+    assert finding(found, "State").advice == f"To resume: {expected}"
 
 
 _TRAINER = """
@@ -174,12 +174,12 @@ def test__a_run_without_metrics_is_not_known(config: Config, tmp_path: Path) -> 
     run = write_run(tmp_path / "run", config)
     (run / "metrics.jsonl").unlink()
     found = doctor(run)
-    assert not found.ringing
-    assert remark(found, "Metrics").text == "nothing was logged yet"
-    assert remark(found, "State").text == "the run ended before it logged anything"
+    assert not found.has_alarms
+    assert finding(found, "Metrics").text == "nothing was logged yet"
+    assert finding(found, "State").text == "the run ended before it logged anything"
     assert {rule.title for rule in RULES} <= titles(found, "unknown")
     (run / "metrics.jsonl").write_text("")
-    assert doctor(run).remarks == found.remarks
+    assert doctor(run).findings == found.findings
 
 
 def test__a_half_written_line_and_lines_that_are_no_records_are_left_out(config: Config, tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test__a_half_written_line_and_lines_that_are_no_records_are_left_out(config:
     assert found.state.step == STEPS
     assert [one.text for one in found.of("look")] == ["the last line of metrics.jsonl is cut off, and was left out"]
     (run / "metrics.jsonl").write_text(f"[3]\nnull\n{whole}")
-    assert "2 lines of metrics.jsonl left out" in remark(doctor(run), "Metrics").text
+    assert "2 lines of metrics.jsonl left out" in finding(doctor(run), "Metrics").text
 
 
 def test__a_run_that_was_not_measured_says_so_once(config: Config, tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test__a_run_that_was_not_measured_says_so_once(config: Config, tmp_path: Pat
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
     found = doctor(run)
     assert titles(found, "unknown") == {"Health", "Reference runs"}
-    assert "Effective rank of the features" in remark(found, "Health").text
+    assert "Effective rank of the features" in finding(found, "Health").text
     assert "Entropy of the targets" in titles(found, "well")
 
 
@@ -210,7 +210,7 @@ def test__a_config_of_a_newer_version_leaves_what_can_be_said(config: Config, tm
     text = (run / "config.yaml").read_text().replace(f"version: {CONFIG_VERSION}", "version: 99")
     (run / "config.yaml").write_text(text)
     found = doctor(run)
-    assert "install a newer capi; health is not judged" in remark(found, "Config").text
+    assert "install a newer capi; health is not judged" in finding(found, "Config").text
     assert {"Checkpoint", "Loss of the student", "folder/knn/teacher"} <= titles(found, "well")
     assert not titles(found, "well") & {rule.title for rule in RULES}
 
@@ -224,7 +224,7 @@ def test__what_is_no_run_is_refused_and_of_a_newer_one_is_said_what_can_be(confi
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"format": 99}))
     found = doctor(run)
-    assert "newer capi" in remark(found, "Config").text
+    assert "newer capi" in finding(found, "Config").text
     assert "Loss of the student" in titles(found, "well")
     (run / "run.json").write_text(json.dumps(record))
     (run / "config.yaml").unlink()
@@ -243,20 +243,20 @@ def test__checkpoints_that_are_missing_or_unreadable_are_told(config: Config, tm
         state.write_text(text)
         found = doctor(run)
         assert titles(found, "alarm") == {"Checkpoint"}
-        assert message in remark(found, "Checkpoint").text
+        assert message in finding(found, "Checkpoint").text
     state.unlink()
-    assert "the encoder is lost" in remark(doctor(run), "Checkpoint").text
+    assert "the encoder is lost" in finding(doctor(run), "Checkpoint").text
     half = write_run(tmp_path / "half", config, steps=200)
     (half / "checkpoints" / "step_00000200" / "state.json").unlink()
-    assert remark(doctor(half), "Checkpoint").state == "unknown"
+    assert finding(doctor(half), "Checkpoint").state == "unknown"
 
 
 @pytest.mark.parametrize("data", [None, [], {}, {"images": "many"}])
 def test__a_strange_record_of_the_data_is_no_reason_to_fail(config: Config, tmp_path: Path, data: Any) -> None:
     run = write_run(tmp_path / "run", config, data=data, starts=[3])
     found = doctor(run)
-    assert not found.ringing
-    assert "Images" not in {one.title for one in found.remarks}
+    assert not found.has_alarms
+    assert "Images" not in {one.title for one in found.findings}
 
 
 def test__curves_outside_of_the_reference_runs_are_told(
@@ -271,18 +271,18 @@ def test__curves_outside_of_the_reference_runs_are_told(
     inside = doctor(runs[1])
     count = len(made.curves)
     assert (
-        remark(inside, "Reference runs").text
+        finding(inside, "Reference runs").text
         == f"{count} of {count} curves lie where those of 3 reference runs of demo do"
     )
     found = doctor(write_run(tmp_path / "odd", config, changes={"student_loss": 3.5}))
-    assert not found.ringing
-    told = remark(found, "student_loss against reference runs")
+    assert not found.has_alarms
+    told = finding(found, "student_loss against reference runs")
     assert told.state == "look"
     assert (
         told.text
         == "3.5 after 100% of the run; 3 reference runs of demo have 3 to 3.2, and 2.8 to 3.4 is taken for normal"
     )
-    assert remark(found, "Reference runs").text.startswith(f"{count - 1} of {count} curves")
+    assert finding(found, "Reference runs").text.startswith(f"{count - 1} of {count} curves")
 
 
 def printed(found: Diagnosis) -> str:
@@ -293,16 +293,16 @@ def printed(found: Diagnosis) -> str:
     return capture.get()
 
 
-def test__the_text_has_what_is_wrong_first_and_every_remark(tmp_path: Path) -> None:
+def test__the_text_has_what_is_wrong_first_and_every_finding(tmp_path: Path) -> None:
     state = RunState("running", 5, 10)
-    remarks = [
-        Remark("unknown", "D", "d"),
-        Remark("well", "C", "c"),
-        Remark("look", "B", "b [red]not a style[/]", "B advice"),
-        Remark("alarm", "A", "a", "A advice"),
+    listed = [
+        Finding("unknown", "D", "d"),
+        Finding("well", "C", "c"),
+        Finding("look", "B", "b [red]not a style[/]", "B advice"),
+        Finding("alarm", "A", "a", "A advice"),
     ]
-    found = Diagnosis(Path("[/] run"), state, remarks)
-    assert found.ringing
+    found = Diagnosis(Path("[/] run"), state, listed)
+    assert found.has_alarms
     assert printed(found).splitlines() == [
         "[/] run: The run is going on, at step 5 of 10.",
         "1 thing not well, 1 worth a look.",
@@ -321,8 +321,8 @@ def test__the_text_has_what_is_wrong_first_and_every_remark(tmp_path: Path) -> N
         "Not known",
         "  D: d",
     ]
-    assert Diagnosis(Path("x"), state, remarks[:3]).sentence == "Nothing rings; 1 thing worth a look."
-    assert Diagnosis(Path("x"), state, remarks[:1]).sentence == "Nothing is known yet."
+    assert Diagnosis(Path("x"), state, listed[:3]).sentence == "No alarm; 1 thing worth a look."
+    assert Diagnosis(Path("x"), state, listed[:1]).sentence == "Nothing is known yet."
 
 
 def test__a_real_run_is_diagnosed(small_config: Config, tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test__a_real_run_is_diagnosed(small_config: Config, tmp_path: Path) -> None:
     pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=torch.device("cpu"))
     found = doctor(tmp_path / "run")
     assert (found.state.kind, found.state.step) == ("finished", 16)
-    assert remark(found, "Checkpoint").state == "well"
+    assert finding(found, "Checkpoint").state == "well"
     assert {rule.title for rule in RULES} <= titles(found, "well") | titles(found, "alarm")
 
 
@@ -361,9 +361,9 @@ def test__the_range_of_the_images_is_named_as_the_cause_of_a_collapse(tmp_path: 
     assert first.advice == "Start another run with data.mean=auto data.std=auto."
     # Of a run that is well it is worth a look, and what fits is well.
     fine = with_statistics(write_run(tmp_path / "b", config), *DIM)
-    assert [one.state for one in doctor(fine).remarks if one.title == first.title] == ["look"]
+    assert [one.state for one in doctor(fine).findings if one.title == first.title] == ["look"]
     fine = with_statistics(fine, [0.5, 0.4, 0.4], [0.2, 0.2, 0.2])
-    assert [one.state for one in doctor(fine).remarks if one.title == first.title] == ["well"]
+    assert [one.state for one in doctor(fine).findings if one.title == first.title] == ["well"]
 
 
 @pytest.mark.parametrize(
@@ -371,7 +371,7 @@ def test__the_range_of_the_images_is_named_as_the_cause_of_a_collapse(tmp_path: 
 )
 def test__statistics_that_are_none_are_left_out(tmp_path: Path, config: Config, values: Any) -> None:
     run = with_statistics(write_run(tmp_path / "a", config), values, [0.1, 0.1, 0.1])
-    assert not [one for one in doctor(run).remarks if one.title == "Range of the images"]
+    assert not [one for one in doctor(run).findings if one.title == "Range of the images"]
 
 
 def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
@@ -384,7 +384,7 @@ def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
         ("half", ["clustering.sinkhorn=positionwise", "masking.roll=false", "run.precision=auto"]),
     ):
         run = write_run(tmp_path / name, varied(config, *options), changes=changes, starts=[start])
-        advised[name] = " ".join(remark.advice for remark in doctor(run).remarks)
+        advised[name] = " ".join(one.advice for one in doctor(run).findings)
     for setting in ("clustering.sinkhorn=positionwise", "masking.roll=true", "run.precision=float32"):
         assert setting in advised["without"]
         assert setting not in advised["with"]
@@ -392,3 +392,33 @@ def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
     assert "masking.roll=true" in advised["half"]
     assert "positionwise" not in advised["half"]
     assert "float32" not in advised["half"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "images", "batch", "data"),
+    [
+        (["clustering.prototypes=256", "optimization.batch_size=64"], 675, "well", "well"),
+        (["clustering.prototypes=2048", "optimization.batch_size=128"], 675, "look", "look"),
+        (["clustering.prototypes=2048", "optimization.batch_size=8"], 9999, "look", "well"),
+        (
+            ["clustering.prototypes=256", "optimization.batch_size=128", "clustering.sinkhorn=standard"],
+            9999,
+            "well",
+            "well",
+        ),
+    ],
+)
+def test__batch_and_data_must_suffice_for_the_prototypes(
+    config: Config, tmp_path: Path, overrides: list[str], images: int, batch: str, data: str
+) -> None:
+    facts = {"path": "some images", "images": images}
+    found = doctor(write_run(tmp_path / "run", varied(config, *overrides), data=facts))
+    assert (finding(found, "Batch").state, finding(found, "Data").state) == (batch, data)
+    assert ("clustering.prototypes" in finding(found, "Batch").advice) == (batch == "look")
+    assert f"{images} images" in finding(found, "Data").text
+
+
+@pytest.mark.parametrize("kind", sorted(TARGETS))
+def test__batches_are_not_judged_where_nothing_is_clustered(config: Config, tmp_path: Path, kind: str) -> None:
+    found = doctor(write_run(tmp_path / "run", varied(config, "clustering.prototypes=4096", *TARGETS[kind])))
+    assert not {"Batch", "Data", "Loss of the clustering"} & {one.title for one in found.findings}

@@ -13,7 +13,7 @@ from capi.errors import CapiError
 from capi.report.costs import CostAssumptions
 from capi.report.run_report import FollowedRun, gather, write_report
 from tests.browser import browser, page  # noqa: F401
-from tests.report.run_folders import START, add_pictures, append, make_run, record, records
+from tests.report.run_folders import START, add_checkpoint, add_pictures, append, make_run, record, records
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
@@ -23,6 +23,7 @@ def run(tmp_path: Path) -> Path:
     """A finished run with pictures, and a name that is no good HTML."""
     path = make_run(tmp_path / "<b>run&amp;", records(position_share=0.9))
     add_pictures(path)
+    add_checkpoint(path)
     return path
 
 
@@ -36,8 +37,8 @@ def open_report(page: Page, run: Path) -> None:  # noqa: F811
 def test__a_finished_run_is_gathered_whole(run: Path) -> None:
     report = gather(run)
     assert (report.name, report.state.kind, report.state.step) == ("<b>run&amp;", "finished", 60)
-    assert [finding.rule.key for finding in report.alarms] == ["position_share"]
-    assert [finding.rule.key for _, finding in report.rung] == ["position_share"]
+    assert [finding.key for finding in report.alarms] == ["position_share"]
+    assert [finding.key for _, finding in report.past] == ["position_share"]
     assert len(report.emergence) == 2
     assert len(report.prototypes) == 3
     assert dict(report.cost)["Time"] == "2 minutes, in one start"
@@ -82,7 +83,7 @@ def test__damage_in_the_metrics_is_told(tmp_path: Path) -> None:
     notes = " ".join(gather(path).notes)
     assert "1 line." in notes
     assert "cut off" in notes
-    assert "The last value is no number: student_loss" in notes
+    assert "Loss of the student" in [finding.title for finding in gather(path).alarms]
 
 
 def test__metrics_of_newer_versions_are_drawn(tmp_path: Path) -> None:
@@ -93,7 +94,7 @@ def test__of_a_run_of_a_newer_version_what_can_be_shown_is_shown(run: Path) -> N
     written = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps({**written, "format": 99}))
     report = gather(run)
-    assert report.findings == ()
+    assert report.measures == []
     assert any("newer capi" in note and "health is not judged" in note for note in report.notes)
     assert "student_loss" in report.columns
     assert "newer capi" in write_report(run).read_text(encoding="utf-8")
@@ -109,18 +110,18 @@ def test__files_that_cannot_be_read_are_told(run: Path) -> None:
     (run / "metrics.jsonl").mkdir()
     with pytest.raises(CapiError, match="cannot be read"):
         write_report(run)
-    (run / "run.json").write_text("[]")
-    with pytest.raises(CapiError, match="expected an object"):
-        write_report(run)
     (run / "config.yaml").write_bytes(b"\xff\xfe")
     with pytest.raises(CapiError, match="not a text in UTF-8"):
+        write_report(run)
+    (run / "run.json").write_text("[]")
+    with pytest.raises(CapiError, match="expected an object"):
         write_report(run)
 
 
 def test__an_unreadable_config_leaves_the_curves(run: Path) -> None:
     (run / "config.yaml").write_text("no_such_key: 1\n")
     report = gather(run)
-    assert report.findings == ()
+    assert report.measures == []
     assert "student_loss" in report.columns
     assert "config cannot be read" in report.notes[0]
     write_report(run)
@@ -332,12 +333,12 @@ def test__narrow_and_dark_screens_fit(browser: Browser, run: Path, scheme: str, 
     context.close()
 
 
-def test__losses_that_are_no_numbers_ring(run: Path) -> None:
-    assert "Alarm: Loss of the student" not in write_report(run).read_text(encoding="utf-8")
+def test__nan_losses_are_alarms(run: Path) -> None:
+    assert "Loss of the student</b>" not in write_report(run).read_text(encoding="utf-8")
     last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
     broken = {"step": last["step"] + 1, "student_loss": None, "clustering_loss": 3.0}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(broken) + "\n")
     report = gather(run)
-    assert {"student_loss"} == {finding.rule.key for finding in report.alarms} & {"student_loss", "clustering_loss"}
-    assert "Alarm: Loss of the student</b> is no number" in write_report(run).read_text(encoding="utf-8")
+    assert {"student_loss"} == {finding.key for finding in report.alarms} & {"student_loss", "clustering_loss"}
+    assert "Loss of the student</b>: 1 of 13 values are NaN" in write_report(run).read_text(encoding="utf-8")

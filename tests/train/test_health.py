@@ -1,8 +1,10 @@
-"""Each rule rings where it should and nowhere else; runs made to collapse ring, a healthy one does not."""
+"""Each range raises an alarm where it should and nowhere else; so do runs made to collapse, and a healthy one none."""
 
 import math
 import re
+import runpy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from capi.method.health import HealthMonitor
 from capi.method.masking import Grid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
-from capi.train.health import RULES, Finding, Rule, RunFacts, Watchman, spoken
+from capi.train.health import METRICS, RULES, Finding, Metric, RunFacts, Watchman, bar_text, range_text
 from capi.train.run import run_facts
 from capi.train.step import train_step
 from capi.types import MaskedBatch
@@ -26,7 +28,7 @@ LATE = 900
 EVERY_TARGET: dict[str, list[str]] = {"clustering": [], **TARGETS}
 
 
-def limits(rule: Rule) -> list[tuple[str, float]]:
+def limits(rule: Metric) -> list[tuple[str, float]]:
     named = {"low": rule.limits(FACTS)[0], "high": rule.limits(FACTS)[1]}
     return [(name, value) for name, value in named.items() if math.isfinite(value)]
 
@@ -35,21 +37,21 @@ CASES = [(rule, side, limit) for rule in RULES for side, limit in limits(rule)]
 NAMES = [f"{rule.key}-{side}" for rule, side, _ in CASES]
 
 
-def after(rule: Rule, *values: float | None, step: int = LATE) -> Finding:
+def after(rule: Metric, *values: float | None, step: int = LATE) -> Finding:
     """What is said of a rule after records with these values, the last of them at a step."""
     watchman = Watchman(FACTS)
     for number, value in enumerate(values):
         watchman.see({"step": step - len(values) + number + 1, rule.key: value})
-    return next(finding for finding in watchman.findings() if finding.rule is rule)
+    return next(finding for finding in watchman.findings() if finding.key == rule.key)
 
 
-def healthy(rule: Rule) -> float:
+def healthy(rule: Metric) -> float:
     low, high = rule.limits(FACTS)
     return 2 * low if math.isinf(high) else high / 2
 
 
 @pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
-def test__a_value_beyond_a_limit_rings_and_one_inside_does_not(rule: Rule, side: str, limit: float) -> None:
+def test__a_value_beyond_a_limit_is_an_alarm_and_one_inside_is_not(rule: Metric, side: str, limit: float) -> None:
     beyond, inside = (limit * 0.99, limit * 1.01) if side == "low" else (limit * 1.01, limit * 0.99)
     rung = after(rule, beyond, beyond, beyond)
     assert (rung.state, rung.value) == ("alarm", beyond)
@@ -93,7 +95,7 @@ def test__advice_names_options_that_the_target_takes(small_config: Config, name:
     assert named >= 5
 
 
-def beyond(rule: Rule, facts: RunFacts) -> tuple[float, float]:
+def beyond(rule: Metric, facts: RunFacts) -> tuple[float, float]:
     low, high = rule.limits(facts)
     return max(low, -1e9) - 1, min(high, 1e9) + 1
 
@@ -107,7 +109,7 @@ def halved(config: Config, option: str) -> float:
 
 
 @pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
-def test__nothing_rings_early_or_on_few_records(rule: Rule, side: str, limit: float) -> None:
+def test__there_is_no_alarm_early_or_on_few_records(rule: Metric, side: str, limit: float) -> None:
     beyond = limit * (0.5 if side == "low" else 2)
     start = math.ceil(rule.start * FACTS.total_steps)
     assert start > 3
@@ -117,28 +119,33 @@ def test__nothing_rings_early_or_on_few_records(rule: Rule, side: str, limit: fl
 
 
 @pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
-def test__one_odd_record_rings_nothing_and_hides_nothing(rule: Rule, side: str, limit: float) -> None:
+def test__one_odd_record_raises_no_alarm_and_hides_none(rule: Metric, side: str, limit: float) -> None:
     beyond, good = limit * (1e-3 if side == "low" else 1e3), healthy(rule)
     for odd in (beyond, math.nan, None):
-        assert after(rule, good, good, odd).state == "well"
-        assert after(rule, good, odd, good, good).state == "well"
+        # What was NaN is worth a look.
+        well = "well" if odd == beyond else "look"
+        assert after(rule, good, good, odd).state == well
+        assert after(rule, good, odd, good, good).state == well
     for odd in (good, math.nan, None):
         assert after(rule, beyond, odd, beyond, beyond).state == "alarm"
 
 
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
-def test__values_that_are_no_numbers_ring_at_any_time(broken: float) -> None:
+def test__nan_is_an_alarm_at_any_time(broken: float) -> None:
     for rule in RULES:
         found = after(rule, healthy(rule), broken, broken, step=5)
         assert found.state == "alarm"
         assert math.isnan(found.value)
-        assert "no number" in found.advice
+        assert "NaN" in found.advice
         # As the file of metrics has it.
         assert after(rule, healthy(rule), None, None, step=5).state == "alarm"
 
 
 def test__what_was_never_measured_is_unknown() -> None:
     for finding in Watchman(FACTS).findings():
+        if finding.key not in {rule.key for rule in RULES}:
+            assert finding.state == "unknown"
+            continue
         assert (finding.state, finding.value) == ("unknown", None)
         assert "not measured yet" in finding.sentence
     rule = RULES[0]
@@ -159,7 +166,7 @@ def test__records_of_evaluations_between_change_nothing() -> None:
     for step in (800, 810, 820):
         rung = watchman.see({"step": step, rule.key: 0.9})
         assert watchman.see({"step": step, "demo/knn/teacher": 0.5}) == []
-    assert [finding.rule for finding in rung] == [rule]
+    assert [finding.key for finding in rung] == [rule.key]
 
 
 def test__an_alarm_is_given_once_until_all_was_well_again() -> None:
@@ -169,15 +176,29 @@ def test__an_alarm_is_given_once_until_all_was_well_again() -> None:
         given += [number for _ in watchman.see({"step": 500 + number, "position_share": value})]
     # The third of the first ones, and the third after it had been well.
     assert given == [2, 13]
-    assert watchman.ringing == {"position_share"}
+    assert watchman.raised == {"position_share"}
 
 
 def test__a_finding_in_one_line_has_value_range_and_advice() -> None:
-    rule = Rule("x", "A measure", "What it is.", low=0.1, high=0.5, below="Raise it.", unit=lambda facts: facts.width)
-    finding = Finding(rule, "alarm", 3.14159, rule.limits(FACTS), rule.below)
-    assert finding.sentence == "A measure: 3.14 (healthy: 12.8 to 64). Raise it."
-    assert spoken((-math.inf, 2.0)) == "up to 2"
-    assert spoken((2.0, math.inf)) == "2 or more"
+    rule = next(one for one in RULES if one.key == "dead_prototypes")
+    assert after(rule, 0.9, 0.9, 0.9).sentence == f"Dead prototypes: 0.9 (healthy: up to 0.5). {rule.above}"
+    assert range_text((2.0, math.inf)) == "2 or more"
+    assert range_text((0.5, 2.0)) == "0.5 to 2"
+
+
+def test__every_metric_that_is_logged_stands_in_the_table(small_config: Config) -> None:
+    listed = {metric.key for metric in METRICS}
+    assert len(listed) == len(METRICS)
+    for overrides in EVERY_TARGET.values():
+        config, monitor = varied(small_config, *overrides), HealthMonitor()
+        batch = batch_of(config, torch.randn(6, 3, 32, 24), 0)
+        metrics = train_step(learner_of(config), [batch], 5, monitor)
+        assert metrics.values().keys() | monitor.values().keys() <= listed
+
+
+def test__the_bar_shows_the_speed_first() -> None:
+    values = {"student_loss": 5.4321, "clustering_loss": 3.21, "target_entropy": 0.56, "images_per_second": 123.4}
+    assert bar_text({**values, "seconds": 3.0}) == "123 images/s  loss 5.432  clustering 3.210  entropy 0.56"
 
 
 def batch_of(config: Config, images: Tensor, step: int) -> MaskedBatch:
@@ -217,13 +238,14 @@ def alarms_of_a_run(draw: Callable[[torch.Generator], Tensor], *overrides: str, 
         monitor = HealthMonitor()
         metrics = train_step(learner, [batch_of(config, draw(generator), step)], step, monitor)
         record = {"step": step + 1, "target_entropy": float(metrics.described["target_entropy"]), **monitor.values()}
-        rung |= {finding.rule.key for finding in watchman.see(record)}
-    assert {finding.state for finding in watchman.findings()} <= {"well", "alarm"}
+        rung |= {finding.key for finding in watchman.see(record)}
+    ranges = {rule.key for rule in RULES}
+    assert {one.state for one in watchman.findings() if one.key in ranges} <= {"well", "alarm"}
     return rung
 
 
 @pytest.mark.long
-def test__a_healthy_run_rings_nothing() -> None:
+def test__a_healthy_run_raises_no_alarm() -> None:
     assert alarms_of_a_run(colours) == set()
 
 
@@ -238,7 +260,7 @@ def test__a_healthy_run_rings_nothing() -> None:
     ],
     ids=["standard sinkhorn on aligned images", "constant images", "soft targets", "learning rate far too large"],
 )
-def test__a_run_made_to_collapse_rings(draw: Any, overrides: list[str], expected: set[str]) -> None:
+def test__a_run_made_to_collapse_raises_alarms(draw: Any, overrides: list[str], expected: set[str]) -> None:
     assert expected <= alarms_of_a_run(draw, *overrides)
 
 
@@ -248,3 +270,9 @@ def test__a_watchman_that_forgets_begins_anew() -> None:
     assert [len(watchman.see(record)) for record in records] == [0, 0, 1, 0]
     watchman.forget()
     assert [len(watchman.see(record)) for record in records] == [0, 0, 1, 0]
+
+
+def test__the_docs_have_the_table_of_metrics() -> None:
+    script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "metrics_table.py"))
+    page = script["PAGE"].read_text(encoding="utf-8")
+    assert script["with_table"](page) == page, "run `python scripts/metrics_table.py --write`"

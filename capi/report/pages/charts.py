@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from capi.report.pages.data import Column, RunReport
-from capi.train.health import RULES, spoken
+from capi.train.health import METRICS, TABLE, is_score, metric_of, range_text
 
 # Stretches of a curve of which the lowest and the highest value are drawn.
 STRETCHES = 800
 # Further charts, for metrics that this version does not know.
 _FURTHER = 60
-_SCORE_MARK = "/"
 _HIDDEN = ("step", "seconds", "evaluation_seconds")
 
 
@@ -34,34 +33,8 @@ class Chart:
     percent: bool = False
 
 
-_RULED = {rule.key: Chart(rule.key, rule.title, rule.meaning, {rule.key: ""}) for rule in RULES}
-_PLAIN = {
-    key: Chart(key, title, meaning, {key: ""})
-    for key, title, meaning in (
-        (
-            "student_loss",
-            "Loss of the student",
-            "How far predictions are from the targets.",
-        ),
-        (
-            "clustering_loss",
-            "Loss of the clustering",
-            "Cross-entropy to the balanced assignments, in nat.",
-        ),
-        (
-            "prototype_use",
-            "Balance of the assignments",
-            "How evenly the targets use the prototypes; 1 is even.",
-        ),
-        ("images_per_second", "Speed", "Images a second, since the run was last started."),
-        ("learning_rate", "Learning rate", "Of the student, at each step."),
-        ("teacher_momentum", "Momentum of the teacher", "How slowly the teacher follows the student; 1 is not at all."),
-        ("broken_images", "Broken images", "Images that could not be read so far, and were replaced by others."),
-    )
-}
-_FIRST = ("student_loss", "clustering_loss", "target_entropy")
-_LAST = ("prototype_use", "images_per_second", "learning_rate", "teacher_momentum", "broken_images")
-_ORDER = (*_FIRST, *(key for key in _RULED if key not in _FIRST), *_LAST)
+# The order of charts, where the table of metrics does not give it.
+_ORDER = ("student_loss", "clustering_loss", "target_entropy", *(metric.key for metric in METRICS))
 
 
 def thin(column: Column, stretches: int = STRETCHES) -> Column:
@@ -85,12 +58,16 @@ def thin(column: Column, stretches: int = STRETCHES) -> Column:
 
 def chart_list(keys: Iterable[str]) -> list[Chart]:
     """The charts for these metrics: scores first, then what is known in its order, then what is not."""
-    known = {**_PLAIN, **_RULED}
-    present = {key for key in keys if key not in _HIDDEN}
-    scores = sorted(key for key in present if _SCORE_MARK in key)
-    others = sorted(present - set(scores) - set(known))
-    further = [Chart(key, key, "A metric that this version of capi has no words for.", {key: ""}) for key in others]
-    return [*_score_charts(scores), *(known[key] for key in _ORDER if key in present), *further[:_FURTHER]]
+    present = dict.fromkeys(key for key in keys if key not in _HIDDEN)
+    scores = sorted(key for key in present if is_score(key))
+    known = [key for key in dict.fromkeys(_ORDER) if key in present]
+    others = sorted(key for key in present if key not in TABLE and not is_score(key))[:_FURTHER]
+    return [*_score_charts(scores), *(_chart(key) for key in [*known, *others])]
+
+
+def _chart(key: str) -> Chart:
+    metric = metric_of(key)
+    return Chart(key, metric.title, metric.description, {key: ""})
 
 
 def charts_data(runs: Sequence[RunReport]) -> dict[str, Any]:
@@ -109,7 +86,7 @@ def loss_meaning(runs: Sequence[RunReport]) -> str:
     if len(labels) > 1:
         listed = "; ".join(f"{label.name} in {label.unit}" for label in labels)
         return f"Losses of different targets, which cannot be compared: {listed}."
-    return labels[0].meaning if labels else _PLAIN["student_loss"].meaning
+    return metric_of("student_loss", labels[0]).description if labels else metric_of("student_loss").description
 
 
 def as_json(data: Any) -> str:
@@ -120,10 +97,10 @@ def as_json(data: Any) -> str:
 
 def _score_charts(keys: Sequence[str]) -> list[Chart]:
     """A chart for each score, with teacher and student as its lines."""
-    names = dict.fromkeys(key.rpartition(_SCORE_MARK)[0] for key in keys)
+    names = dict.fromkeys(key.rpartition("/")[0] for key in keys)
     charts = []
     for name in names:
-        metrics = {key: key.rpartition(_SCORE_MARK)[2] for key in keys if key.rpartition(_SCORE_MARK)[0] == name}
+        metrics = {key: key.rpartition("/")[2] for key in keys if key.rpartition("/")[0] == name}
         # The teacher is what one uses in the end, so it comes first.
         ordered = dict(sorted(metrics.items(), key=lambda pair: (pair[1] != "teacher", pair[1])))
         charts.append(Chart(name, name, "Score of the frozen features.", ordered, group="scores", percent=True))
@@ -177,9 +154,9 @@ def _short(value: float) -> float | None:
 
 def _healthy(key: str, runs: Sequence[RunReport]) -> dict[str, Any]:
     """The healthy range in numbers and words, where all runs have the same."""
-    found = {finding.limits for run in runs for finding in run.findings if finding.rule.key == key}
+    found = {finding.limits for run in runs for finding in run.measures if finding.key == key}
     if len(found) != 1:
         return {"limits": None, "healthy": ""}
-    limits = found.pop()
+    limits = found.pop() or (-math.inf, math.inf)
     numbers = [float(f"{limit:.6g}") if math.isfinite(limit) else None for limit in limits]
-    return {"limits": numbers, "healthy": spoken(limits)}
+    return {"limits": numbers, "healthy": range_text(limits)}

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from capi.method.targets import LossLabel
 from capi.report.pictures.sheets import printable
-from capi.train.health import Finding
+from capi.train.health import Finding, verdict
 
 StateKind = Literal["running", "finished", "stopped", "unknown"]
 
@@ -93,7 +93,9 @@ class RunReport:
     state: RunState
     columns: Mapping[str, Column] = field(default_factory=dict)
     findings: Sequence[Finding] = ()
-    rung: Sequence[tuple[int, Finding]] = ()
+    """The diagnosis, as the doctor has it."""
+    past: Sequence[tuple[int, Finding]] = ()
+    """Alarms by the step at which they were raised."""
     notes: Sequence[str] = ()
     emergence: Sequence[Emergence] = ()
     emergence_note: str = ""
@@ -108,19 +110,20 @@ class RunReport:
 
     @property
     def alarms(self) -> list[Finding]:
-        """Those that ring now."""
+        """What is wrong now."""
         return [finding for finding in self.findings if finding.state == "alarm"]
+
+    @property
+    def measures(self) -> list[Finding]:
+        """The findings of metrics with a healthy range."""
+        return [finding for finding in self.findings if finding.limits is not None]
+
+    @property
+    def verdict(self) -> str:
+        """What is well and what is not, in one line."""
+        return verdict(self.findings)
 
 
 def text(value: Any) -> str:
     """Anything from outside, so that it can only be text in a page."""
     return escape(printable(str(value)))
-
-
-def number(value: float | None) -> str:
-    """A value for people, with the digits that matter."""
-    if value is None:
-        return "not measured"
-    if not np.isfinite(value):
-        return "no number"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from capi.report.pages.charts import thin
-from capi.report.pages.data import Column, RunReport, number, text
-from capi.train.health import Finding, spoken
+from capi.report.pages.data import Column, RunReport, text
+from capi.train.health import Finding, metric_of, number_text, range_text
 
 _WIDTH, _HEIGHT, _MARGIN = 200.0, 48.0, 4.0
 _SPARK_STRETCHES = 60
@@ -16,11 +16,11 @@ _MARKS = {"well": ("✓", "well"), "alarm": ("▲", "alarm"), "unknown": ("…",
 
 
 def health(run: RunReport) -> str:
-    """What rings, what rang before, and all measures."""
-    if not run.findings:
-        return '<p class="soft">Health cannot be judged without the config of the run.</p>'
-    judged = '<p class="soft">Values are the median of the last records, so that one odd batch rings nothing.</p>'
-    return "\n".join([*_alarms(run), *_earlier(run), judged, _cards(run)])
+    """The verdict, what is wrong with advice, what was wrong before, and all measures."""
+    judged = '<p class="soft">Values are the median of the last records, so that one odd batch raises no alarm.</p>'
+    without = '<p class="soft">Health cannot be judged without the config of the run.</p>'
+    cards = f"{judged}{_cards(run)}" if run.measures else without
+    return "\n".join([f'<p class="verdict">{text(run.verdict)}</p>', *_alarms(run), *_earlier(run), cards])
 
 
 def spark(column: Column, finding: Finding) -> str:
@@ -35,9 +35,9 @@ def spark(column: Column, finding: Finding) -> str:
         inside = min(max((value - low) / (high - low), 0.0), 1.0)
         return _HEIGHT - _MARGIN - inside * (_HEIGHT - 2 * _MARGIN)
 
-    top, bottom = (0.0 if finding.limits[1] >= high else height(finding.limits[1])), _HEIGHT
-    if finding.limits[0] > low:
-        bottom = height(finding.limits[0])
+    top, bottom = (0.0 if _limits(finding)[1] >= high else height(_limits(finding)[1])), _HEIGHT
+    if _limits(finding)[0] > low:
+        bottom = height(_limits(finding)[0])
     band = f'<rect class="band" width="{_WIDTH:g}" y="{top:.1f}" height="{max(bottom - top, 0):.1f}"/>'
     first, last = float(drawn.steps[0]), float(drawn.steps[-1])
     points = [
@@ -60,7 +60,7 @@ def _domain(low: float, high: float, finding: Finding) -> tuple[float, float]:
 
 
 def _crossed(finding: Finding) -> float | None:
-    low, high = finding.limits
+    low, high = _limits(finding)
     if finding.value is None:
         return None
     return low if finding.value < low else high if finding.value > high else None
@@ -79,36 +79,25 @@ def _path(points: list[str | None]) -> str:
 
 
 def _alarms(run: RunReport) -> Iterator[str]:
-    if not run.alarms:
-        yield f'<p class="verdict">{_quiet(run)}</p>'
-        return
-    yield f'<ul class="alarms" aria-label="Alarms that ring">{"".join(map(_alarm, run.alarms))}</ul>'
-
-
-def _quiet(run: RunReport) -> str:
-    """That nothing rings says little where little was measured."""
-    judged = sum(finding.state == "well" for finding in run.findings)
-    if not judged:
-        return "Nothing can be said yet: too little has been measured."
-    left = len(run.findings) - judged
-    return "No alarm rings." + (f" {left} of {len(run.findings)} measures could not be judged." if left else "")
+    if run.alarms:
+        yield f'<ul class="alarms" aria-label="Alarms">{"".join(map(_alarm, run.alarms))}</ul>'
 
 
 def _alarm(finding: Finding) -> str:
     return (
-        f'<li><b><span aria-hidden="true">▲</span> Alarm: {text(finding.rule.title)}</b> is {number(finding.value)}, '
-        f"healthy is {text(spoken(finding.limits))}.<br>{text(finding.advice)}</li>"
+        f'<li><b><span aria-hidden="true">▲</span> {text(finding.title)}</b>: {text(finding.text)}'
+        f"<br>{text(finding.advice)}</li>"
     )
 
 
 def _earlier(run: RunReport) -> Iterator[str]:
     """Alarms by measure, since one that comes and goes would fill the page."""
     steps: dict[str, list[int]] = {}
-    for step, finding in run.rung:
-        steps.setdefault(finding.rule.title, []).append(step)
+    for step, finding in run.past:
+        steps.setdefault(finding.title, []).append(step)
     if steps:
         lines = "".join(f"<li>{text(title)}: {_times(found)}</li>" for title, found in steps.items())
-        yield f"<details><summary>When alarms went off</summary><ul>{lines}</ul></details>"
+        yield f"<details><summary>When alarms were raised</summary><ul>{lines}</ul></details>"
 
 
 def _times(steps: list[int]) -> str:
@@ -118,20 +107,25 @@ def _times(steps: list[int]) -> str:
 
 
 def _cards(run: RunReport) -> str:
-    ordered = sorted(run.findings, key=lambda finding: finding.state != "alarm")
+    ordered = sorted(run.measures, key=lambda finding: finding.state != "alarm")
     return f'<div class="measures">{"".join(_card(finding, run) for finding in ordered)}</div>'
 
 
 def _card(finding: Finding, run: RunReport) -> str:
     sign, word = _MARKS[finding.state]
-    column = run.columns.get(finding.rule.key)
+    column = run.columns.get(finding.key)
     if finding.value is None:
         word = "not measured"
-    shown = "" if finding.value is None else f'<p class="value">{number(finding.value)}</p>'
+    shown = "" if finding.value is None else f'<p class="value">{number_text(finding.value)}</p>'
     curve = spark(column, finding) if column is not None else ""
     return (
-        f'<article class="measure {finding.state}"><h3>{text(finding.rule.title)}</h3>'
+        f'<article class="measure {finding.state}"><h3>{text(finding.title)}</h3>'
         f'<p class="state"><span aria-hidden="true">{sign}</span> {word}</p>'
         f"{shown}{curve}"
-        f'<p class="soft">Healthy: {text(spoken(finding.limits))}. {text(finding.rule.meaning)}</p></article>'
+        f'<p class="soft">Healthy: {text(range_text(_limits(finding)))}. '
+        f"{text(metric_of(finding.key).description)}</p></article>"
     )
+
+
+def _limits(finding: Finding) -> tuple[float, float]:
+    return finding.limits or (-math.inf, math.inf)

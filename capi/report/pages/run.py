@@ -16,9 +16,10 @@ from itertools import groupby
 from typing import Any
 
 from capi.report.pages.charts import as_json, chart_list, charts_data
-from capi.report.pages.data import RunReport, number, text
+from capi.report.pages.data import RunReport, text
 from capi.report.pages.health import health
 from capi.report.pages.pictures import emergence, gallery
+from capi.train.health import number_text
 
 CHARTS = "charts"
 _NO_SCORES = (
@@ -213,7 +214,7 @@ def _compared_columns(runs: Sequence[RunReport]) -> Iterator[tuple[str, str]]:
 
 def _run_row(run: RunReport, link: str, index: int, keys: Sequence[str]) -> str:
     values = "".join(f'<td class="number">{_last_value(run, key)}</td>' for key in keys)
-    titles = ", ".join(finding.rule.title for finding in run.alarms)
+    titles = ", ".join(finding.title for finding in run.alarms)
     ringing = f"▲ {text(titles)}" if titles else "none"
     step = "none" if run.state.step is None else f"{run.state.step:,}"
     return (
@@ -230,4 +231,4 @@ def _last_value(run: RunReport, key: str) -> str:
     if last is not None and "/" in key and 0 <= last <= 1:
         return f"{last:.2%}"
     unit = f" {text(run.loss.unit)}" if key == "student_loss" and run.loss else ""
-    return "none" if last is None else number(last) + unit
+    return "none" if last is None else number_text(last) + unit

@@ -1,0 +1,68 @@
+"""Alarms while a run trains, doctor, report and watch are one judgement: on the same runs they say the same."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from capi.cli import main
+from capi.config.schema import Config
+from capi.report.doctor import doctor
+from capi.report.run_report import gather, write_report
+from capi.report.watch import WatchServer
+from capi.train.health import Watchman
+from capi.train.run import run_facts
+from tests.report.test_doctor import config, write_run  # noqa: F401
+
+# What each kind of run writes from a quarter of it on, and what is wrong with it.
+RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "healthy": ({}, set()),
+    "collapsed": (
+        {"effective_rank": 1.0, "prototype_perplexity": 0.01, "dead_prototypes": 0.99},
+        {"Effective rank of the features", "Prototypes in use", "Dead prototypes"},
+    ),
+    "NaN": (
+        {"student_loss": None, "effective_rank": None},
+        {"Loss of the student", "Effective rank of the features"},
+    ),
+    "positional collapse": (
+        {"position_share": 0.5, "position_information": 1.0},
+        {"Position in the features", "Position in the prototypes"},
+    ),
+    "unlearned": ({"student_loss": 4.5, "folder/knn/teacher": 0.1}, {"Loss of the student", "folder/knn/teacher"}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test__alarms_doctor_report_and_watch_say_the_same(
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    changes, expected = RUNS[name]
+    run = write_run(tmp_path / "run", config, changes=changes)
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    watchman = Watchman(run_facts(config, images=100, device="cpu"))
+    raised = {finding.title for record in records for finding in watchman.see(record)}
+    diagnosis, report = doctor(run), gather(run)
+    assert {finding.title for finding in diagnosis.of("alarm")} == {one.title for one in report.alarms} == expected
+    assert raised == expected
+    assert diagnosis.sentence == report.verdict
+    monkeypatch.setattr("sys.argv", ["capi", "doctor", str(run)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == (1 if expected else 0)
+    said = capsys.readouterr().out
+    shown = write_report(run).read_text(encoding="utf-8")
+    assert report.verdict in said
+    assert report.verdict in shown
+    with WatchServer([run], port=0) as server:
+        watched = server.answer("/")
+    assert watched is not None
+    assert report.verdict in watched[1]
+    for finding in report.alarms:
+        assert finding.text in said
+        assert finding.text in shown
