@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.targets import LossLabel
 from capi.report.costs import DEFAULT_COSTS, Cost, CostAssumptions, cost_of, seconds_of_starts
@@ -19,9 +20,9 @@ from capi.report.picture_files import read_emergence, read_prototypes
 from capi.runtime.atomic import atomic_write
 from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
-from capi.train.build import loss_label
 from capi.train.health import Finding, Rule, RunFacts, Watchman
 from capi.train.run import run_facts
+from capi.zoo.build import recorded_loss, recorded_target
 from capi.zoo.metrics import FILE
 from capi.zoo.run_folder import CONFIG, RECORD, RunFolder, run_config
 
@@ -29,7 +30,6 @@ REPORT = "report.html"
 _STARTS_SHOWN = 20
 # Without a config nobody knows the ranges; the watchman then only looks on.
 _NO_FACTS = RunFacts(prototypes=1, width=1, total_steps=0)
-_LONGEST_LABEL = 60
 _LOST = "The run is lost from here on: go back to an earlier checkpoint, with a lower optimization.learning_rate."
 
 
@@ -105,21 +105,22 @@ class FollowedRun:
         trained_now = is_being_trained(self.folder.path)
         self.metrics.read()
         columns = self.metrics.columns()
+        loss = recorded_loss(record, self._config)
         emergence, emergence_note = read_emergence(self.folder.pictures / "snapshots")
-        prototypes, prototypes_note = self._prototypes()
+        prototypes, prototypes_note = self._prototypes(record)
         cost = self._cost(columns, _starts(record))
         return RunReport(
             name=self.name,
             state=self._state(trained_now),
             columns=columns,
-            findings=self._findings(columns, loss_of(record, self._facts)),
+            findings=self._findings(columns, loss),
             rung=tuple(self._rung),
             notes=self._notes(columns),
             emergence=emergence,
             emergence_note=emergence_note,
             prototypes=prototypes,
             prototypes_note=prototypes_note,
-            loss=loss_of(record, self._facts),
+            loss=loss,
             cost=cost.facts,
             assumptions=cost.assumptions,
             config=hide_paths_of_yaml(self.folder.config_text()),
@@ -128,13 +129,14 @@ class FollowedRun:
 
     def _begin(self) -> None:
         self._config_stamp = _file_stamp(self.folder.path / CONFIG)
-        self._facts, self._unreadable = self._read_facts()
+        self._config, self._unreadable = self._read_config()
+        self._facts = run_facts(self._config) if self._config else None
         self._forget()
         self.metrics = MetricsReader(self.folder.path / FILE, self._see, self._forget)
 
-    def _read_facts(self) -> tuple[RunFacts | None, str]:
+    def _read_config(self) -> tuple[Config | None, str]:
         try:
-            return run_facts(run_config(self.folder)), ""
+            return run_config(self.folder), ""
         except CapiError as error:
             said = hide_paths_within(str(error), self.folder.path)
             return None, f"The config cannot be read, so health is not judged: {said}"
@@ -154,10 +156,11 @@ class FollowedRun:
         broken = [Finding(rule, "alarm", math.nan, rule.limits(self._facts), _LOST) for rule in lost]
         return [*broken, *self._watchman.findings()]
 
-    def _prototypes(self) -> tuple[list[PrototypeStrip], str]:
+    def _prototypes(self, record: Mapping[str, Any]) -> tuple[list[PrototypeStrip], str]:
         """The strips, and a note; only a clustering has prototypes to be drawn."""
-        if self._facts and self._facts.target != "clustering":
-            return [], f"Nothing is clustered in this run (target.kind={self._facts.target}): it has no prototypes."
+        if self._config and not recorded_target(record, self._config).clusters:
+            kind = self._config.target.kind
+            return [], f"Nothing is clustered in this run (target.kind={kind}): it has no prototypes."
         return read_prototypes(self.folder.pictures / "prototypes")
 
     def _state(self, trained_now: bool | None) -> RunState:
@@ -188,15 +191,6 @@ class FollowedRun:
         if lost:
             notes.append(f"The last value is no number: {', '.join(sorted(lost))}.")
         return notes
-
-
-def loss_of(record: Mapping[str, Any], facts: RunFacts | None) -> LossLabel | None:
-    """What the student's loss is: as run.json says, or by the kind of target where an older version wrote it."""
-    noted = record.get("loss")
-    words = (noted.get("name"), noted.get("unit")) if isinstance(noted, Mapping) else ()
-    if words and all(isinstance(word, str) and 0 < len(word) <= _LONGEST_LABEL for word in words):
-        return LossLabel(*map(str, words))
-    return loss_label(facts.target) if facts else None
 
 
 def _loss_rules(loss: LossLabel | None) -> tuple[Rule, Rule]:

@@ -183,9 +183,9 @@ def _make_folder(given: _Given, initialised: Initialised | None) -> None:
         with given.folder.locked():
             given.folder.clear()
     data = with_sample(given.facts, given.source)
-    loss = build.loss_label(given.config.target.kind)._asdict()
     origin = {"init": initialised.record} if initialised else {}
-    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": data, "loss": loss, **origin})
+    record = {"seed": given.config.seed, "data": data, **networks.target_record(given.config), **origin}
+    given.folder.create(dump_config(given.config), record)
 
 
 def _spread(given: _Given, learner: Learner | None, processes: Processes, device: torch.device) -> Learner:

@@ -18,6 +18,7 @@ from capi.train.cost.flop import TRAINING, Counts, IterationFlop, iteration_flop
 from capi.train.cost.hardware import Gpu, find_gpu
 from capi.train.cost.memory import MemoryPlan, Planned, Saving
 from capi.train.cost.power import CARBON_INTENSITY
+from capi.zoo.build import target_class
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
 
 def networks(config: Config, gpu: Gpu | None = None) -> Planned:
     """The networks of a config without memory for weights, and its tokens; without a GPU for any accelerator."""
-    if config.target.kind == "frozen":
+    if target_class(config).wants_encoder:
         raise CapiError(
             "what a frozen encoder costs is not known before it is opened: try the recipe with `capi pretrain --check`"
         )
