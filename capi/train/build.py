@@ -14,7 +14,7 @@ from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import summarize
-from capi.errors import CapiError, expect
+from capi.errors import CapiError, expect, nearest
 from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
 from capi.method.targets import Target
@@ -25,7 +25,8 @@ from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
 from capi.train.loop import LoopSettings
-from capi.train.optimizer import student_optimizer, target_optimizer
+from capi.train.muon import Muon
+from capi.train.optimizer import AdamW, OptimizerClass, student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
@@ -91,9 +92,11 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         target=target,
         student_optimizer=student_optimizer(
             student,
+            optimizer=find_optimizer(optimization.optimizer),
             weight_decay=optimization.weight_decay,
             norm_decay_multiplier=optimization.norm_decay_multiplier,
             patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
+            matrix_rate_multiplier=optimization.matrix_rate_multiplier,
         ),
         target_optimizer=target_optimizer(
             target,
@@ -108,6 +111,25 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         statistics=None if "auto" in {config.data.mean, config.data.std} else statistics(config),
         image_size=config.data.height_and_width,
     )
+
+
+# What `optimization.optimizer` may name.
+OPTIMIZERS: dict[str, OptimizerClass] = {"adamw": AdamW, "muon": Muon}
+
+
+def register_optimizer(name: str, optimizer: OptimizerClass) -> None:
+    """Let `optimization.optimizer` name an optimizer of one's own, which keeps the contract `Optimizer`."""
+    OPTIMIZERS[name] = optimizer
+
+
+def find_optimizer(name: str) -> OptimizerClass:
+    """The optimizer of this name."""
+    if name not in OPTIMIZERS:
+        raise CapiError(
+            f'optimization.optimizer: there is no optimizer "{name}"{nearest(name, OPTIMIZERS)} (there are '
+            f"{', '.join(OPTIMIZERS)})"
+        )
+    return OPTIMIZERS[name]
 
 
 def resolve_target(

@@ -196,7 +196,7 @@ def networks(config: Config, gpu: Gpu | None = None) -> Planned:
 
 def flop_of(planned: Planned, images: int) -> IterationFlop:
     """FLOP of one image, where so many are computed together."""
-    return iteration_flop(
+    flop = iteration_flop(
         planned.learner.student,
         planned.learner.target,
         batch_size=max(images, 1),
@@ -204,6 +204,7 @@ def flop_of(planned: Planned, images: int) -> IterationFlop:
         visible=planned.counts.visible,
         predicted=planned.counts.predicted,
     )
+    return flop._replace(optimizer=planned.learner.student_optimizer.flop() / planned.config.optimization.batch_size)
 
 
 def _refuse_uneven(config: Config, gpus: int, saving: Saving) -> None:
