@@ -29,6 +29,7 @@ TOGETHER = {
     "fused, mlp, ema_head": [*PREDICTORS["fused"], "model.head=mlp", *TARGETS["ema_head"]],
 }
 SETTINGS = {
+    "muon": ["optimization.optimizer=muon"],
     "random masks": ["masking.kind=random", "masking.roll=false"],
     "block masks": ["masking.kind=block"],
     "several blocks": ["masking.kind=multi_block"],

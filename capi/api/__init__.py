@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from capi.runtime.devices import choose_device as choose_device
     from capi.runtime.signals import StopRequest as StopRequest
     from capi.train.build import build_learner as build_learner
-    from capi.train.build import loss_label as loss_label
     from capi.train.build import masked_batch as masked_batch
     from capi.train.cost.hardware import gpus as gpus
     from capi.train.cost.hardware import this_machine as this_machine
@@ -74,6 +73,8 @@ if TYPE_CHECKING:
     from capi.zoo.baselines.baseline import Baseline as Baseline
     from capi.zoo.baselines.registry import PAPER_BASELINES as PAPER_BASELINES
     from capi.zoo.baselines.registry import list_baselines as list_baselines
+    from capi.zoo.build import loss_label as loss_label
+    from capi.zoo.build import target_class as target_class
     from capi.zoo.encoders import load as load
     from capi.zoo.export import ExportOptions as ExportOptions
     from capi.zoo.export import export as export
@@ -139,7 +140,8 @@ _COMMANDS = {
     "atomic_write": "capi.runtime.atomic",
     "choose_device": "capi.runtime.devices",
     "StopRequest": "capi.runtime.signals",
-    "loss_label": "capi.train.build",
+    "loss_label": "capi.zoo.build",
+    "target_class": "capi.zoo.build",
     "gpus": "capi.train.cost.hardware",
     "this_machine": "capi.train.cost.hardware",
     "Measured": "capi.train.cost.measure",

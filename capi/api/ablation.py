@@ -43,7 +43,8 @@ from capi.config.loading import dump_config, overridden
 from capi.config.run_sections import EvaluationConfig
 from capi.config.schema import Config
 from capi.config.trust import trusted_code
-from capi.data.sources import read_csv
+from capi.data.image_lists import class_folders
+from capi.data.sources import image_folder, image_names, read_csv
 from capi.errors import CapiError
 from capi.evals.comparison_cells import Column
 from capi.report.ablation.outcomes import Point, RowOutcome, RunOutcome, TableOutcome
@@ -64,8 +65,8 @@ LABELS = "labels.csv"
 # Columns of a CSV that are taken for the class, in this order, where none is named.
 _CLASS_COLUMNS = ("label", "class", "class_id")
 _EXPECTED = (
-    f"a folder with a {LABELS} (columns file, split, and label or mask), a CSV like it, a folder with the folders "
-    "train and test (or val) that hold a folder for each class, one with images/ and masks/ by split, or demo"
+    f"a folder with a {LABELS} (columns file, label or mask, and split), a CSV like it, a folder with a folder for "
+    "each class, or with folders train and test (or val) of them, one with images/ and masks/, or demo"
 )
 
 
@@ -88,10 +89,13 @@ def find_data(place: str, options: Sequence[str] = ()) -> StudyData:
         return _of_csv(path, options)
     if (path / LABELS).is_file():
         return _of_csv(path / LABELS, options)
-    if (path / "masks").is_dir() and (path / "images" / "train").is_dir():
-        return StudyData(str(path / "images" / "train"), {"segmentation": ("masks", {"data": str(path)})})
+    if (path / "masks").is_dir() and (path / "images").is_dir():
+        images = next(folder for folder in (path / "images" / "train", path / "images") if folder.is_dir())
+        return StudyData(str(images), {"segmentation": ("masks", {"data": str(path)})})
     if (path / "train").is_dir() and any((path / test).is_dir() for test in ("test", "val")):
         return StudyData(str(path / "train"), {"classification": ("folder", {"data": str(path)})})
+    if path.is_dir() and any(image_names(path)) and class_folders(image_folder(path)) is not None:
+        return StudyData(str(path), {"classification": ("folder", {"data": str(path)})})
     raise CapiError(f"{path} has no labels to judge the rows of a study by: expected {_EXPECTED}")
 
 

@@ -29,6 +29,7 @@ from capi.report.run_report import gather
 from capi.runtime.atomic import atomic_folder, atomic_write
 from capi.runtime.image_files import open_image
 from capi.runtime.privacy import hide_path, hide_paths, name_of_data
+from capi.zoo.build import recorded_target
 from capi.zoo.huggingface.files import write_files
 from capi.zoo.run_folder import CONFIG, RunFolder, run_config
 from capi.zoo.weights import Weights, load_run
@@ -89,13 +90,13 @@ def _facts_of_model(encoder: CapiEncoder, config: Config) -> dict[str, Any]:
         "architecture": architecture_of(encoder),
         "parameters": sum(weight.numel() for weight in encoder.encoder.parameters()),
         "image_size": config.data.height_and_width,
-        "target": config.target.kind,
     }
 
 
 def _facts_of_run(run: Path, report: RunReport, config: Config, weights: str) -> dict[str, Any]:
     record = RunFolder(run).record()
     return {
+        "target": recorded_target(record, config).description,
         "training": _training(report, config, weights),
         "data": _data(record),
         "origin": _origin(record, config),
@@ -142,7 +143,7 @@ def _origin(record: Record, config: Config) -> str:
             f"It started from the weights of {plain(hide_path(str(started.get('encoder'))))} (sha256 of the tensors "
             f"{plain(digest)}), not from fresh ones."
         )
-    if config.target.kind == "frozen":
+    if config.target.frozen.encoder is not None:
         told.append(f"Its targets are features of {plain(hide_path(str(config.target.frozen.encoder)))}.")
     return " ".join(told)
 

@@ -115,7 +115,9 @@ def _print_plan(recipe: str, planned: "RunPlan", paper: "list[PlanComparison] | 
 
 def _summary(recipe: str, planned: "RunPlan") -> Table:
     effort, chosen = planned.effort, planned.assumptions
-    flop = ", ".join(f"{_words(name)} {value / 1e9:.2f}" for name, value in planned.flop_an_image._asdict().items())
+    flop = ", ".join(
+        f"{_words(name)} {value / 1e9:.2f}" for name, value in planned.flop_an_image._asdict().items() if value
+    )
     precision = "bfloat16" if planned.saving.mixed_precision else "float32"
     peak = planned.gpu.peak("bfloat16" if planned.saving.mixed_precision else "float32") / 1e12
     rows = {

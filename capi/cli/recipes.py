@@ -62,7 +62,7 @@ def _opening(name: str, config: Config) -> Iterator[str]:
 
 
 def _cost(config: Config) -> str:
-    if config.target.kind == "frozen":
+    if api.target_class(config).wants_encoder:
         return "not known before the frozen encoder is opened"
     cost = api.planned_cost(config)
     return (

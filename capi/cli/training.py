@@ -161,7 +161,7 @@ def _check(
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
         if found.warning:
             console.print(f"Warning: {found.warning}", markup=False, highlight=False, soft_wrap=True)
-    loss = api.loss_label(config.target.kind)
+    loss = api.loss_label(config)
     console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", config.optimization.steps))
 
 
@@ -192,7 +192,7 @@ def _numbers(values: list[float]) -> str:
 def _cost_table(cost: "StepCost", loss: "LossLabel", title: str, steps: int) -> Table:
     table = Table(title=title, box=None, show_header=False, title_justify="left", pad_edge=False)
     flop = ", ".join(
-        f"{name.replace('_', ' ')} {value / 1e9:.2f}" for name, value in cost.flop_an_image._asdict().items()
+        f"{name.replace('_', ' ')} {value / 1e9:.2f}" for name, value in cost.flop_an_image._asdict().items() if value
     )
     rows = {
         "encoder": f"{cost.encoder_parameters / 1e6:.1f} M parameters",

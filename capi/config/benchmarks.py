@@ -41,6 +41,8 @@ class BenchmarkConfig(Section):
     """The split to train on; null takes the data set's own."""
     tests: tuple[str, ...] | None = None
     """The splits to test on; null takes the data set's own."""
+    test_share: Share | None = None
+    """Share of the images to test on where `folder`, `csv` or `masks` has no splits; null means 0.2."""
     label: str | None = None
     """A CSV's column with the class; null means `label`."""
     exclude: str | None = None

@@ -243,8 +243,13 @@ class OptimizationConfig(Section):
     """Iterations of the whole run."""
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps in which the learning rate rises."""
+    optimizer: str = "adamw"
+    """What updates the student: `adamw`, or `muon` (ours) on the 2-D weights inside blocks and AdamW on the rest.
+    Prototypes always have AdamW."""
     learning_rate: Positive = 1e-3
     """Peak learning rate."""
+    matrix_rate_multiplier: Positive = 1.0
+    """Learning rate of the 2-D weights inside blocks, in units of the student's."""
     cosine_kept: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Share of the cosine that is run through after the warm-up."""
     weight_decay: NotNegative = 0.1

@@ -14,7 +14,7 @@ from capi.data.sources import Files, ImageSource, csv_place, image_folder, is_cs
 from capi.errors import CapiError, nearest
 from capi.runtime.image_files import refuse_outside
 
-_SPLITS = frozenset({"train", "training", "val", "validation", "test", "testing"})
+SPLITS = frozenset({"train", "training", "val", "validation", "test", "testing"})
 
 
 class ListedImages(NamedTuple):
@@ -63,7 +63,7 @@ def class_folders(images: Files) -> list[str] | None:
     if any(len(part) != 2 for part in parts):
         return None
     folders = [folder for folder, _ in parts]
-    return folders if len(set(folders)) > 1 and not _SPLITS.issuperset(folders) else None
+    return folders if len(set(folders)) > 1 and not SPLITS.issuperset(folders) else None
 
 
 def _from_csv(data: str, split: str | None, label: str) -> ListedImages:

@@ -41,6 +41,7 @@ def _whole_data(config: BenchmarkConfig) -> EvaluationData:
     options = DataOptions(
         train=config.train,
         tests=config.tests,
+        test_share=config.test_share,
         label=config.label,
         exclude=None if config.exclude is None else Path(config.exclude),
         more={name: Path(path) for name, path in config.more.items()},

@@ -115,6 +115,8 @@ class DataOptions:
     """Name of the split to train on."""
     tests: tuple[str, ...] | None = None
     """Names of the splits to test on."""
+    test_share: float | None = None
+    """Share of the images to test on where the data set has no splits; None: `files.TEST_SHARE`."""
     label: str | None = None
     """A CSV's column with the class."""
     exclude: Path | None = None

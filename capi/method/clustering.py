@@ -10,7 +10,7 @@ tokens (`queue.py`) may be balanced together with them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,17 @@ from capi.method.bounded import ClusteringSettings, cluster
 from capi.method.factors import Factors, rebuild
 from capi.method.losses import soft_cross_entropy
 from capi.method.queue import QueueShape, TokenQueue
-from capi.method.sinkhorn import OneProcess
-from capi.method.targets import Target, Targets, distribution_metrics, distribution_summary
+from capi.method.sinkhorn import OneProcess, SinkhornVariant
+from capi.method.targets import (
+    OF_THE_RUN,
+    OF_THE_TEACHER,
+    RunContext,
+    Target,
+    Targets,
+    distribution_metrics,
+    distribution_summary,
+)
+from capi.method.teacher import Teacher
 from capi.types import Float, Int, Reduction
 
 
@@ -29,6 +38,24 @@ class OnlineClustering(Target):
 
     name = "clustering"
     loss_name, loss_unit = "Cross-entropy", "nat"
+    description = "the clusters (CAPI, cluster and predict latent patches)"
+    reads = ("clustering",)
+    has_prototypes = clusters = True
+    measures = (
+        *OF_THE_RUN,
+        *OF_THE_TEACHER,
+        "target_entropy",
+        "prototype_perplexity",
+        "dead_prototypes",
+        "position_information",
+        "clustering_gradient",
+    )
+    advice: ClassVar = {
+        "target_entropy": (
+            "Raise clustering.target_temperature, or lower clustering.learning_rate_multiplier.",
+            "Train longer, lower clustering.target_temperature, or use fewer prototypes for so few images.",
+        )
+    }
     recent_use: Tensor
 
     def __init__(
@@ -53,6 +80,45 @@ class OnlineClustering(Target):
         self.register_buffer("recent_use", torch.zeros(prototypes), persistent=False)
         self.queue = None if queue is None else TokenQueue(queue, width)
         self._last_tokens: Sequence[Tensor] = ()
+
+    @classmethod
+    def build(
+        cls,
+        run: RunContext,
+        teacher: Teacher,  # noqa: ARG003 - the contract
+        *,
+        prototypes: int,
+        bias: bool,
+        sinkhorn: SinkhornVariant,
+        iterations: int,
+        target_temperature: float,
+        prediction_temperature: float,
+        chunk_mib: int | None,
+        queue: int,
+        **_: Any,
+    ) -> "OnlineClustering":
+        """What else its section has is for its optimizer. `queue` counts the images of earlier batches."""
+        settings = ClusteringSettings(
+            sinkhorn=sinkhorn,
+            iterations=iterations,
+            target_temperature=target_temperature,
+            prediction_temperature=prediction_temperature,
+            chunk_bytes=None if chunk_mib is None else chunk_mib * 2**20,
+        )
+        shape = QueueShape(
+            batches=queue // run.batch_size,
+            images=run.batch_size // run.processes,
+            positions=run.grid[0] * run.grid[1],
+            micro_batches=run.micro_batches,
+        )
+        return cls(
+            width=run.width,
+            prototypes=prototypes,
+            bias=bias,
+            settings=settings,
+            student_temperature=run.student_temperature,
+            queue=shape if queue else None,
+        )
 
     @property
     def sharded_buffers(self) -> Mapping[str, int]:

@@ -10,7 +10,8 @@ patch is predicted equally often, and b x n x k values never exist. The paper sa
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from torch import Tensor
 from capi.method.losses import soft_cross_entropy
 from capi.method.sinkhorn import OneProcess, balance
 from capi.method.targets import (
+    OF_THE_RUN,
+    OF_THE_TEACHER,
+    RunContext,
     Target,
     Targets,
     at_predicted,
@@ -25,6 +29,7 @@ from capi.method.targets import (
     distribution_summary,
     no_own_loss,
 )
+from capi.method.teacher import Teacher
 from capi.types import Float, Int, Reduction
 
 Balance = Literal["centring", "sinkhorn"]
@@ -40,6 +45,16 @@ class EmaHead(Target):
 
     name = "ema_head"
     loss_name, loss_unit = "Cross-entropy", "nat"
+    description = "the moving average of its own outputs (iBOT's loss)"
+    reads = ("target.ema_head",)
+    has_prototypes = True
+    measures = (*OF_THE_RUN, *OF_THE_TEACHER, "target_entropy")
+    advice: ClassVar = {
+        "target_entropy": (
+            "Raise target.ema_head.temperature and target.ema_head.first_temperature.",
+            "Train longer, lower target.ema_head.temperature, or use fewer with clustering.prototypes.",
+        )
+    }
     centre: Tensor
 
     def __init__(
@@ -62,6 +77,26 @@ class EmaHead(Target):
         self.reduction = reduction or OneProcess()
         self.register_buffer("centre", torch.zeros(prototypes))
         self._seen: list[Tensor] = []
+
+    @classmethod
+    def build(
+        cls,
+        run: RunContext,
+        teacher: Teacher,
+        *,
+        first_temperature: float,
+        temperature: float,
+        **settings: Any,
+    ) -> "EmaHead":
+        """From the one temperature to the other in the warm-up of the learning rate."""
+        return cls(
+            head=teacher.average.head,
+            prototypes=run.prototypes,
+            teacher_temperature=partial(
+                rising_temperature, start=first_temperature, end=temperature, steps=run.warmup_steps
+            ),
+            **settings,
+        )
 
     def forward(
         self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0

@@ -6,13 +6,25 @@ so that only the moving average stands against collapse.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from capi.method.losses import huber
-from capi.method.targets import Target, Targets, at_predicted, no_own_loss, value_metrics, value_summary
+from capi.method.targets import (
+    OF_THE_RUN,
+    OF_THE_TEACHER,
+    RunContext,
+    Target,
+    Targets,
+    at_predicted,
+    no_own_loss,
+    value_metrics,
+    value_summary,
+)
+from capi.method.teacher import Teacher
 from capi.types import Float, Int
 
 
@@ -21,6 +33,12 @@ class FeatureTargets(Target):
 
     name = "features"
     loss_name, loss_unit = "Huber loss", "normalized features"
+    description = "the features (I-JEPA's loss)"
+    measures: ClassVar[tuple[str, ...]] = (*OF_THE_RUN, *OF_THE_TEACHER)
+
+    @classmethod
+    def build(cls, run: RunContext, teacher: Teacher, *_: Any, **__: Any) -> Target:  # noqa: ARG003 - the contract
+        return cls()
 
     def forward(
         self,

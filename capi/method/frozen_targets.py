@@ -11,6 +11,7 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.method.feature_targets import FeatureTargets
+from capi.method.targets import OF_THE_RUN, RunContext
 from capi.method.teacher import Teacher
 from capi.types import Float, Statistics, VisionEncoder, statistics_of
 
@@ -19,7 +20,10 @@ class FrozenTargets(FeatureTargets):
     """Normalised features of an encoder that it is *given* and that never changes; its weights are no part of a run."""
 
     name = "frozen"
-    reads_teacher = False
+    description = "another encoder's features (distillation)"
+    reads = ("target.frozen",)
+    reads_teacher, wants_encoder = False, True
+    measures = OF_THE_RUN
 
     def __init__(self, *, encoder: VisionEncoder, patch_size: int, statistics: Statistics) -> None:
         """`patch_size` is the student's; `statistics` are what the run's images are normalised with."""
@@ -33,6 +37,30 @@ class FrozenTargets(FeatureTargets):
                 f"the encoder of target.frozen.encoder takes images with {len(self.wanted.mean)} channels, but "
                 f"model.channels is {len(self.given.mean)}: choose another encoder"
             )
+
+    @classmethod
+    def outputs(cls, run: RunContext, *, encoder: str | None, width: int | None) -> int:  # noqa: ARG003 - the contract
+        """`width` is that of the features of the encoder which is named."""
+        if width is None:
+            raise CapiError(
+                "target.frozen.width is not known before a run has opened the encoder: give it in the config"
+            )
+        return width
+
+    @classmethod
+    def build(
+        cls,
+        run: RunContext,
+        teacher: Teacher,  # noqa: ARG003 - the contract
+        *,
+        encoder: str | None,
+        width: int | None,  # noqa: ARG003 - the contract
+    ) -> "FrozenTargets":
+        if run.encoder is None:
+            raise CapiError(f"the targets need the encoder {encoder} opened: give it to build_learner")
+        if run.statistics is None:
+            raise CapiError("data.mean and data.std are `auto`, which only a run with images can replace by numbers")
+        return cls(encoder=run.encoder, patch_size=run.patch_size, statistics=run.statistics)
 
     @torch.no_grad()
     def tokens(self, teacher: Teacher, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n e"]:  # noqa: ARG002 - the contract

@@ -17,12 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.runtime.sharding import whole
-from capi.types import Float, Int
+from capi.types import Float, Int, Reduction
 
 # Images and positions of a batch that are looked at; prototypes that are told apart for their mutual information with
 # position: with more there would be no two patches of one prototype.
@@ -50,6 +49,17 @@ class Observer(Protocol):
         ...
 
 
+@runtime_checkable
+class Clustering(Protocol):
+    """A target with prototypes of its own."""
+
+    prototypes: Tensor
+    bias: Tensor | None
+    recent_use: Tensor
+    """How many of the last patches each prototype was nearest to, kept here."""
+    reduction: Reduction
+
+
 class NoObserver:
     """Looks at nothing."""
 
@@ -71,10 +81,10 @@ class HealthMonitor:
             return
         seen = F.normalize(some_tokens(tokens).float(), dim=-1)
         self.found |= {"position_share": position_share(seen), "effective_rank": effective_rank(seen.flatten(0, 1))}
-        if isinstance(target, OnlineClustering):
+        if isinstance(target, Clustering):
             self._prototypes(seen, target)
 
-    def _prototypes(self, seen: Float[Tensor, "b n d"], clustering: OnlineClustering) -> None:
+    def _prototypes(self, seen: Float[Tensor, "b n d"], clustering: Clustering) -> None:
         rows = seen.flatten(0, 1)
         nearest, of_few = nearest_prototypes(rows, clustering.prototypes, clustering.bias)
         # Counted over all processes, which must all do so, whatever their patches are.

@@ -10,8 +10,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from capi.errors import CapiError
 from capi.method.losses import squared_error
-from capi.method.targets import Target, Targets, at_predicted, no_own_loss, value_metrics, value_summary
+from capi.method.targets import (
+    RunContext,
+    Target,
+    Targets,
+    at_predicted,
+    no_own_loss,
+    value_metrics,
+    value_summary,
+)
 from capi.method.teacher import Teacher
 from capi.models.pixels import patch_pixels
 from capi.types import Float, Int
@@ -25,11 +34,22 @@ class PixelTargets(Target):
 
     name = "pixels"
     loss_name, loss_unit = "Squared error", "normalized pixels"
+    description = "the pixels (MAE's loss)"
     reads_teacher = False
 
     def __init__(self, *, patch_size: int) -> None:
         super().__init__()
         self.patch_size = patch_size
+
+    @classmethod
+    def outputs(cls, run: RunContext) -> int:
+        return run.channels * run.patch_size**2
+
+    @classmethod
+    def build(cls, run: RunContext, teacher: Teacher) -> "PixelTargets":  # noqa: ARG003 - the contract
+        if cls.outputs(run) == 1:
+            raise CapiError("target.kind=pixels cannot normalise a patch of one value: raise model.patch_size")
+        return cls(patch_size=run.patch_size)
 
     def tokens(self, teacher: Teacher, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n e"]:  # noqa: ARG002 - the contract
         return patch_pixels(images, self.patch_size).flatten(1, 2)

@@ -14,7 +14,8 @@ Targets never carry a gradient to the teacher, and a target's own loss reaches n
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from capi.method.losses import prototype_use, target_entropy
 from capi.method.sinkhorn import OneProcess
 from capi.method.teacher import Teacher
-from capi.types import Float, Int, Reduction
+from capi.types import Float, Int, Reduction, Statistics, VisionEncoder
 
 
 class Targets(NamedTuple):
@@ -43,6 +44,52 @@ class LossLabel(NamedTuple):
         return f"{self.name} between predictions and targets, in {self.unit}."
 
 
+@dataclass(frozen=True)
+class TargetFacts:
+    """What a target knows about itself, in plain values: a run writes it down, and who looks at the run reads it there.
+
+    What each means stands at `Target`.
+    """
+
+    description: str = "what the target asks for"
+    outputs: int | None = None
+    reads: tuple[str, ...] = ()
+    has_prototypes: bool = False
+    clusters: bool = False
+    reads_teacher: bool = True
+    measures: tuple[str, ...] = ()
+    advice: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a target may want to know of the run that it is built for."""
+
+    width: int
+    """Of the encoder's tokens."""
+    patch_size: int
+    channels: int
+    grid: tuple[int, int]
+    """Rows and columns of patches."""
+    prototypes: int
+    """How many distributions are over, also where the target learns none of its own."""
+    batch_size: int
+    micro_batches: int
+    steps: int
+    warmup_steps: int
+    student_temperature: float
+    processes: int = 1
+    statistics: Statistics | None = None
+    """What the images are normalised with; None where it is not known yet."""
+    encoder: VisionEncoder | None = None
+    """The one that `target.frozen.encoder` names."""
+
+
+# What `capi.method.health` measures of any run, and of the teacher's tokens.
+OF_THE_RUN = ("teacher_gap", "student_gradient")
+OF_THE_TEACHER = ("position_share", "effective_rank")
+
+
 class Target(nn.Module):
     """What must be predicted. Parameters are those of its own loss; buffers, what it keeps of earlier batches."""
 
@@ -51,10 +98,40 @@ class Target(nn.Module):
     # The student's loss in words, for curves and reports.
     loss_name: ClassVar[str]
     loss_unit: ClassVar[str]
+    # What is predicted of the hidden patches, in plain words: "the pixels".
+    description: ClassVar[str]
+    # The sections of the config that are about it.
+    reads: ClassVar[tuple[str, ...]] = ()
+    # Whether the student's outputs are logits of prototypes, not values; and whether the target learns prototypes of
+    # its own beside the student.
+    has_prototypes: ClassVar[bool] = False
+    clusters: ClassVar[bool] = False
     # Whether `tokens` are the teacher's, so that their health is that of the run.
     reads_teacher: ClassVar[bool] = True
+    # Whether it is built with the encoder that `target.frozen.encoder` names.
+    wants_encoder: ClassVar[bool] = False
+    # The measures of health that it has, by their names in `capi.train.health`; and for some of them what to do where
+    # they are too low and too high, in the keys of its own settings.
+    measures: ClassVar[tuple[str, ...]] = OF_THE_RUN
+    advice: ClassVar[Mapping[str, tuple[str, str]]] = {}
     # How a statistic of this process becomes that of the global batch.
     reduction: Reduction = OneProcess()
+
+    @classmethod
+    def outputs(cls, run: RunContext, *_: Any, **settings: Any) -> int:  # noqa: ARG003 - the contract
+        """How many values the student gives for a patch."""
+        return run.prototypes if cls.has_prototypes else run.width
+
+    @classmethod
+    def build(cls, run: RunContext, teacher: Teacher, *_: Any, **settings: Any) -> "Target":  # noqa: ARG003 - the contract
+        """The target of a run. `settings` are those of the sections that it reads, and `target.options`."""
+        return cls(run, **settings)
+
+    @classmethod
+    def facts(cls, outputs: int | None = None) -> TargetFacts:
+        """What is known of it without its code. `outputs` are the values that the student gives for a patch."""
+        names = (each.name for each in fields(TargetFacts) if each.name != "outputs")
+        return TargetFacts(outputs=outputs, **{name: getattr(cls, name) for name in names})
 
     @property
     def sharded_buffers(self) -> Mapping[str, int]:

@@ -22,13 +22,6 @@ _TAGS = ("capi", "self-supervised-learning", "masked-image-modeling", "vision-tr
 _LICENCE = re.compile(r"[a-z0-9][a-z0-9.-]{0,60}")
 # Without the bar, which tables take care of.
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#&~$!])")
-_PREDICTED = {
-    "clustering": "the clusters (CAPI, cluster and predict latent patches)",
-    "ema_head": "the moving average of its own outputs (iBOT's loss)",
-    "features": "the features (I-JEPA's loss)",
-    "pixels": "the pixels (MAE's loss)",
-    "frozen": "another encoder's features (distillation)",
-}
 _CITATION = """\
 The method: T. Darcet, F. Baldassarre, M. Oquab, J. Mairal, P. Bojanowski, *Cluster and Predict Latent Patches for
 Improved Masked Image Modeling*, Transactions on Machine Learning Research, 2025."""
@@ -56,7 +49,7 @@ class ModelCard:
     """Of the encoder."""
     image_size: tuple[int, int]
     target: str
-    """What it learnt to predict, as `target.kind` has it."""
+    """What it learnt to predict of hidden patches, in plain words."""
     training: str
     """How it was trained, in sentences."""
     data: str
@@ -126,7 +119,7 @@ def _opening(card: ModelCard) -> tuple[str, ...]:
         f"# {plain(name)}",
         f"A vision transformer that gives features of images: one vector for each patch of {shape.patch_size} x "
         f"{shape.patch_size} pixels, and one for the whole image. It learnt without labels, by predicting "
-        f"{_PREDICTED[card.target]} of patches that it did not see, and was not fine-tuned for anything.",
+        f"{plain(card.target)} of patches that it did not see, and was not fine-tuned for anything.",
         table(
             ("what", "value"),
             [

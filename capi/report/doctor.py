@@ -117,7 +117,7 @@ class RunReading:
         self.unreadable = ""
         try:
             self.config = run_config(self.folder)
-            self.facts = run_facts(self.config, images=self.images, device=self.last_start.get("device"))
+            self.facts = run_facts(self.config, self.record, self.last_start.get("device"))
         except CapiError as error:
             self.unreadable = str(error)
         self.watchman = Watchman(self.facts)
@@ -227,7 +227,7 @@ class RunReading:
     def _of_sizes(self) -> Iterable[Finding]:
         """Whether batch and data are large enough for so many prototypes."""
         config = self.config
-        if config is None or config.target.kind != "clustering":
+        if config is None or self.facts is None or not self.facts.target.clusters:
             return
         batch, prototypes = config.optimization.batch_size, config.clustering.prototypes
         if config.clustering.sinkhorn == "positionwise":

@@ -35,6 +35,7 @@ from capi.runtime.links import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths_within
 from capi.runtime.progress import EvaluationProgress
 from capi.types import VisionEncoder
+from capi.zoo.build import recorded_target
 from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import RunFolder, run_config
@@ -177,7 +178,7 @@ def load_prototypes(run: Path) -> Prototypes:
     """The prototypes of a run's newest checkpoint."""
     folder = RunFolder(run)
     config = run_config(folder)
-    if config.target.kind != "clustering":
+    if not recorded_target(folder.record(), config).clusters:
         raise CapiError(
             f"{run} has no prototypes: it was trained with target.kind={config.target.kind}; choose other pictures"
         )

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from capi.errors import CapiError
-from capi.method.targets import LossLabel
 from capi.report.costs import DEFAULT_COSTS, Cost, CostAssumptions, cost_of, seconds_of_starts
 from capi.report.doctor import RunReading
 from capi.report.pages.data import Column, PrototypeStrip, RunReport
@@ -18,14 +17,13 @@ from capi.report.picture_files import read_emergence, read_prototypes
 from capi.runtime.atomic import atomic_write
 from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
-from capi.train.build import loss_label
-from capi.train.health import Finding, RunFacts
+from capi.train.health import Finding
+from capi.zoo.build import recorded_loss, recorded_target
 from capi.zoo.metrics import FILE
 from capi.zoo.run_folder import CONFIG, RECORD
 
 REPORT = "report.html"
 _STARTS_SHOWN = 20
-_LONGEST_LABEL = 60
 
 
 def write_report(
@@ -96,7 +94,7 @@ class FollowedRun:
         reading.refresh()
         record, columns = reading.record, reading.columns
         emergence, emergence_note = read_emergence(self.folder.pictures / "snapshots")
-        prototypes, prototypes_note = self._prototypes()
+        prototypes, prototypes_note = self._prototypes(record)
         cost = self._cost(columns, _starts(record))
         return RunReport(
             name=self.name,
@@ -109,7 +107,7 @@ class FollowedRun:
             emergence_note=emergence_note,
             prototypes=prototypes,
             prototypes_note=prototypes_note,
-            loss=loss_of(record, reading.facts),
+            loss=recorded_loss(record, reading.config),
             cost=cost.facts,
             assumptions=cost.assumptions,
             config=hide_paths_of_yaml(self.folder.config_text()),
@@ -123,11 +121,12 @@ class FollowedRun:
         text, advice = (hide_paths_within(part, self.folder.path) for part in (finding.text, finding.advice))
         return replace(finding, text=text, advice=advice)
 
-    def _prototypes(self) -> tuple[list[PrototypeStrip], str]:
+    def _prototypes(self, record: Mapping[str, Any]) -> tuple[list[PrototypeStrip], str]:
         """The strips, and a note; only a clustering has prototypes to be drawn."""
-        facts = self.reading.facts
-        if facts and facts.target != "clustering":
-            return [], f"Nothing is clustered in this run (target.kind={facts.target}): it has no prototypes."
+        config = self.reading.config
+        if config and not recorded_target(record, config).clusters:
+            kind = config.target.kind
+            return [], f"Nothing is clustered in this run (target.kind={kind}): it has no prototypes."
         return read_prototypes(self.folder.pictures / "prototypes")
 
     def _cost(self, columns: Mapping[str, Column], starts: Sequence[Mapping[str, Any]]) -> Cost:
@@ -148,15 +147,6 @@ class FollowedRun:
         if reader.not_numbers:
             notes.append(f"Not drawn, since they are no numbers: {', '.join(sorted(reader.not_numbers)[:10])}.")
         return notes
-
-
-def loss_of(record: Mapping[str, Any], facts: RunFacts | None) -> LossLabel | None:
-    """What the student's loss is: as run.json says, or by the kind of target where an older version wrote it."""
-    noted = record.get("loss")
-    words = (noted.get("name"), noted.get("unit")) if isinstance(noted, Mapping) else ()
-    if words and all(isinstance(word, str) and 0 < len(word) <= _LONGEST_LABEL for word in words):
-        return LossLabel(*map(str, words))
-    return loss_label(facts.target) if facts else None
 
 
 def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:

@@ -22,9 +22,8 @@ from capi.report.run_report import write_report
 from capi.report.snapshots import Snapshots
 from capi.runtime.devices import choose_device
 from capi.runtime.progress import EvaluationProgress
-from capi.train.build import loss_label
 from capi.train.loop import Evaluation
-from capi.zoo.build import statistics
+from capi.zoo.build import recorded_loss, recorded_target, statistics
 from capi.zoo.checkpoint_files import CheckpointFolder
 from capi.zoo.metrics import FILE, read_metrics
 from capi.zoo.run_folder import RunFolder, run_config
@@ -59,7 +58,7 @@ def draw_curves(run: Path) -> None:
         return
     folder = RunFolder(run)
     folder.pictures.mkdir(exist_ok=True)
-    loss = loss_label(run_config(folder).target.kind)
+    loss = recorded_loss(folder.record(), run_config(folder))
     curves.draw_curves(read_metrics(run / FILE), folder.pictures / "curves.png", loss)
 
 
@@ -68,7 +67,8 @@ def draw_gallery(
 ) -> str:
     """Draw the prototypes by images, where the run has any. Returns why its own images cannot be shown, if so."""
     try:
-        if run_config(RunFolder(run)).target.kind == "clustering":
+        folder = RunFolder(run)
+        if recorded_target(folder.record(), run_config(folder)).clusters:
             write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
         _LOG.warning("the prototypes could not be drawn: %s", error)

@@ -8,7 +8,7 @@ A network is told nothing of it: it is taken apart at the modules that are named
 the time in which they compute. Masters, gradients' sums and moments are float32; units may compute in bfloat16.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -125,3 +125,31 @@ def whole(value: Tensor) -> Tensor:
     """A value that may be spread over processes, put together."""
     gathered = getattr(value, "full_tensor", None)
     return value if gathered is None else gathered()
+
+
+def local_part(value: Tensor) -> Tensor:
+    """What this process has of a value that may be spread over processes; it shares its memory."""
+    to_local = getattr(value, "to_local", None)
+    return value if to_local is None else to_local()
+
+
+def map_whole(function: Callable[[Tensor], Tensor], stack: Tensor, like: Tensor) -> Tensor:
+    """A function of a stack of tensors that are all spread like `like`; this process gives and gets its own parts.
+
+    The function sees whole tensors, each in one process alone, some of the stack in each, perhaps none.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    if not isinstance(like, DTensor):
+        return function(stack)
+    shape = torch.Size([len(stack), *like.shape])
+    stride = torch.empty(shape, device="meta").stride()
+    parts = [Shard(each.dim + 1) if isinstance(each, Shard) else each for each in like.placements]
+
+    def spread_as(value: Tensor, placements: Any) -> DTensor:
+        return DTensor.from_local(value, like.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+
+    with lost_process_is_an_error():
+        apart = spread_as(stack, parts).redistribute(placements=[Shard(0)] * like.device_mesh.ndim)
+        done = spread_as(function(apart.to_local()).contiguous(), apart.placements)
+        return done.redistribute(placements=parts).to_local()

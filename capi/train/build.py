@@ -14,17 +14,10 @@ from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import summarize
-from capi.errors import CapiError, expect
-from capi.method.bounded import ClusteringSettings
-from capi.method.clustering import OnlineClustering
-from capi.method.ema_head import EmaHead, rising_temperature
-from capi.method.feature_targets import FeatureTargets
-from capi.method.frozen_targets import FrozenTargets
+from capi.errors import CapiError, expect, nearest
 from capi.method.masking import Grid, MaskSampler
-from capi.method.pixel_targets import PixelTargets
-from capi.method.queue import QueueShape
 from capi.method.student import Student
-from capi.method.targets import LossLabel, Target
+from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.layers import Block
 from capi.runtime.allocator import keep_freed_memory
@@ -32,12 +25,13 @@ from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
 from capi.train.loop import LoopSettings
-from capi.train.optimizer import student_optimizer, target_optimizer
+from capi.train.muon import Muon
+from capi.train.optimizer import AdamW, OptimizerClass, student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
 from capi.types import MaskedBatch, VisionEncoder
-from capi.zoo.build import build_student, statistics
+from capi.zoo.build import build_student, run_context, statistics, target_class, target_settings
 from capi.zoo.encoders import open_configured_encoder
 
 
@@ -78,7 +72,8 @@ def build_networks(
     torch.manual_seed(config.seed)
     student = build_student(config).to(device)
     teacher = Teacher(student)
-    target = _TARGETS[config.target.kind](config, teacher, frozen_encoder, processes)
+    context = run_context(config, frozen_encoder, processes)
+    target = target_class(config).build(context, teacher, **target_settings(config))
     return Networks(student, teacher, target.to(device))
 
 
@@ -97,9 +92,11 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         target=target,
         student_optimizer=student_optimizer(
             student,
+            optimizer=find_optimizer(optimization.optimizer),
             weight_decay=optimization.weight_decay,
             norm_decay_multiplier=optimization.norm_decay_multiplier,
             patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
+            matrix_rate_multiplier=optimization.matrix_rate_multiplier,
         ),
         target_optimizer=target_optimizer(
             target,
@@ -116,69 +113,23 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
     )
 
 
-def _clustering(config: Config, _: Teacher, __: VisionEncoder | None, processes: int) -> Target:
-    return OnlineClustering(
-        width=config.model.width,
-        prototypes=config.clustering.prototypes,
-        bias=config.clustering.bias,
-        settings=_clustering_settings(config),
-        student_temperature=config.optimization.student_temperature,
-        queue=queue_shape(config, processes),
-    )
+# What `optimization.optimizer` may name.
+OPTIMIZERS: dict[str, OptimizerClass] = {"adamw": AdamW, "muon": Muon}
 
 
-def queue_shape(config: Config, processes: int = 1) -> QueueShape | None:
-    """What one of so many processes keeps of earlier batches; None where none are kept."""
-    optimization = config.optimization
-    if not config.clustering.queue:
-        return None
-    return QueueShape(
-        batches=config.clustering.queue // optimization.batch_size,
-        images=optimization.batch_size // processes,
-        positions=Grid(*config.grid).size,
-        micro_batches=optimization.micro_batches,
-    )
+def register_optimizer(name: str, optimizer: OptimizerClass) -> None:
+    """Let `optimization.optimizer` name an optimizer of one's own, which keeps the contract `Optimizer`."""
+    OPTIMIZERS[name] = optimizer
 
 
-def _ema_head(config: Config, teacher: Teacher, *_: object) -> Target:
-    settings, steps = config.target.ema_head, config.optimization.warmup_steps
-    return EmaHead(
-        head=teacher.average.head,
-        prototypes=config.clustering.prototypes,
-        teacher_temperature=partial(
-            rising_temperature, start=settings.first_temperature, end=settings.temperature, steps=steps
-        ),
-        student_temperature=settings.student_temperature,
-        balance=settings.balance,
-        centre_momentum=settings.centre_momentum,
-        iterations=settings.iterations,
-    )
-
-
-def _frozen_targets(config: Config, _: Teacher, encoder: VisionEncoder | None, *__: object) -> Target:
-    if encoder is None:
-        raise CapiError("target.kind=frozen needs its encoder opened: give it to build_learner")
-    return FrozenTargets(encoder=encoder, patch_size=config.model.patch_size, statistics=statistics(config))
-
-
-_TARGETS: dict[str, Callable[[Config, Teacher, VisionEncoder | None, int], Target]] = {
-    "clustering": _clustering,
-    "ema_head": _ema_head,
-    "features": lambda *_: FeatureTargets(),
-    "pixels": lambda config, *_: PixelTargets(patch_size=config.model.patch_size),
-    "frozen": _frozen_targets,
-}
-
-
-_TARGET_CLASSES: dict[str, type[Target]] = {
-    one.name: one for one in (OnlineClustering, EmaHead, FeatureTargets, PixelTargets, FrozenTargets)
-}
-
-
-def loss_label(kind: str) -> LossLabel:
-    """Name and unit of the student's loss to targets of this kind."""
-    target = _TARGET_CLASSES[kind]
-    return LossLabel(target.loss_name, target.loss_unit)
+def find_optimizer(name: str) -> OptimizerClass:
+    """The optimizer of this name."""
+    if name not in OPTIMIZERS:
+        raise CapiError(
+            f'optimization.optimizer: there is no optimizer "{name}"{nearest(name, OPTIMIZERS)} (there are '
+            f"{', '.join(OPTIMIZERS)})"
+        )
+    return OPTIMIZERS[name]
 
 
 def resolve_target(
@@ -186,7 +137,7 @@ def resolve_target(
 ) -> tuple[Config, VisionEncoder | None]:
     """The encoder of targets of kind `frozen`, opened, and the config with its width; other targets need none."""
     frozen_target = config.target.frozen
-    if config.target.kind != "frozen" or frozen_target.encoder is None:
+    if not target_class(config).wants_encoder or frozen_target.encoder is None:
         return config, None
     encoder = open_configured_encoder(frozen_target.encoder, trusted=trusted, device=device)
     if frozen_target.width not in (None, encoder.width):
@@ -318,15 +269,4 @@ def loop_settings(config: Config) -> LoopSettings:
         save_minutes=config.checkpoint.every_minutes,
         non_finite=config.run.non_finite,
         non_finite_limit=config.run.non_finite_limit,
-    )
-
-
-def _clustering_settings(config: Config) -> ClusteringSettings:
-    clustering = config.clustering
-    return ClusteringSettings(
-        sinkhorn=clustering.sinkhorn,
-        iterations=clustering.iterations,
-        target_temperature=clustering.target_temperature,
-        prediction_temperature=clustering.prediction_temperature,
-        chunk_bytes=None if clustering.chunk_mib is None else clustering.chunk_mib * 2**20,
     )

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, futures, nn
 from torch.distributed.checkpoint import state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
@@ -25,13 +24,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
-from torch.optim import AdamW
 
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
 from capi.runtime.documents import read_object
 from capi.runtime.processes import LostProcessError, Processes, SharedError
 from capi.runtime.tensor_file import write_tensors
+from capi.train.optimizer import Optimizer
 from capi.train.step import Learner
 from capi.zoo.checkpoint_files import STATE, CheckpointFolder, StoredTensors, damaged
 from capi.zoo.checkpoint_index import parts_metadata
@@ -41,7 +40,6 @@ _LOG = logging.getLogger("capi")
 FORMAT_VERSION = 3
 _SINCE_2 = "clustering.recent_use"
 _PARTIAL = ".partial-"
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass
@@ -277,17 +275,14 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
     return state
 
 
-def _moments(prefix: str, module: nn.Module, optimizer: AdamW) -> dict[str, Tensor]:
-    """The optimiser's tensors by parameter, made where it has not stepped yet: zeros are what it would start from."""
-    found = {}
+def _moments(prefix: str, module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimizer's tensors by parameter, made where it has not stepped yet."""
+    found: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         state = optimizer.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            for moment in _MOMENTS:
-                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        for key in ("step", *_MOMENTS):
-            found[f"{prefix}.{name}.{key}"] = state[key]
+            state.update(optimizer.initial_state(parameter))
+        found |= {f"{prefix}.{name}.{key}": value for key, value in state.items()}
     return found
 
 

@@ -15,11 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
-from capi.method.targets import LossLabel
+from capi.method.clustering import OnlineClustering
+from capi.method.targets import LossLabel, TargetFacts
 
 State = Literal["alarm", "look", "well", "unknown"]
 """Wrong in any run; may have a good reason; well; not known yet."""
@@ -44,31 +45,13 @@ class RunFacts:
     prototypes: int
     width: int
     total_steps: int
-    target: str = "clustering"
-    """The kind of the target, which decides what is measured."""
+    target: TargetFacts = field(default_factory=OnlineClustering.facts)
     settings: frozenset[str] = frozenset()
     """Which of `ADVISED` the run has already, and is not advised."""
-    targets_change: bool = True
-    """Whether the teacher has a part in the targets, so that they get harder while it learns."""
     batch_size: int = 1
     images: int | None = None
     broken_limit: float = 1.0
     is_evaluated: bool = False
-
-
-class Advice(NamedTuple):
-    """What to do about values below and above the healthy range.
-
-    `settings` help against values above it, by the names and values of the config. Those that the run has are left out.
-    """
-
-    below: str = ""
-    above: str = ""
-    settings: tuple[str, ...] = ()
-
-    def on_high(self, facts: RunFacts) -> str:
-        missing = [setting for setting in self.settings if setting not in facts.settings]
-        return f"{self.above} Use {' and '.join(missing)}." if missing else self.above
 
 
 @dataclass(frozen=True)
@@ -89,10 +72,6 @@ class Metric:
     scale: Callable[[RunFacts], float] = lambda _: 1.0
     range_in_words: str = ""
     """Where the range depends on the run."""
-    targets: tuple[str, ...] | None = None
-    """The kinds of target with which it is measured; None: with all of them."""
-    otherwise: Mapping[str, Advice] = field(default_factory=dict)
-    """Advice for kinds of target that lack the keys which `below` and `above` name."""
     short: str = ""
     """Its name in the progress bar, where it is shown there."""
     digits: int = 2
@@ -109,8 +88,9 @@ class Metric:
         return self.meaning + unit + (f" {self.better.capitalize()} is better." if self.better else "")
 
     def is_measured(self, facts: RunFacts) -> bool:
-        """Whether runs with this target measure it at all."""
-        return self.targets is None or facts.target in self.targets
+        """Whether runs with this target measure it at all; a loss comes with its gradient."""
+        key = self.key.replace("_loss", "_gradient") if self.is_loss else self.key
+        return key in facts.target.measures
 
     def limits(self, facts: RunFacts) -> tuple[float, float]:
         """The lowest and highest healthy value in this run."""
@@ -130,23 +110,20 @@ class Metric:
         low, high = self.limits(facts)
         if not math.isfinite(value):
             return "The value is NaN: the weights or the data are broken; go back to an earlier checkpoint."
-        advice = self.otherwise.get(facts.target, Advice(self.below, self.above, self.settings))
-        return advice.below if value < low else advice.on_high(facts) if value > high else None
+        below, above = facts.target.advice.get(self.key, ("", ""))
+        if value < low:
+            return f"{self.below} {below}".strip()
+        return f"{self.above} {above} {self._settings_missing(facts)}".strip() if value > high else None
+
+    def _settings_missing(self, facts: RunFacts) -> str:
+        """The settings that help and that the run has not, of the sections that its target reads."""
+        sections = ("masking", *facts.target.reads)
+        missing = [one for one in self.settings if one not in facts.settings and one.partition(".")[0] in sections]
+        return f"Use {' and '.join(missing)}." if missing else ""
 
 
-# Targets that a clustering makes, that are distributions over prototypes, that are made from the teacher's tokens.
-_CLUSTERED = ("clustering",)
-_DISTRIBUTIONS = (*_CLUSTERED, "ema_head")
-_VALUES = ("features", "pixels", "frozen")
-_OF_THE_TEACHER = (*_DISTRIBUTIONS, "features")
-_PLACES = (
-    "Features tell where a patch is instead of what it shows: positional collapse. Check that the images are not all "
-    "aligned in the same way."
-)
-_ROLLED = "masking.roll=true"
-_POSITIONWISE = ("clustering.sinkhorn=positionwise", _ROLLED)
+_POSITIONWISE = ("clustering.sinkhorn=positionwise", "masking.roll=true")
 ADVISED = (*_POSITIONWISE, "run.precision=float32")
-_LESS_POSITION = Advice(above=_PLACES, settings=(_ROLLED,))
 
 METRICS = (
     Metric(
@@ -164,7 +141,6 @@ METRICS = (
         "Cross-entropy to the balanced assignments.",
         unit="nat",
         better="lower",
-        targets=_CLUSTERED,
         short="clustering",
         digits=3,
         is_loss=True,
@@ -177,21 +153,10 @@ METRICS = (
         unit="nat",
         low=0.02,
         high=0.6,
-        below="The targets are almost hard: a patch belongs to one prototype whatever it shows. Raise "
-        "clustering.target_temperature, or lower clustering.learning_rate_multiplier.",
-        above="The clustering cannot tell patches apart, and the student has nothing to learn. Train longer, lower "
-        "clustering.target_temperature, or use fewer prototypes for so few images.",
+        below="The targets are almost hard: a patch belongs to one prototype whatever it shows.",
+        above="The targets cannot tell patches apart, and the student has nothing to learn.",
         scale=lambda facts: math.log(facts.prototypes),
         range_in_words="2 to 60 % of ln k",
-        targets=_DISTRIBUTIONS,
-        otherwise={
-            "ema_head": Advice(
-                below="The targets are almost hard: a patch belongs to one prototype whatever it shows. Raise "
-                "target.ema_head.temperature and target.ema_head.first_temperature.",
-                above="The teacher's head cannot tell patches apart, and the student has nothing to learn. Train "
-                "longer, lower target.ema_head.temperature, or use fewer with clustering.prototypes.",
-            )
-        },
         short="entropy",
     ),
     Metric(
@@ -202,7 +167,6 @@ METRICS = (
         low=0.25,
         below="Most patches crowd around few prototypes. Train longer, use fewer with clustering.prototypes, or raise "
         "clustering.learning_rate_multiplier.",
-        targets=_CLUSTERED,
     ),
     Metric(
         "dead_prototypes",
@@ -211,7 +175,6 @@ METRICS = (
         better="lower",
         high=0.5,
         above="Prototypes are wasted. Train longer, use fewer with clustering.prototypes, or larger batches.",
-        targets=_CLUSTERED,
     ),
     Metric(
         "position_share",
@@ -219,10 +182,9 @@ METRICS = (
         "Share of the variance of the teacher's features that position alone explains; 0 means none.",
         better="lower",
         high=0.08,
-        above=_PLACES,
+        above="Features tell where a patch is instead of what it shows: positional collapse. Check that the images are "
+        "not all aligned in the same way.",
         settings=_POSITIONWISE,
-        targets=_OF_THE_TEACHER,
-        otherwise={"ema_head": _LESS_POSITION, "features": _LESS_POSITION},
     ),
     Metric(
         "position_information",
@@ -234,7 +196,6 @@ METRICS = (
         above="Prototypes stand for places instead of contents: positional collapse. Check that the images are not all "
         "aligned in the same way.",
         settings=_POSITIONWISE,
-        targets=_CLUSTERED,
     ),
     Metric(
         "effective_rank",
@@ -247,7 +208,6 @@ METRICS = (
         # Of a narrow model one or two directions are a collapse too.
         scale=lambda facts: max(0.025 * facts.width, 2.0),
         range_in_words="2.5 % of the width or more, at least 2",
-        targets=_OF_THE_TEACHER,
     ),
     Metric(
         "teacher_gap",
@@ -277,19 +237,16 @@ METRICS = (
         high=50.0,
         below="No gradient reaches the prototypes.",
         above="Gradients explode. Lower clustering.learning_rate_multiplier.",
-        targets=_CLUSTERED,
     ),
     Metric(
         "prototype_use",
         "Balance of the assignments",
         "How evenly the targets use the prototypes; 1 is even.",
-        targets=_DISTRIBUTIONS,
     ),
     Metric(
         "target_deviation",
         "Spread of the targets",
         "Standard deviation of a channel of the targets, on average; constant targets have 0.",
-        targets=_VALUES,
         short="spread",
     ),
     Metric(
@@ -464,7 +421,7 @@ class Watchman:
 
     def _has(self, loss: Metric) -> bool:
         """Whether a run has this loss; without a config, whether it was logged."""
-        return loss.is_measured(self.facts) if self.facts else loss.key in self.series or loss.targets is None
+        return loss.is_measured(self.facts) if self.facts else loss.key in self.series or loss.key == "student_loss"
 
     @property
     def _is_early(self) -> bool:
@@ -534,7 +491,7 @@ class Watchman:
 
     @property
     def _targets_change(self) -> bool:
-        return self.facts is None or self.facts.targets_change
+        return self.facts is None or self.facts.target.reads_teacher
 
     def _of_score(self, key: str, series: Series) -> Finding:
         """Where an evaluation stands against the untrained encoder and against its best."""

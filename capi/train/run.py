@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +144,7 @@ def _examine(
     going_on = resume and folder.exists
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
+    build.find_optimizer(config.optimization.optimizer)
     config, frozen_encoder = build.resolve_target(config, trusted=trusted, device=device)
     facts = describe_data(data, source)
     if going_on:
@@ -183,9 +184,9 @@ def _make_folder(given: _Given, initialised: Initialised | None) -> None:
         with given.folder.locked():
             given.folder.clear()
     data = with_sample(given.facts, given.source)
-    loss = build.loss_label(given.config.target.kind)._asdict()
     origin = {"init": initialised.record} if initialised else {}
-    given.folder.create(dump_config(given.config), {"seed": given.config.seed, "data": data, "loss": loss, **origin})
+    record = {"seed": given.config.seed, "data": data, **networks.target_record(given.config), **origin}
+    given.folder.create(dump_config(given.config), record)
 
 
 def _spread(given: _Given, learner: Learner | None, processes: Processes, device: torch.device) -> Learner:
@@ -196,17 +197,21 @@ def _spread(given: _Given, learner: Learner | None, processes: Processes, device
     return distribute(given.config, learner, processes, device, given.frozen_encoder)
 
 
-def run_facts(config: Config, *, images: int | None = None, device: object = None) -> RunFacts:
-    """What the judgement of a run depends on; images and device as run.json has them."""
+def run_facts(config: Config, record: Mapping[str, Any] | None = None, device: object = None) -> RunFacts:
+    """What the judgement of a run depends on; `record` is what run.json holds."""
+    record = record or {}
+    data = record.get("data")
+    images = data.get("images") if isinstance(data, Mapping) else None
+    recorded = networks.recorded_target(record, config) if networks.TARGET in record else None
     return RunFacts(
         prototypes=config.clustering.prototypes,
         width=config.model.width,
         total_steps=config.optimization.steps,
-        target=config.target.kind,
+        # How many values it gives for a patch, which needs its encoder, does not matter here.
+        target=recorded or networks.target_class(config).facts(),
         settings=frozenset(setting for setting in ADVISED if _is_set(config, setting, device)),
-        targets_change=config.target.kind not in {"pixels", "frozen"},
         batch_size=config.optimization.batch_size,
-        images=images,
+        images=images if isinstance(images, int) else None,
         broken_limit=config.data.broken_limit,
         is_evaluated=bool(config.evaluations),
     )
@@ -330,7 +335,7 @@ class _Run:
 
     def _watchman(self) -> Watchman:
         """Knows what earlier starts of the run wrote."""
-        watchman = Watchman(run_facts(self.config, images=len(self.given.source), device=self.device))
+        watchman = Watchman(run_facts(self.config, self.folder.record(), self.device))
         for record in read_metrics(self.folder.path / FILE):
             watchman.see(record)
         return watchman

@@ -8,7 +8,6 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import AdamW
 
 from capi.errors import CapiError
 from capi.method.health import NoObserver, Observer
@@ -17,7 +16,7 @@ from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.features import CapiEncoder
 from capi.train.guard import Guard
-from capi.train.optimizer import clip_gradients, set_learning_rate
+from capi.train.optimizer import Optimizer, clip_gradients, set_learning_rate
 from capi.types import Float, MaskedBatch, Statistics
 from capi.zoo.build import frozen
 
@@ -29,8 +28,8 @@ class Learner:
     student: Student
     teacher: Teacher
     target: Target
-    student_optimizer: AdamW
-    target_optimizer: AdamW | None
+    student_optimizer: Optimizer
+    target_optimizer: Optimizer | None
     learning_rate: Callable[[int], float]
     teacher_momentum: Callable[[int], float]
     precision: torch.dtype = torch.float32
@@ -51,7 +50,7 @@ class Learner:
         return next(self.student.parameters()).device
 
     @property
-    def optimizers(self) -> list[AdamW]:
+    def optimizers(self) -> list[Optimizer]:
         return [one for one in (self.student_optimizer, self.target_optimizer) if one is not None]
 
     def as_encoder(self, weights: Literal["teacher", "student"] = "teacher") -> CapiEncoder:
@@ -119,8 +118,7 @@ def train_step(
         set_learning_rate(optimizer, learner.learning_rate(step))
         if learner.clip is not None:
             clip_gradients(optimizer, learner.clip)
-        # AdamW's own name for it.
-        optimizer.found_inf = skipped  # type: ignore[attr-defined]
+        optimizer.found_inf = skipped
         optimizer.step()
         optimizer.zero_grad()
     learner.teacher.follow(learner.student, learner.teacher_momentum(step), skipped)

@@ -47,6 +47,11 @@ def test__folders_of_classes_and_of_masks_are_known(tmp_path: Path) -> None:
     classes, masked = str(tmp_path / "classes"), str(tmp_path / "masked")
     assert find_data(classes) == StudyData(f"{classes}/train", {"classification": ("folder", {"data": classes})})
     assert find_data(masked) == StudyData(f"{masked}/images/train", {"segmentation": ("masks", {"data": masked})})
+    for kind in ("cat", "dog"):
+        (tmp_path / "plain" / kind).mkdir(parents=True)
+        (tmp_path / "plain" / kind / "1.png").touch()
+    plain = str(tmp_path / "plain")
+    assert find_data(plain) == StudyData(plain, {"classification": ("folder", {"data": plain})})
     assert find_data("demo") == StudyData("demo", {"classification": ("demo", {})})
 
 

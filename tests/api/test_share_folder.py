@@ -131,7 +131,7 @@ def test__a_run_that_was_not_finished_says_so(run: Path, tmp_path: Path) -> None
 def test__a_run_in_bad_health_says_so(run: Path, tmp_path: Path) -> None:
     bad = [record(step, effective_rank=1.0) for step in range(5, 61, 5)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in bad))
-    assert "At the end of training a measure was out of its healthy range: " in prepared(run, tmp_path / "out")
+    assert "At the end of training something was not well: " in prepared(run, tmp_path / "out")
 
 
 def test__results_are_found_in_the_run_and_where_they_are_named(run: Path, tmp_path: Path) -> None:

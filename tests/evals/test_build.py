@@ -30,6 +30,7 @@ CPU = torch.device("cpu")
 DATA = {
     "train": ("a", "train", "a"),
     "tests": (["b"], "tests", ("b",)),
+    "test_share": (0.3, "test_share", 0.3),
     "label": ("c", "label", "c"),
     "exclude": ("d.txt", "exclude", Path("d.txt")),
     "more": ({"e": "f"}, "more", {"e": Path("f")}),

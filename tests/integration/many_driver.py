@@ -48,8 +48,10 @@ RUNS: dict[str, list[str]] = {
     "stochastic": ["model.stochastic_depth=0.3", "optimization.steps=12"],
     # Below the length of every gradient.
     "clipped": ["optimization.clip=0.01"],
+    "muon": ["optimization.optimizer=muon", "optimization.clip=1.0"],
     "lowered": ["run.precision=bfloat16"],
     "resumed": [],
+    "muon_resumed": ["optimization.optimizer=muon", "optimization.clip=1.0"],
     "queue_resumed": ["clustering.queue=24"],
 }
 

@@ -20,9 +20,9 @@ from tests.integration import many_driver
 from tests.integration.launched import ended, start, succeeded
 
 DRIVER = Path(__file__).with_name("many_driver.py")
-OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "clipped", "stochastic", "lowered")
+OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "clipped", "stochastic", "lowered", "muon")
 OF_TWO = (*OF_ONE, "accumulated", "selective")
-OF_THREE = ("replicated", "clipped", "resumed", "queue_resumed")
+OF_THREE = ("replicated", "clipped", "resumed", "queue_resumed", "muon", "muon_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
 
@@ -50,8 +50,9 @@ def runs(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in ("one", "three"):
         keep_until(out / "two" / "plain", out / folder / "resumed", step=2)
         keep_until(out / "two" / "queued", out / folder / "queue_resumed", step=2)
+        keep_until(out / "two" / "muon", out / folder / "muon_resumed", step=2)
     three = start(3, "-m", "tests.integration.many_driver", str(images), str(out / "three"), *OF_THREE)
-    for name in ("resumed", "queue_resumed"):
+    for name in ("resumed", "queue_resumed", "muon_resumed"):
         many_driver.run(name, str(images), out / "one")
     succeeded(three)
     return out
@@ -98,6 +99,10 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         ("two/standard", "one/standard", 1e-5),
         ("two/clipped", "one/clipped", 1e-5),
         ("three/clipped", "one/clipped", 1e-5),
+        ("two/muon", "one/muon", 1e-5),
+        ("three/muon", "one/muon", 1e-5),
+        ("three/muon_resumed", "one/muon", 1e-5),
+        ("one/muon_resumed", "one/muon", 1e-5),
     ],
 )
 def test__losses_and_weights_are_those_of_one_process(runs: Path, many: str, one: str, tolerance: float) -> None:

@@ -16,7 +16,7 @@ from capi.method.bounded import ClusteringSettings, cluster
 from capi.method.clustering import OnlineClustering
 from capi.method.queue import QueueShape, TokenQueue
 from capi.method.sinkhorn import OneProcess
-from capi.train.build import build_learner, queue_shape
+from capi.train.build import build_learner, build_networks
 from capi.train.checkpoint import Checkpoints, Position, tensors
 from capi.train.step import train_step
 from tests.method.queue_parts import local_part, whole_of_parts
@@ -239,7 +239,8 @@ def test__a_loss_that_is_no_number_leaves_the_queue_alone(small_config: Config) 
 
 
 def test__the_shape_of_a_queue_follows_the_config(small_config: Config) -> None:
-    assert queue_shape(small_config) is None
+    assert build_networks(small_config).target.queue is None
     config = varied(small_config, "clustering.queue=18", "optimization.micro_batches=3")
-    assert queue_shape(config) == QueueShape(batches=3, images=6, positions=48, micro_batches=3)
-    assert queue_shape(config, processes=2) == QueueShape(batches=3, images=3, positions=48, micro_batches=3)
+    for processes, images in ((1, 6), (2, 3)):
+        target = build_networks(config, processes=processes).target
+        assert target.queue.shape == QueueShape(batches=3, images=images, positions=48, micro_batches=3)

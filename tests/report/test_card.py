@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from capi.errors import CapiError
+from capi.method.registry import TARGETS
 from capi.models.architecture import architecture_of
 from capi.report.card import MARK, ModelCard, TrainingScore, as_markdown, plain, require_licence
 from tests.report.small_models import untrained_model
@@ -32,7 +33,7 @@ def card() -> ModelCard:
         architecture=architecture_of(untrained_model()),
         parameters=1234567,
         image_size=(48, 64),
-        target="clustering",
+        target="the clusters (CAPI)",
         training="Trained for 60 steps.",
         data="675 images of a folder called fruit, without labels.",
         data_description="Photos of fruit, CC0.",
@@ -81,7 +82,7 @@ def test__it_says_all_that_it_is_given(card: ModelCard) -> None:
         'capi.load("ana/tiny")',
         'capi.transform(encoder)("photo.jpg")',
         'AutoModel.from_pretrained("ana/tiny")',
-        "the clusters (CAPI,",
+        "by predicting the clusters (CAPI) of patches",
         "Trained for 60 steps.",
         "Data: 675 images of a folder called fruit, without labels.",
         "Photos of fruit, CC0.",
@@ -125,10 +126,10 @@ def test__a_protocol_that_was_followed_is_said_to_be(card: ModelCard) -> None:
     assert "As in the paper's protocols." in as_markdown(replace(card, results=[record]))
 
 
-@pytest.mark.parametrize("target", ["clustering", "ema_head", "features", "pixels", "frozen"])
-def test__every_target_has_its_words(card: ModelCard, target: str) -> None:
-    text = as_markdown(replace(card, target=target))
-    assert ("distillation" in text) == (target == "frozen")
+@pytest.mark.parametrize("kind", TARGETS)
+def test__every_target_has_its_words(card: ModelCard, kind: str) -> None:
+    text = as_markdown(replace(card, target=TARGETS[kind].description))
+    assert f"by predicting {TARGETS[kind].description} of patches" in text
 
 
 def test__weights_that_it_started_from_are_told_with_their_licence(card: ModelCard) -> None:

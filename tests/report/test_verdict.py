@@ -1,18 +1,20 @@
 """Alarms while a run trains, doctor, report and watch are one judgement: on the same runs they say the same."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from capi.cli import main
 from capi.config.schema import Config
-from capi.report.doctor import doctor
+from capi.report.doctor import diagnosis_text, doctor
 from capi.report.run_report import gather, write_report
 from capi.report.watch import WatchServer
 from capi.train.health import Watchman
 from capi.train.run import run_facts
+from capi.zoo.run_folder import RunFolder
 from tests.report.test_doctor import config, write_run  # noqa: F401
 
 # What each kind of run writes from a quarter of it on, and what is wrong with it.
@@ -38,24 +40,18 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
 def test__alarms_doctor_report_and_watch_say_the_same(
     config: Config,  # noqa: F811
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     name: str,
 ) -> None:
     changes, expected = RUNS[name]
     run = write_run(tmp_path / "run", config, changes=changes)
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    watchman = Watchman(run_facts(config, images=100, device="cpu"))
+    watchman = Watchman(run_facts(config, RunFolder(run).record()))
     raised = {finding.title for record in records for finding in watchman.see(record)}
     diagnosis, report = doctor(run), gather(run)
     assert {finding.title for finding in diagnosis.of("alarm")} == {one.title for one in report.alarms} == expected
     assert raised == expected
     assert diagnosis.sentence == report.verdict
-    monkeypatch.setattr("sys.argv", ["capi", "doctor", str(run)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == (1 if expected else 0)
-    said = capsys.readouterr().out
+    said = diagnosis_text(diagnosis).plain
     shown = write_report(run).read_text(encoding="utf-8")
     assert report.verdict in said
     assert report.verdict in shown
@@ -66,3 +62,13 @@ def test__alarms_doctor_report_and_watch_say_the_same(
     for finding in report.alarms:
         assert finding.text in said
         assert finding.text in shown
+
+
+@pytest.mark.parametrize("name", ["healthy", "collapsed"])
+def test__the_exit_code_is_the_verdict(config: Config, tmp_path: Path, name: str) -> None:  # noqa: F811
+    changes, expected = RUNS[name]
+    run = write_run(tmp_path / "run", config, changes=changes)
+    command = [sys.executable, "-m", "capi", "doctor", str(run)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == (1 if expected else 0), ended.stderr
+    assert gather(run).verdict in ended.stdout

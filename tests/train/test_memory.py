@@ -8,7 +8,7 @@ import torch
 from capi.config.loading import load_config
 from capi.train.build import build_learner
 from capi.train.cost.hardware import gpus
-from capi.train.cost.memory import ALWAYS, CLUSTERING, STUDENT, TEACHER, MemoryPlan, Part, Saving
+from capi.train.cost.memory import ALWAYS, CLUSTERING, STUDENT, TEACHER, UPDATE, MemoryPlan, Part, Saving
 from capi.train.cost.plan import networks
 from capi.train.cost.step import measure_step
 from capi.train.dry_run import _noise
@@ -27,12 +27,13 @@ def test__the_peak_is_what_is_always_there_and_the_largest_phase() -> None:
         Part("e", 3, STUDENT),
     ]
     plan = MemoryPlan(parts)
-    assert plan.phases == {TEACHER: 8, CLUSTERING: 9, STUDENT: 10}
+    assert plan.phases == {TEACHER: 8, CLUSTERING: 9, STUDENT: 10, UPDATE: 5}
     assert (plan.peak, plan.peak_phase) == (10, STUDENT)
 
 
-def test__what_is_held_is_what_a_real_learner_holds_after_a_step() -> None:
-    config = load_config("demo", ["optimization.batch_size=4", "model.depth=2"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test__what_is_held_is_what_a_real_learner_holds_after_a_step(optimizer: str) -> None:
+    config = load_config("demo", ["optimization.batch_size=4", "model.depth=2", f"optimization.optimizer={optimizer}"])
     learner = build_learner(config)
     measure_step(learner, [_noise(config, torch.device("cpu"))], 36, 1, lambda: None)
     found = sizes(networks(config, gpus()["t4"]).memory(4, Saving()))

@@ -26,6 +26,7 @@ from tests.variants import NETWORKS, TARGETS, TOGETHER, varied
 META = torch.device("meta")
 # The clustering is told with its micro-batches which rows it must give.
 CASES = NETWORKS | TARGETS | TOGETHER | {"clustering": [], "clipped": ["optimization.clip=1.0"]}
+CASES |= {"muon": ["optimization.optimizer=muon", "optimization.clip=1.0"]}
 
 
 class NoBlockingCopies(TorchDispatchMode):

@@ -1,10 +1,26 @@
+import copy
+
 import pytest
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from capi.config.schema import Config
+from capi.errors import CapiError
 from capi.method.clustering import OnlineClustering
-from capi.train.optimizer import clip_gradients, set_learning_rate, student_optimizer, target_optimizer
+from capi.method.student import Student
+from capi.train import build
+from capi.train.muon import Muon, orthogonal
+from capi.train.optimizer import (
+    AdamW,
+    Optimizer,
+    clip_gradients,
+    set_learning_rate,
+    student_optimizer,
+    target_optimizer,
+)
 from capi.zoo.build import build_student
+from tests.variants import varied
 
 
 def expected_rule(name: str) -> tuple[float, float]:
@@ -66,3 +82,121 @@ def test__gradients_are_clipped_to_a_length_and_keep_their_direction(small_confi
     clip_gradients(optimizer, 3.0)
     clipped = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
     torch.testing.assert_close(clipped, 3.0 * gradient / gradient.norm(), rtol=1e-5, atol=1e-7)
+
+
+def muon_of(config: Config, **overrides: float) -> tuple[Student, Muon]:
+    student = build_student(config)
+    optimizer = student_optimizer(student, optimizer=Muon, weight_decay=0.1, **overrides)
+    assert isinstance(optimizer, Muon)
+    return student, optimizer
+
+
+def draw_gradients(student: Student, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in student.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+
+
+def test__muon_is_torchs_on_matrices_of_blocks_and_adamw_on_the_rest(small_config: Config) -> None:
+    student, optimizer = muon_of(small_config, matrix_rate_multiplier=3.0)
+    twin, before = copy.deepcopy(student), {name: one.clone() for name, one in student.named_parameters()}
+    matrices = {name for name, one in twin.named_parameters() if ".blocks." in name and one.ndim == 2}
+    assert len(matrices) == 6 * 3
+    in_blocks = [one for name, one in twin.named_parameters() if name in matrices]
+    theirs = torch.optim.Muon(
+        in_blocks, lr=3e-2, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw", ns_steps=5
+    )
+    rest = student_optimizer(twin, weight_decay=0.1)
+    for seed in range(3):
+        draw_gradients(student, seed)
+        draw_gradients(twin, seed)
+        set_learning_rate(optimizer, 1e-2)
+        set_learning_rate(rest, 1e-2)
+        optimizer.step()
+        theirs.step()
+        for one in in_blocks:
+            one.grad = None
+        rest.step()
+    for (name, ours), expected in zip(student.named_parameters(), twin.parameters(), strict=True):
+        if name in matrices:
+            # torch's own rounds to bfloat16.
+            change = expected - before[name]
+            assert (ours - expected).norm() < 0.02 * change.norm(), name
+        else:
+            assert torch.equal(ours, expected), name
+
+
+def test__orthogonalized_matrices_have_singular_values_near_one_and_keep_their_directions() -> None:
+    matrices = torch.randn(3, 20, 48, generator=torch.Generator().manual_seed(0))
+    for value in (matrices, matrices.mT):
+        u, _, v = torch.linalg.svd(value, full_matrices=False)
+        found = u.mT @ orthogonal(value) @ v.mT
+        on_diagonal = found.diagonal(dim1=1, dim2=2)
+        assert 0.6 < on_diagonal.min() < on_diagonal.max() < 1.3
+        torch.testing.assert_close(found, torch.diag_embed(on_diagonal), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, Muon])
+def test__a_step_that_is_to_be_skipped_changes_nothing(small_config: Config, optimizer: type[Optimizer]) -> None:
+    student = build_student(small_config)
+    ours = student_optimizer(student, optimizer=optimizer, weight_decay=0.1)
+    draw_gradients(student, 0)
+    set_learning_rate(ours, 1e-2)
+    ours.found_inf = torch.zeros(())
+    ours.step()
+    before = [value.clone() for value in (*student.parameters(), *states(ours))]
+    for parameter in student.parameters():
+        parameter.grad.fill_(torch.nan)
+    ours.found_inf = torch.ones(())
+    ours.step()
+    assert all(torch.equal(old, new) for old, new in zip(before, (*student.parameters(), *states(ours)), strict=True))
+
+
+def states(optimizer: Optimizer) -> list[torch.Tensor]:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return [value for parameter in parameters for value in optimizer.state[parameter].values()]
+
+
+@pytest.mark.parametrize("optimizer", [AdamW, Muon])
+def test__a_step_starts_from_the_state_that_is_declared(small_config: Config, optimizer: type[Optimizer]) -> None:
+    found = []
+    for declared in (False, True):
+        torch.manual_seed(0)
+        student = build_student(small_config)
+        ours = student_optimizer(student, optimizer=optimizer, weight_decay=0.1)
+        for parameter in student.parameters() if declared else ():
+            ours.state[parameter].update(ours.initial_state(parameter))
+        draw_gradients(student, 0)
+        set_learning_rate(ours, 1e-2)
+        ours.step()
+        assert all(ours.state[one].keys() == ours.initial_state(one).keys() for one in student.parameters())
+        found.append([*student.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test__muon_needs_the_flop_that_torch_counts(small_config: Config) -> None:
+    student, optimizer = muon_of(small_config)
+    draw_gradients(student, 0)
+    with FlopCounterMode(display=False) as counter:
+        optimizer.step()
+    assert optimizer.flop() == counter.get_total_flops() > 0
+
+
+def test__muon_without_matrices_is_refused(small_config: Config) -> None:
+    student = build_student(small_config)
+    student.encoder.blocks, student.predictor.blocks = nn.ModuleList(), nn.ModuleList()
+    with pytest.raises(CapiError, match=r"optimization\.optimizer=muon .* this student has none: set"):
+        student_optimizer(student, optimizer=Muon, weight_decay=0.1)
+
+
+def test__an_optimizer_of_ones_own_is_found_by_its_name(small_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still(AdamW):
+        def step(self, closure: object = None) -> None:
+            """Moves nothing."""
+
+    monkeypatch.setattr(build, "OPTIMIZERS", dict(build.OPTIMIZERS))
+    build.register_optimizer("still", Still)
+    learner = build.build_learner(varied(small_config, "optimization.optimizer=still"))
+    assert isinstance(learner.student_optimizer, Still)
+    with pytest.raises(CapiError, match=r'no optimizer "moun"; did you mean "muon"\? \(there are adamw, muon, still'):
+        build.build_learner(varied(small_config, "optimization.optimizer=moun"))

@@ -24,7 +24,7 @@ def findings(
         for step, value in zip(np.linspace(last / len(values), last, len(values)), values, strict=True):
             records.setdefault(int(step), {})[key] = None if math.isnan(value) else float(value)
     parsed = parse_config({}, [f"optimization.steps={STEPS}", *overrides])
-    watchman = Watchman(run_facts(parsed, images=images, device="cpu") if config else None)
+    watchman = Watchman(run_facts(parsed, {"data": {"images": images}}, "cpu") if config else None)
     for step in sorted(records):
         watchman.see({"step": step, **records[step]})
     return {finding.key or finding.title: finding for finding in watchman.findings()}

@@ -13,6 +13,7 @@ from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
+from tests.variants import varied
 
 
 def batch_of(config: Config, step: int = 0) -> MaskedBatch:
@@ -127,9 +128,11 @@ def test__the_memory_of_micro_batches_does_not_grow_with_their_targets() -> None
     assert abs(peak(8) - peak(2)) < of_one_part
 
 
-def test__a_loss_that_is_no_number_updates_nothing(small_config: Config) -> None:
-    learner = build_learner(small_config)
-    batch = batch_of(small_config)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test__a_loss_that_is_no_number_updates_nothing(small_config: Config, optimizer: str) -> None:
+    config = varied(small_config, f"optimization.optimizer={optimizer}", "optimization.clip=1.0")
+    learner = build_learner(config)
+    batch = batch_of(config)
     before = states(learner)
     metrics = train_step(learner, [batch._replace(images=batch.images * torch.nan)], 5)
     assert not torch.isfinite(metrics.student_loss)

@@ -36,7 +36,7 @@ _MODULES = (
 )
 DATASETS: dict[str, Dataset] = {module.DATASET.name: module.DATASET for module in _MODULES}
 WITHOUT_FOLDER = frozenset({"demo"})
-_OPTIONS = ("train", "tests", "label", "exclude", "ignored", "class_names", "more")
+_OPTIONS = ("train", "tests", "test_share", "label", "exclude", "ignored", "class_names", "more")
 
 
 def load_classification(name: str, root: Path | None, options: DataOptions) -> ClassificationData:

@@ -1,5 +1,6 @@
 """A CSV that names files, their splits, and their classes or masks."""
 
+import difflib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from capi.evals.datasets.files import (
     check_splits_differ,
     chosen_tests,
     classification,
+    divide,
+    has_splits,
     one_test,
     refuse,
     without_excluded,
@@ -26,7 +29,7 @@ def load_classification(path: Path, options: DataOptions) -> ClassificationData:
     refuse(options, {"ignored", "class_names"}, "classification")
     path, root = csv_place(path)
     column = options.label or "label"
-    rows, notes = _read(path, column, options)
+    rows, notes = _read(path, column, options, by_class=True)
     train, tests = _chosen(rows, path, options)
     unlabelled = [file for split in (train, *tests) for file, value in _of_split(rows, split) if not value]
     if unlabelled:
@@ -42,7 +45,7 @@ def load_segmentation(path: Path, options: DataOptions) -> SegmentationData:
     if options.tests is not None:
         one_test(options.tests)
     path, root = csv_place(path)
-    rows, notes = _read(path, "mask", options)
+    rows, notes = _read(path, "mask", options, by_class=False)
     train, (test,) = _chosen(rows, path, options)
     pairs = [pair for split in (train, test) for pair in _of_split(rows, split)]
     refuse_outside(root, [name for pair in pairs for name in pair if name], str(path))
@@ -53,20 +56,28 @@ def load_segmentation(path: Path, options: DataOptions) -> SegmentationData:
     )
 
 
-def _read(path: Path, column: str, options: DataOptions) -> tuple[Rows, tuple[str, ...]]:
-    """Rows of (file, split, value of the column), sorted by file."""
+def _read(path: Path, column: str, options: DataOptions, *, by_class: bool) -> tuple[Rows, tuple[str, ...]]:
+    """Rows of (file, split, value of the column), sorted by file; without a column `split` they are divided here."""
     if not path.is_file():
-        raise CapiError(f"there is no file {path}: this data set is a CSV with the columns file, split and {column}")
+        raise CapiError(f"there is no file {path}: this data set is a CSV with the columns file, {column} and split")
     columns, table = read_csv(path)
-    for name in ("file", column, "split"):
+    # A column that is all but called so is misspelt.
+    splitless = not difflib.get_close_matches("split", [name for name in columns if name != column], 1, 0.75)
+    for name in ("file", column, *([] if splitless else ["split"])):
         if name not in columns:
             raise CapiError(f'{path} has no column "{name}"{nearest(name, columns)} (it has {", ".join(columns)})')
-    rows = sorted((row["file"], row["split"], row[column]) for row in table)
+    rows = sorted((row["file"], "" if splitless else row["split"], row[column]) for row in table)
     twice = next((file for (file, *_), (after, *_) in itertools.pairwise(rows) if file == after), None)
     if twice is not None:
         raise CapiError(f"{path} names {twice} twice: an image has one row, in one split")
     left, notes = without_excluded([file for file, _, _ in rows], options)
-    return [row for row in rows if row[0] in left], notes
+    rows = [row for row in rows if row[0] in left]
+    if has_splits({split for _, split, _ in rows if split}, options, path) or not splitless:
+        if splitless:
+            raise CapiError(f'{path} has no column "split": add it, or leave out train= and tests= to have it divided')
+        return rows, notes
+    parts, note = divide([(file, value) for file, _, value in rows], options, path, by_class=by_class)
+    return [(file, split, value) for split in parts for file, value in parts[split]], (*notes, note)
 
 
 def _chosen(rows: Rows, path: Path, options: DataOptions) -> tuple[str, tuple[str, ...]]:
@@ -91,7 +102,8 @@ DATASET = Dataset(
     layout="""\
 The folder that is given is a file here: a CSV in UTF-8, one row an image, with the columns
   file     the image, relative to the folder of the CSV
-  split    its split; train= (train unless said) is trained on, tests= (test, else val) is tested on
+  split    its split; train= (train unless said) is trained on, tests= (test, else val) is tested on. Without this
+           column 20 % are tested on (test_share=; of each class), chosen by a hash of their names
   label    its class, for classification; label= names another column
   mask     its mask, for segmentation, relative to the folder of the CSV: an image that holds one number a pixel
 
@@ -102,6 +114,6 @@ images to leave out, a line each, spelt as in the CSV.
 """,
     classification=load_classification,
     segmentation=load_segmentation,
-    heeds=frozenset({"train", "tests", "label", "exclude", "ignored", "class_names"}),
+    heeds=frozenset({"train", "tests", "test_share", "label", "exclude", "ignored", "class_names"}),
     own_split=True,
 )

@@ -1,6 +1,8 @@
 """What the data sets share: walking folders, reading lists, numbering classes, and checking counts."""
 
+import hashlib
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +12,9 @@ from capi.data.sources import ENDINGS, Files, image_names
 from capi.errors import CapiError, nearest
 from capi.evals.tasks import AnsweredImages, ClassificationData, DataOptions, LabelledImages
 from capi.runtime.documents import LIST_BYTES, read_text
+
+# Share of the images that are tested on where nothing says which.
+TEST_SHARE = 0.2
 
 
 class MisplacedFilesError(CapiError):
@@ -131,6 +136,48 @@ def chosen_tests(present: Collection[str], options: DataOptions, where: Path) ->
         known = ", ".join(sorted(present))
         raise CapiError(f"{where} has neither test nor val, but {known}: name the split to test on with tests=")
     return (default,)
+
+
+def has_splits(splits: Collection[str], options: DataOptions, where: Path) -> bool:
+    """Whether the data has splits, or the user names some; else the images are divided here."""
+    named = options.train is not None or options.tests is not None
+    if options.test_share is not None and named:
+        raise CapiError("test_share= divides data without splits, train= and tests= name splits: leave one out")
+    if options.test_share is not None and splits:
+        known = ", ".join(sorted(splits))
+        raise CapiError(f"test_share= divides data without splits, but {where} has {known}: leave it out")
+    return named or bool(splits)
+
+
+def divide(
+    rows: Sequence[tuple[str, str]], options: DataOptions, where: Path, *, by_class: bool
+) -> tuple[dict[str, list[tuple[str, str]]], str]:
+    """Rows of (name, value) for "train" and for "test", in their order, and a note that says how they were divided.
+
+    Of each class (or of all images) those whose names have the lowest SHA-256 are tested on: the same ones on every
+    machine, for every seed, and nearly the same ones after images came or went.
+    """
+    share = options.test_share or TEST_SHARE
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, value in rows:
+        groups[value if by_class else ""].append(name)
+    tested: set[str] = set()
+    for names in groups.values():
+        names.sort(key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest())
+        # A class has images on both sides where it has two.
+        tested.update(names[: min(max(round(share * len(names)), 1), len(names) - 1)])
+    if not tested:
+        raise CapiError(
+            f"{where} has no splits, and {len(rows)} images in {len(groups)} classes leave none to test on: add some"
+            if by_class
+            else f"{where} has no splits, and {len(rows)} images leave none to test on: add some"
+        )
+    parts = {"train": [row for row in rows if row[0] not in tested], "test": [row for row in rows if row[0] in tested]}
+    of_each = " of each class" if by_class else ""
+    return parts, (
+        f"{where.name} names no splits: {len(tested)} of {len(rows)} images are tested on, "
+        f"{100 * share:g} %{of_each} by the hash of their names (test_share={share:g})"
+    )
 
 
 def one_test(tests: Sequence[str]) -> str:

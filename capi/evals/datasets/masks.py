@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+from capi.data.image_lists import SPLITS
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.files import (
     check_splits_differ,
     chosen_tests,
+    divide,
     existing_folder,
+    has_splits,
     one_test,
     without_excluded,
 )
@@ -17,6 +20,8 @@ from capi.evals.tasks import DataOptions, Dataset, SegmentationData
 def load(root: Path, options: DataOptions) -> SegmentationData:
     """Images and masks are matched by their names in the two folders, without the ending."""
     splits = {entry.name for entry in existing_folder(root / "images").iterdir() if entry.is_dir()}
+    if not has_splits(splits & SPLITS, options, root / "images"):
+        return _without_splits(root, options)
     train = options.train or "train"
     test = one_test(chosen_tests(splits, options, root / "images"))
     check_splits_differ(train, [test])
@@ -40,6 +45,15 @@ def load(root: Path, options: DataOptions) -> SegmentationData:
     return segmentation_of_own_masks(parts[train], parts[test], options, test, [*notes, *more])
 
 
+def _without_splits(root: Path, options: DataOptions) -> SegmentationData:
+    images, masks = root / "images", existing_folder(root / "masks")
+    pairs, notes = paired(images, masks)
+    left, more = without_excluded([image for image, _ in pairs], options)
+    parts, note = divide([pair for pair in pairs if pair[0] in left], options, images, by_class=False)
+    train, test = ((images, masks, parts[split]) for split in ("train", "test"))
+    return segmentation_of_own_masks(train, test, options, "test", [*notes, *more, note])
+
+
 DATASET = Dataset(
     name="masks",
     title="Any folder of images with a folder of masks",
@@ -50,12 +64,15 @@ ROOT/masks/train/...     their masks: the same names but for the ending, PNG, on
 ROOT/images/test/...     images to test on; val where there is no test
 ROOT/masks/test/...
 
+Without splits, ROOT/images/... and ROOT/masks/..., 20 % of the images are tested on (test_share=), chosen by a hash of
+their names.
+
 train= and tests= name other splits. Every label found in the masks is a class but for those of ignored=; with
 class_names= the labels are 0, 1, 2, ... and any other is an error. exclude= names a file with the images to leave out,
 a line each, like train/NAME.jpg. An image without a mask is an error; of a label that no
 training patch has the results warn.
 """,
     segmentation=load,
-    heeds=frozenset({"train", "tests", "ignored", "class_names", "exclude"}),
+    heeds=frozenset({"train", "tests", "test_share", "ignored", "class_names", "exclude"}),
     own_split=True,
 )

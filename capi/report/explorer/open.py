@@ -11,6 +11,7 @@ from capi.report.explorer import page
 from capi.runtime.devices import choose_device
 from capi.train.build import mask_sampler
 from capi.types import Names, VisionEncoder, listed
+from capi.zoo.build import recorded_target
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import RunFolder, run_config
 from capi.zoo.weights import Weights
@@ -49,10 +50,11 @@ def explore(
 
 def known_of(model: Path) -> dict[str, Any]:
     """What a run knows and a file of weights does not."""
-    if not RunFolder(model).exists:
+    folder = RunFolder(model)
+    if not folder.exists:
         return {"prototypes": None}
-    config = run_config(RunFolder(model))
+    config = run_config(folder)
     # Only the clustering has prototypes that patches belong to.
-    prototypes = load_prototypes(model) if config.target.kind == "clustering" else None
+    prototypes = load_prototypes(model) if recorded_target(folder.record(), config).clusters else None
     temperature = config.optimization.student_temperature
     return {"prototypes": prototypes, "temperature": temperature, "masks": mask_sampler(config)}

@@ -28,6 +28,8 @@ class IterationFlop(NamedTuple):
     student_encoder: float
     predictor: float
     head: float
+    # An image's share of the one update of its batch.
+    optimizer: float = 0.0
 
 
 def iteration_flop(

@@ -1,10 +1,11 @@
 """The memory that one process of a run needs, part by part, and when in an iteration each part is there.
 
-Some parts are there always; the others belong to one of three phases, and the largest phase makes the peak:
+Some parts are there always; the others belong to one of four phases, and the largest phase makes the peak:
 
     teacher      the teacher encodes whole images
     clustering   targets are made from its tokens
     student      forward and backward pass
+    update       the optimizers step
 """
 
 from dataclasses import dataclass, field
@@ -20,16 +21,16 @@ from capi.models.encoder import PatchEncoder
 from capi.models.layers import Block
 from capi.train.cost.activations import FLOAT32, Keeping, student_activations
 from capi.train.cost.flop import Counts
+from capi.train.optimizer import Optimizer
 from capi.train.recomputation import Recomputation
 from capi.train.step import Learner
 
 # The plain clustering holds logits, assignments, probabilities, a product and a gradient at the least: in
 # benchmarks/clustering.py it was measured at 5.1 to 7.1 arrays of b x n x k.
 PLAIN_ARRAYS = 5
-# AdamW keeps two moments of each parameter.
-MOMENTS = 2
 BFLOAT16 = 2
-ALWAYS, TEACHER, CLUSTERING, STUDENT = "always", "teacher", "clustering", "student"
+ALWAYS, TEACHER, CLUSTERING, STUDENT, UPDATE = "always", "teacher", "clustering", "student", "update"
+PHASES = (TEACHER, CLUSTERING, STUDENT, UPDATE)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class MemoryPlan:
     @cached_property
     def phases(self) -> dict[str, int]:
         """Bytes of each phase with what is always there."""
-        return {phase: self.of_phase(ALWAYS) + self.of_phase(phase) for phase in (TEACHER, CLUSTERING, STUDENT)}
+        return {phase: self.of_phase(ALWAYS) + self.of_phase(phase) for phase in PHASES}
 
     @property
     def peak_phase(self) -> str:
@@ -107,6 +108,14 @@ class Planned:
         return FLOAT32 * _parameters(self.learner.target)
 
     @cached_property
+    def student_moments(self) -> int:
+        return _moments(self.learner.student_optimizer)
+
+    @cached_property
+    def target_moments(self) -> int:
+        return _moments(self.learner.target_optimizer)
+
+    @cached_property
     def block_parameters(self) -> int:
         return _parameters(self.learner.student.encoder.blocks[0])
 
@@ -120,7 +129,8 @@ class Planned:
         """Of a process that works on so many images in an iteration, over all its micro-batches."""
         at_once = -(-images // saving.micro_batches)
         everywhere = [*self._held(images, saving), *self._teacher(images, at_once, saving)]
-        return MemoryPlan([*everywhere, *self._clustering(images, saving), *self._student(at_once, saving)])
+        made = [*self._clustering(images, saving), *self._student(at_once, saving)]
+        return MemoryPlan([*everywhere, *made, *self._update(saving)])
 
     def _held(self, images: int, saving: Saving) -> list[Part]:
         student, target = self.student_bytes // saving.shards, self.target_bytes
@@ -128,10 +138,10 @@ class Planned:
         pixels = FLOAT32 * self.config.model.channels * height * width
         return [
             Part("student's weights", student, ALWAYS),
-            Part("student's moments", MOMENTS * student, ALWAYS),
+            Part("student's moments", self.student_moments // saving.shards, ALWAYS),
             Part("teacher's weights", student, ALWAYS),
             Part("prototypes", target, ALWAYS),
-            Part("prototypes' moments", MOMENTS * target, ALWAYS),
+            Part("prototypes' moments", self.target_moments, ALWAYS),
             Part("images", images * pixels, ALWAYS),
             Part("queue of earlier tokens", self._queued(images), ALWAYS),
             Part("block gathered from all shards", self._gathered(saving), ALWAYS),
@@ -230,6 +240,14 @@ class Planned:
             Part("working memory of the backward pass", self._backward(at_once, keeping), STUDENT),
         ]
 
+    def _update(self, saving: Saving) -> list[Part]:
+        working = self.learner.student_optimizer.working_values() * FLOAT32
+        return [
+            Part("student's gradients", self.student_bytes // saving.shards, UPDATE),
+            Part("prototypes' gradients", self.target_bytes, UPDATE),
+            Part("optimizer's working memory", working // saving.shards, UPDATE),
+        ]
+
     def _backward(self, at_once: int, keeping: Keeping) -> int:
         """Logits with two gradients of them, or the gradients of one hidden layer and of its input."""
         block = self.learner.student.encoder.blocks[0]
@@ -242,6 +260,14 @@ class Planned:
 
 def _parameters(module: nn.Module | PatchEncoder) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _moments(optimizer: Optimizer | None) -> int:
+    """What an optimizer keeps of all its parameters; counts of steps are not worth counting."""
+    if optimizer is None:
+        return 0
+    states = [optimizer.initial_state(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    return FLOAT32 * sum(value.numel() for state in states for value in state.values() if value.ndim)
 
 
 def _encoding(encoder: PatchEncoder, counts: Counts, keeping: Keeping) -> int:

@@ -18,6 +18,7 @@ from capi.train.cost.flop import TRAINING, Counts, IterationFlop, iteration_flop
 from capi.train.cost.hardware import Gpu, find_gpu
 from capi.train.cost.memory import MemoryPlan, Planned, Saving
 from capi.train.cost.power import CARBON_INTENSITY
+from capi.zoo.build import target_class
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
 
 def networks(config: Config, gpu: Gpu | None = None) -> Planned:
     """The networks of a config without memory for weights, and its tokens; without a GPU for any accelerator."""
-    if config.target.kind == "frozen":
+    if target_class(config).wants_encoder:
         raise CapiError(
             "what a frozen encoder costs is not known before it is opened: try the recipe with `capi pretrain --check`"
         )
@@ -195,7 +196,7 @@ def networks(config: Config, gpu: Gpu | None = None) -> Planned:
 
 def flop_of(planned: Planned, images: int) -> IterationFlop:
     """FLOP of one image, where so many are computed together."""
-    return iteration_flop(
+    flop = iteration_flop(
         planned.learner.student,
         planned.learner.target,
         batch_size=max(images, 1),
@@ -203,6 +204,7 @@ def flop_of(planned: Planned, images: int) -> IterationFlop:
         visible=planned.counts.visible,
         predicted=planned.counts.predicted,
     )
+    return flop._replace(optimizer=planned.learner.student_optimizer.flop() / planned.config.optimization.batch_size)
 
 
 def _refuse_uneven(config: Config, gpus: int, saving: Saving) -> None:

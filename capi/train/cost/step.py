@@ -66,6 +66,8 @@ def measure_step(
         visible=first.visible_index.shape[1],
         predicted=first.predict_index.shape[1],
     )
+    batch_size = sum(len(batch.images) for batch in batches)
+    flop = flop._replace(optimizer=learner.student_optimizer.flop() / batch_size)
     if isinstance(learner.target, OnlineClustering) and learner.target.queue is not None:
         # Most steps of a run have a full one.
         learner.target.queue.pretend_full()
@@ -79,7 +81,7 @@ def measure_step(
         progress()
     trained = (*learner.student.parameters(), *learner.target.parameters())
     return StepCost(
-        batch_size=sum(len(batch.images) for batch in batches),
+        batch_size=batch_size,
         encoder_parameters=sum(parameter.numel() for parameter in learner.student.encoder.parameters()),
         trained_parameters=sum(parameter.numel() for parameter in trained),
         flop_an_image=flop,

@@ -115,3 +115,24 @@ def test__options_about_masks_mean_nothing_for_classes(tmp_path: Path) -> None:
     build_csv(tmp_path)
     with pytest.raises(CapiError, match="class_names= means nothing for the classification"):
         load_classification(tmp_path / "table.csv", DataOptions(class_names=("a",)))
+
+
+def test__a_table_without_splits_is_divided(tmp_path: Path) -> None:
+    rows = [f"{kind}{number}.png,{kind},x" for kind in "ab" for number in range(10)]
+    data = load_classification(table(tmp_path / "t.csv", "file,label,species", *rows), DataOptions())
+    train = named(data.train, data.classes)
+    assert sorted(train.values()) == ["a"] * 8 + ["b"] * 8
+    assert all(name.startswith(kind) for name, kind in train.items())
+    assert "t.csv names no splits: 4 of 20 images are tested on" in data.notes[0]
+    with pytest.raises(CapiError, match='no column "split": add it, or leave out train='):
+        load_classification(tmp_path / "t.csv", DataOptions(tests=("val",)))
+
+
+def test__masks_of_a_table_without_splits_are_divided(tmp_path: Path) -> None:
+    build_csv(tmp_path)
+    lines = (tmp_path / "table.csv").read_text().splitlines()
+    column = lines[0].split(",").index("split")
+    kept = [",".join(cell for number, cell in enumerate(line.split(",")) if number != column) for line in lines]
+    data = load_segmentation(table(tmp_path / "table.csv", *kept), DataOptions(test_share=0.5))
+    assert abs(len(data.train.images) - len(data.test.images)) <= 1
+    assert len(data.train.images) + len(data.test.images) == len(lines) - 1

@@ -78,3 +78,57 @@ def test__a_link_that_leads_back_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "train" / "dog").symlink_to(tmp_path / "test" / "cat")
     data = load(tmp_path, DataOptions())
     assert [data.train.images.name(i) for i in range(len(data.train.images))] == ["cat/1.png", "dog/2.png"]
+
+
+def of_kinds(count: int) -> list[str]:
+    return [f"{kind}/{number}.png" for kind in ("cat", "dog", "emu") for number in range(count)]
+
+
+def names_of(data: ClassificationData) -> tuple[set[str], set[str]]:
+    train = {data.train.images.name(number) for number in range(len(data.train.images))}
+    return train, set(named(data, "test"))
+
+
+def test__class_folders_without_splits_are_divided_by_names_the_same_way_each_time(tmp_path: Path) -> None:
+    first, second = (load(written(tmp_path / place, *of_kinds(20)), DataOptions()) for place in ("a", "b"))
+    train, test = names_of(first)
+    assert train | test == set(of_kinds(20))
+    assert not train & test
+    assert (train, test) == names_of(second)
+    assert [sum(name.startswith(kind) for name in test) for kind in first.classes] == [4, 4, 4]
+    # By an order of our own: the first twentieth of a sorted list would be one scene or one day.
+    assert test != {f"{kind}/{number}.png" for kind in first.classes for number in range(4)}
+    assert first.notes == (
+        "a names no splits: 12 of 60 images are tested on, 20 % of each class by the hash of their names "
+        "(test_share=0.2)",
+    )
+
+
+def test__an_image_that_is_added_moves_one_other_at_most(tmp_path: Path) -> None:
+    root = written(tmp_path, *of_kinds(20))
+    before = names_of(load(root, DataOptions()))[1]
+    after = names_of(load(written(root, "cat/new.png"), DataOptions()))[1]
+    assert len(before ^ after) <= 2
+
+
+def test__the_share_is_what_is_asked_for_and_each_class_has_both_where_it_can(tmp_path: Path) -> None:
+    written(tmp_path, *of_kinds(8), "fox/1.png", "fox/2.png", "gnu/1.png")
+    data = load(tmp_path, DataOptions(test_share=0.5))
+    tested = list(named(data, "test").values())
+    assert [tested.count(kind) for kind in ("cat", "dog", "emu", "fox", "gnu")] == [4, 4, 4, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "options", "message"),
+    [
+        (["train/cat/1.png", "val/cat/1.png"], DataOptions(test_share=0.1), "has train, val: leave it out"),
+        (of_kinds(2), DataOptions(test_share=0.1, train="cat"), "leave one out"),
+        (of_kinds(1), DataOptions(), "3 images in 3 classes leave none to test on"),
+        (of_kinds(2), DataOptions(tests=("tets",)), 'no folder "train"'),
+    ],
+)
+def test__what_cannot_be_divided_is_an_error(
+    tmp_path: Path, names: list[str], options: DataOptions, message: str
+) -> None:
+    with pytest.raises(CapiError, match=message):
+        load(written(tmp_path, *names), options)

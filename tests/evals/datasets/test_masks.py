@@ -75,3 +75,16 @@ def test__missing_parts_are_errors(tmp_path: Path) -> None:
     (tmp_path / "masks" / "test").mkdir()
     with pytest.raises(CapiError, match=r"images/test holds no images"):
         load(tmp_path, DataOptions())
+
+
+def test__masks_without_splits_are_divided_in_pairs(tmp_path: Path) -> None:
+    tree = Tree()
+    for number in range(10):
+        tree.scene(f"images/town/{number}.jpg", f"masks/town/{number}.png", halves(0, 1))
+    tree.write(tmp_path)
+    data = load(tmp_path, DataOptions())
+    assert (len(data.train.images), len(data.test.images), data.test_name) == (8, 2, "test")
+    for part in (data.train, data.test):
+        for number in range(len(part.images)):
+            assert part.images.name(number).removesuffix(".jpg") == part.masks.name(number).removesuffix(".png")
+    assert "images names no splits: 2 of 10 images are tested on, 20 % by the hash" in data.notes[0]
