@@ -275,7 +275,7 @@ def plan_study(
 def _run_config(row: PlannedRow, seed: int, data: StudyData, scale: Scale, options: list[str]) -> Config:
     """A row with a seed, evaluated on the way, with pictures of its beginning and its end."""
     config = row.config
-    every = max(config.optimization.steps // scale.curve_points, 1)
+    every = max(config.optimization.known_steps // scale.curve_points, 1)
     return config.model_copy(
         update={
             "seed": config.seed + seed,

@@ -324,6 +324,14 @@ def _nearest_key(fields: list[str], section: type[BaseModel], root: type[BaseMod
     return f'; did you mean "{best}"?'
 
 
+def nearest_key(word: str, section: type[BaseModel]) -> tuple[float, str]:
+    """How alike the name of a key is to a word, and that key with its sections; of several the one nearest to the root,
+    and of these that of the optimisers."""
+    keys = sorted(_all_keys(section), key=lambda key: (key.count("."), not key.startswith("optimization.")))
+    best = max(keys, key=lambda key: _likeness(word, key.rsplit(".", maxsplit=1)[-1]))
+    return _likeness(word, best.rsplit(".", maxsplit=1)[-1]), best
+
+
 def _likeness(given: str, name: str) -> float:
     """From 0 to 1: how much of two names is alike. A beginning or the initials (lr) are as good as a small mistake."""
     beginning = len(given) > 2 and name.startswith(given)

@@ -1,5 +1,6 @@
 """From a config to what trains: learner, batches and the settings of the loop. Networks come from `zoo.build`."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -82,7 +83,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
     student, teacher, target = networks
     optimization = config.optimization
     schedule = Schedule(
-        total_steps=optimization.steps,
+        total_steps=optimization.known_steps,
         warmup_steps=optimization.warmup_steps,
         cosine_kept=optimization.cosine_kept,
     )
@@ -201,6 +202,17 @@ def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -
         crop_first=True,
     )
     return Reader(source, decoder, cache_bytes)
+
+
+def resolve_steps(config: Config, images: int) -> Config:
+    """A config with as many steps as its epochs are; the last batch may begin a further pass."""
+    optimization = config.optimization
+    if optimization.epochs is None:
+        return config
+    steps = math.ceil(optimization.epochs * images / optimization.batch_size)
+    return config.model_copy(
+        update={"optimization": optimization.model_copy(update={"steps": max(steps, 1), "epochs": None})}
+    )
 
 
 def resolve_statistics(config: Config, source: ImageSource) -> Config:

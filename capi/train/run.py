@@ -142,6 +142,7 @@ def _examine(
     """Bad input is told here, before anything is written."""
     source = open_images(data, console if processes.is_main else None)
     going_on = resume and folder.exists
+    config = build.resolve_steps(config, len(source))
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
     build.find_optimizer(config.optimization.optimizer)

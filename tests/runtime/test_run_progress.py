@@ -29,3 +29,18 @@ def test__a_terminal_shows_a_bar_with_the_numbers() -> None:
         progress.update(50, VALUES)
     assert "50/100" in text.getvalue()
     assert "loss 5.432" in text.getvalue()
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+@pytest.mark.parametrize("total", [40, 125_000])
+def test__a_narrow_terminal_shows_step_times_speed_and_loss_whole(width: int, total: int) -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=True, color_system=None)
+    with RunProgress(console, total=total, start=0, title="a_run_with_quite_a_long_name") as progress:
+        progress.update(total // 2, VALUES | {"images_per_second": 1234.0})
+        assert progress.bar is not None
+        progress.bar.refresh()
+    last = [line for line in screen.getvalue().splitlines() if "loss" in line][-1]
+    for shown in (f"{total // 2}/{total} 0:00:00 left", "1234 images/s  loss 5.432"):
+        assert shown in last
+    assert ("entropy 0.56" in last) == (width == 200 or (width == 120 and total == 40))
