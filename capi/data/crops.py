@@ -60,10 +60,10 @@ def normalize(
     images: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
 ) -> Float[Tensor, "b c height width"]:
     """Pixels from 0 to 255 on the device, in units of the data's deviation."""
-    shape = (len(mean), 1, 1)
-    centre = torch.tensor(mean, device=device).view(shape) * 255
-    scale = 1 / (torch.tensor(std, device=device).view(shape) * 255)
-    return (images.to(device, non_blocking=True).float() - centre) * scale
+    centre = torch.tensor(mean).view(-1, 1, 1) * 255
+    scale = 1 / (torch.tensor(std).view(-1, 1, 1) * 255)
+    pixels, centre, scale = (value.to(device, non_blocking=True) for value in (images, centre, scale))
+    return (pixels.float() - centre) * scale
 
 
 def _placed(left: int, top: int, across: int, down: int) -> Box:

@@ -102,10 +102,11 @@ class Processes:
             return dict(values)
         # A zero that no device computed lies on the CPU.
         device = next((value.device for value in values.values() if value.device.type != "cpu"), torch.device("cpu"))
-        together = torch.cat([value.detach().to(device, torch.float32).flatten() for value in values.values()])
+        parts = (value.detach().to(device, torch.float32, non_blocking=True) for value in values.values())
+        together = torch.cat([part.flatten() for part in parts])
         flat = self.sum(together) / self.size
-        parts = flat.split([value.numel() for value in values.values()])
-        return {name: part.view(value.shape) for (name, value), part in zip(values.items(), parts, strict=True)}
+        means = flat.split([value.numel() for value in values.values()])
+        return {name: mean.view(value.shape) for (name, value), mean in zip(values.items(), means, strict=True)}
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """Of each flag, whether it is raised in any process."""

@@ -265,7 +265,8 @@ def device_mover(config: Config, device: torch.device) -> Callable[[LoadedBatch]
 
     def move(loaded: LoadedBatch) -> MaskedBatch:
         images = normalize(loaded.images, mean, std, device)
-        return MaskedBatch(images, loaded.visible_index.to(device), loaded.predict_index.to(device))
+        indices = (index.to(device, non_blocking=True) for index in (loaded.visible_index, loaded.predict_index))
+        return MaskedBatch(images, *indices)
 
     return move
 
