@@ -2,6 +2,7 @@
 
 The learner lies on torch's meta device, whose tensors have no values: reading one (`item`, `tolist`, the truth of a
 tensor, `nonzero`, a copy to the CPU) raises. A copy from the CPU waits as well, unless it is asked not to.
+Several processes have fake tensors, which tell as little.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.optim import adam, optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,6 +22,7 @@ from capi.config.schema import Config
 from capi.train.build import build_learner, device_mover, resolve_target
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
+from tests.train.fake_processes import fake_learner
 from tests.train.test_loop import Noise, make_loop
 from tests.train.test_step import batch_of
 from tests.variants import NETWORKS, TARGETS, TOGETHER, varied
@@ -98,6 +101,17 @@ def test__a_step_does_not_wait_for_the_device(small_config: Config, on_meta: Non
     assert metrics.student_loss.device == META
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
         metrics.values()
+
+
+@pytest.mark.parametrize("name", ["clustering", "ema_head with sinkhorn", "clipped"])
+def test__a_step_of_several_processes_does_not_wait(small_config: Config, name: str) -> None:
+    config = varied(small_config, "optimization.batch_size=24", "optimization.micro_batches=2", *CASES[name])
+    batch = batch_of(small_config)
+    with fake_learner(config, processes=2) as learner:
+        part = MaskedBatch(*map(torch.empty_like, batch))
+        metrics = train_step(learner, [part, part], 3)
+        with pytest.raises(DataDependentOutputException):
+            metrics.values()
 
 
 def test__the_loop_does_not_wait_between_two_logs(small_config: Config, tmp_path: Path, on_meta: None) -> None:
