@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from capi.types import Features as Features
     from capi.types import MaskedBatch as MaskedBatch
     from capi.types import VisionEncoder as VisionEncoder
-    from capi.zoo.baselines.baseline import Baseline as Baseline
     from capi.zoo.baselines.registry import PAPER_BASELINES as PAPER_BASELINES
+    from capi.zoo.baselines.registry import Baseline as Baseline
     from capi.zoo.baselines.registry import list_baselines as list_baselines
     from capi.zoo.build import loss_label as loss_label
     from capi.zoo.build import target_class as target_class
@@ -158,7 +158,7 @@ _COMMANDS = {
     "SlurmOptions": "capi.train.launch",
     "slurm_script": "capi.train.launch",
     "submit": "capi.train.launch",
-    "Baseline": "capi.zoo.baselines.baseline",
+    "Baseline": "capi.zoo.baselines.registry",
     "PAPER_BASELINES": "capi.zoo.baselines.registry",
     "list_baselines": "capi.zoo.baselines.registry",
     "ExportOptions": "capi.zoo.export",

@@ -16,8 +16,8 @@ from capi.evals.table_view import NOT_IN_TABLE, Entry, TableView, ViewRow
 from capi.evals.team import executing
 from capi.types import Names, listed
 from capi.zoo.baselines import PREFIX, USUAL, is_baseline
+from capi.zoo.baselines.load import find_weights
 from capi.zoo.baselines.registry import BASELINES, baseline_named
-from capi.zoo.baselines.weights import find_weights
 from capi.zoo.published.cache import cache_folder
 from capi.zoo.published.registry import RELEASED
 from capi.zoo.weights import Weights
