@@ -43,7 +43,7 @@ from capi.config.loading import dump_config, overridden
 from capi.config.run_sections import EvaluationConfig
 from capi.config.schema import Config
 from capi.config.trust import trusted_code
-from capi.data.image_lists import class_folders
+from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
 from capi.errors import CapiError
 from capi.evals.comparison_cells import Column

@@ -24,7 +24,7 @@ from capi.api.evaluation import evaluate
 from capi.config.benchmark_loading import EXAMPLE, load_benchmark, protocols_with
 from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import FILE_ENDINGS, overridden, validated
-from capi.data.frame import image_size_of
+from capi.data.crops import image_size_of
 from capi.data.sources import Files
 from capi.errors import CapiError, nearest
 from capi.evals.build import fingerprints, load_data
@@ -40,10 +40,9 @@ from capi.evals.team import Execution, executing, prepared
 from capi.report.comparison.page import write_pages
 from capi.runtime.atomic import atomic_write
 from capi.runtime.documents import read_json
-from capi.runtime.leading import Exchange, follow, lead
 from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
-from capi.runtime.processes import LostProcessError, SharedError
+from capi.runtime.processes import Exchange, LostProcessError, SharedError, follow, lead
 from capi.types import Names, listed
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import versions

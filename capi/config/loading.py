@@ -15,8 +15,7 @@ from pydantic_core import ErrorDetails
 from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, expect, nearest
-from capi.runtime.documents import read_text
-from capi.runtime.yaml_documents import parse_yaml
+from capi.runtime.documents import parse_yaml, read_text
 
 Tree = dict[str, Any]
 Recipe = str | Path | Config

@@ -1,9 +1,11 @@
 """Crops of a source's images, with a cache of decoded images that is filled as long as there is room.
 
 It holds the image at the factor it was decoded with, so a crop is the same from the cache and from the file. Nothing is
-ever evicted: a data set is passed through in turns, where the oldest image is the one that comes next.
+ever evicted: a data set is passed through in turns, where the oldest image is the one that comes next. Images that
+cannot be read are counted: each is named once, and too many stop the run.
 """
 
+import logging
 from pathlib import Path
 
 from PIL import Image
@@ -20,6 +22,7 @@ from capi.data.decoding import (
     error_reason,
 )
 from capi.data.sources import ImageSource
+from capi.errors import CapiError
 from capi.runtime.image_files import read_image
 from capi.runtime.retry import retry
 
@@ -90,3 +93,30 @@ def _bytes_of(decoded: Decoded) -> int:
         return decoded.nbytes
     # Pillow keeps three bytes of colour in four.
     return decoded.width * decoded.height * (1 if decoded.mode == "L" else 4)
+
+
+_LOG = logging.getLogger("capi")
+
+
+class BrokenImages:
+    """The broken images of a run; at most `limit` of all its images may be."""
+
+    def __init__(self, total: int, limit: float, known: dict[str, str] | None = None) -> None:
+        self.total, self.limit = total, limit
+        self.known = dict(known or {})
+
+    def note(self, broken: dict[str, str]) -> None:
+        """Remember what is new, and stop the run when the limit is passed."""
+        for name, reason in broken.items():
+            if name not in self.known:
+                self.known[name] = reason
+                _LOG.warning("%s is left out: %s", name, reason)
+        if len(self.known) > self.limit * self.total:
+            raise CapiError(
+                f"{len(self.known)} of {self.total} images cannot be read, more than data.broken_limit = "
+                f"{self.limit:g} allows; {self.examples()}: repair them, or raise the limit"
+            )
+
+    def examples(self, most: int = 3) -> str:
+        some = [f"{name} ({reason})" for name, reason in list(self.known.items())[:most]]
+        return f"for example {', '.join(some)}" if some else ""

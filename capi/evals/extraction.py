@@ -38,13 +38,11 @@ from capi.evals.feature_files import (
 from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors_of
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.team import follow_encoding, lead_encoding
-from capi.runtime.atomic import atomic_write, move_into_place
+from capi.runtime.atomic import atomic_write, move_into_place, refuse_link
 from capi.runtime.documents import read_object
-from capi.runtime.leading import ALONE
-from capi.runtime.links import refuse_link
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_path, hide_path_of_model
-from capi.runtime.processes import Processes
+from capi.runtime.processes import ALONE, Processes
 from capi.types import Features, VisionEncoder, statistics_of
 
 _LOG = logging.getLogger("capi")

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from rich.text import Text
 
 from capi.config.schema import Config
-from capi.data.statistics import statistics_warning
+from capi.data.survey import statistics_warning
 from capi.errors import CapiError
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState, number

@@ -14,9 +14,8 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from capi.data.demo import demo_photos
-from capi.data.frame import image_size_of
-from capi.data.sources import Encoded, ImageSource, find_images, places_of_name
+from capi.data.crops import image_size_of
+from capi.data.sources import Encoded, ImageSource, demo_photos, find_images, places_of_name
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
@@ -30,8 +29,8 @@ from capi.report.pictures.sheets import save_picture, tiled
 from capi.report.pictures.summary import PatchSummary
 from capi.report.predictions import FAILED, write_failed
 from capi.runtime.atomic import atomic_write
+from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.devices import choose_device
-from capi.runtime.links import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths_within
 from capi.runtime.progress import EvaluationProgress
 from capi.types import VisionEncoder

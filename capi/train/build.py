@@ -16,12 +16,14 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.statistics import summarize
 from capi.errors import CapiError, expect, nearest
+from capi.data.survey import summarize
+from capi.errors import CapiError, expect
 from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.layers import Block
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard

@@ -10,8 +10,8 @@ import torch
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusted_code
 from capi.data.loader import LoadedBatch
-from capi.data.opening import Data, open_images
-from capi.data.statistics import DataSummary, statistics_warning, summarize
+from capi.data.locations import Data, open_images
+from capi.data.survey import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.runtime.devices import choose_device

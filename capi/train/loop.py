@@ -14,8 +14,8 @@ from typing import Literal, NoReturn, Protocol, runtime_checkable
 import torch
 from safetensors.torch import save_file
 
-from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
+from capi.data.reader import BrokenImages
 from capi.errors import CapiError
 from capi.method.health import HealthMonitor
 from capi.runtime.atomic import atomic_path

@@ -13,15 +13,14 @@ from rich.console import Console
 
 from capi.config.loading import differences, dump_config
 from capi.config.schema import Config
-from capi.data.broken import BrokenImages
-from capi.data.opening import Data, describe_data, open_images
+from capi.data.locations import Data, describe_data, open_images
+from capi.data.reader import BrokenImages
 from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
-from capi.data.statistics import quick_statistics, statistics_warning
+from capi.data.survey import quick_statistics, statistics_warning
 from capi.errors import CapiError
 from capi.runtime.devices import choose_workers
-from capi.runtime.leading import ALONE
-from capi.runtime.processes import Processes, lost_process_is_an_error
+from capi.runtime.processes import ALONE, Processes, lost_process_is_an_error
 from capi.runtime.progress import RunProgress
 from capi.runtime.sharding import chosen_shards
 from capi.train import build

@@ -19,7 +19,7 @@ from capi.cli import app as shared
 from capi.cli.app import duration, messages, one_of
 from capi.cli.usage import PANELS
 from capi.config import loading
-from capi.data import packing
+from capi.data import shard_writer
 from capi.errors import CapiError
 from capi.report.draw import DEFAULT_KINDS
 from capi.report.explorer.page import USUAL_PORT
@@ -78,8 +78,8 @@ def test__every_command_has_help(run_here: RunHere, arguments: list[str]) -> Non
 
 
 DEFAULTS = {
-    ("shards", "shard_size"): packing.SHARD_MEGABYTES,
-    ("shards", "workers"): packing.AT_ONCE,
+    ("shards", "shard_size"): shard_writer.SHARD_MEGABYTES,
+    ("shards", "workers"): shard_writer.AT_ONCE,
     ("extract", "kind"): signature(capi.extract).parameters["kinds"].default[0],
     ("extract", "image_size"): PAPER_SIZE[0],
     ("visualize", "size"): PAPER_SIZE[0],

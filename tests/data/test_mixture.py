@@ -1,5 +1,4 @@
-from capi.data.mixture import Mixture
-from capi.data.sources import Encoded
+from capi.data.sources import Encoded, Mixture
 
 A, B = Encoded(["x", "y"], [b"1", b"2"]), Encoded(["x"], [b"3"])
 

@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from capi.data.mixture import Mixture
 from capi.data.order import LARGEST_TOTAL, Interleaved, Order, Shuffle, WindowShuffle, order_of
-from capi.data.sources import Encoded
+from capi.data.sources import Encoded, Mixture
 from capi.errors import CapiError
 from capi.runtime.randomness import permuted
 

@@ -4,7 +4,7 @@ import pytest
 from capi.data.decoding import Decoder
 from capi.data.reader import Reader
 from capi.data.sources import Encoded
-from capi.data.statistics import (
+from capi.data.survey import (
     QUICK_SAMPLE,
     evenly,
     quick_statistics,

@@ -7,8 +7,7 @@ from PIL import Image
 from capi.data.decoding import Decoder
 from capi.data.reader import Reader
 from capi.data.sources import Encoded, ImageSource, image_folder
-from capi.data.statistics import summarize
-from capi.data.survey import _joined, survey
+from capi.data.survey import _joined, summarize, survey
 from capi.errors import CapiError
 from tests.data.pictures import encoded, noise, photo
 

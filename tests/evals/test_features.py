@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.data.frame import Frame
+from capi.data.crops import Frame
 from capi.data.sources import Encoded
 from capi.errors import CapiError
 from capi.evals import features as features_module

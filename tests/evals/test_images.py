@@ -5,9 +5,8 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from capi.data.crops import centre_box, crop_draws, flips, random_box
+from capi.data.crops import Frame, centre_box, crop_draws, flips, random_box
 from capi.data.decoding import Decoder
-from capi.data.frame import Frame
 from capi.data.reader import Reader
 from capi.data.sources import Encoded, Files, image_folder
 from capi.errors import CapiError

@@ -3,7 +3,7 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from capi.data.frame import Frame
+from capi.data.crops import Frame
 from capi.data.sources import Encoded
 from capi.evals.features import Encoding
 from capi.evals.images import StillBatches

@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.data.frame import Frame
+from capi.data.crops import Frame
 from capi.data.sources import Encoded
 from capi.errors import CapiError
 from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_batches, encoded_here
 from capi.evals.images import AugmentedBatches, StillBatches
 from capi.evals.team import SharedEncoding, help_encode, packed, unpacked
-from capi.runtime.leading import follow, lead
-from capi.runtime.processes import SharedError
+from capi.runtime.processes import SharedError, follow, lead
 from capi.types import Features
 from tests.data.pictures import noise
 from tests.evals.toys import Masks, RandomPatches, source_of

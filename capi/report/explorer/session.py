@@ -17,9 +17,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from capi.data.crops import normalize
+from capi.data.crops import image_size_of, normalize
 from capi.data.decoding import Decoder
-from capi.data.frame import image_size_of
 from capi.data.reader import Reader
 from capi.data.recorded import spaced
 from capi.data.sources import Encoded, ImageSource, find_images

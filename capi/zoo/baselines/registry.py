@@ -97,8 +97,9 @@ def _models(layout: Layout, shared: dict[str, Any], *rows: tuple[Any, ...]) -> l
         letter, patch_size = re.match(r"ViT-(.+)/(\d+)", size).groups()  # type: ignore[union-attr]
         width, depth, heads = _SIZES[letter]
         sizes = {"width": width, "depth": depth, "heads": heads, "patch_size": int(patch_size)}
-        facts = {"layout": layout, "architecture": vit(**(sizes | options))} | facts
-        baselines.append(Baseline(name=name, size=size, file=file, hub_id=hub_id, **facts))
+        facts.setdefault("layout", layout)
+        architecture = vit(**(sizes | options))
+        baselines.append(Baseline(name=name, size=size, architecture=architecture, file=file, hub_id=hub_id, **facts))
     return baselines
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capi.data.demo import LabelledPhotos
-from capi.data.sources import Encoded
+from capi.data.sources import Encoded, LabelledPhotos
 from capi.errors import CapiError
 from capi.evals.datasets import DATASETS, load_classification, load_segmentation
 from capi.evals.tasks import (

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.data.demo import LabelledPhotos
-from capi.data.sources import Encoded
+from capi.data.sources import Encoded, LabelledPhotos
 from capi.errors import CapiError
 from capi.evals.datasets.demo import load
 from capi.evals.tasks import DataOptions

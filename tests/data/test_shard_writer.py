@@ -13,9 +13,9 @@ import pyarrow.parquet
 import pytest
 
 import capi
-from capi.data import packing
-from capi.data.opening import open_images
-from capi.data.packing import Packed, PackingSettings, pack
+from capi.data import shard_writer
+from capi.data.locations import open_images
+from capi.data.shard_writer import Packed, PackingSettings, pack
 from capi.data.shards import Shards
 from capi.data.sources import Encoded, Files, image_folder
 from capi.errors import CapiError
@@ -111,7 +111,7 @@ def test__a_size_bounds_the_shards(tmp_path: Path) -> None:
     source = Encoded([f"{number}.png" for number in range(50)], [b"x" * size for size in sizes.tolist()])
     packed = pack(source, tmp_path, PackingSettings(shard_megabytes=0.2))
     found = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
-    assert len(found) == packed.shards == -(-(sizes.sum() + 50 * packing._OVERHEAD) // 200_000)
+    assert len(found) == packed.shards == -(-(sizes.sum() + 50 * shard_writer._OVERHEAD) // 200_000)
     assert max(found) < 200_000 + 60_000 + tarfile.RECORDSIZE
     assert packed.images == 50
 
@@ -199,9 +199,9 @@ def test__a_csv_gives_labels(tmp_path: Path) -> None:
 _KILLED = """
 import os, sys, signal
 from pathlib import Path
-from capi.data import packing
+from capi.data import shard_writer
 from capi.data.sources import image_folder
-add, done = packing._Tar.add, []
+add, done = shard_writer._Tar.add, []
 
 def slow(self, name, content):
     done.append(name)
@@ -209,8 +209,9 @@ def slow(self, name, content):
         os.kill(os.getpid(), signal.SIGKILL)
     return add(self, name, content)
 
-packing._Tar.add = slow
-packing.pack(image_folder(Path(sys.argv[1])), Path(sys.argv[2]), packing.PackingSettings(per_shard=6), workers=2)
+shard_writer._Tar.add = slow
+settings = shard_writer.PackingSettings(per_shard=6)
+shard_writer.pack(image_folder(Path(sys.argv[1])), Path(sys.argv[2]), settings, workers=2)
 """
 
 
@@ -232,15 +233,15 @@ def test__a_killed_process_leaves_what_the_next_one_goes_on_with(photos: Path, t
 def test__a_full_disk_ends_all_threads_and_the_command_goes_on_later(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add, written = packing._Tar.add, []
+    add, written = shard_writer._Tar.add, []
 
-    def full(self: packing._Tar, name: str, content: bytes) -> int:
+    def full(self: shard_writer._Tar, name: str, content: bytes) -> int:
         written.append(name)
         if len(written) > 20:
             raise OSError(28, "No space left on device")
         return add(self, name, content)
 
-    monkeypatch.setattr(packing._Tar, "add", full)
+    monkeypatch.setattr(shard_writer._Tar, "add", full)
     with pytest.raises(OSError, match="No space left"):
         pack(image_folder(photos), tmp_path, PackingSettings(per_shard=5), workers=2)
     assert not (tmp_path / "shards.json").exists()

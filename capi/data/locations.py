@@ -8,6 +8,13 @@ photos.parquet?column=picture   a column by name
 hf://owner/name?split=train     a data set of the Hub
 demo                            the built-in photos
 SOURCE@WEIGHT                   among several sources, how often one is drawn
+
+hf://NAME?split=train[&column=image][&revision=...][&config=...][&streaming=true]: without streaming `datasets`
+downloads them once and keeps arrow files, which are read row by row. With it only parquet files will do: their row
+groups are fetched where they lie when they are wanted, so the order is as exact as ever. NAME may be a folder here as
+well (`hf://./folder`).
+
+Images to extract features of are a folder, a CSV or the built-in photos; the names of class folders are their labels.
 """
 
 import glob
@@ -17,17 +24,28 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import parse_qsl
 
 from rich.console import Console
 
-from capi.data.demo import demo_photos
-from capi.data.hub import SCHEME, open_hub
-from capi.data.mixture import Mixture
 from capi.data.shards import open_shards
-from capi.data.sources import ENDINGS, ImageSource, csv_images, csv_place, image_folder, is_csv
-from capi.data.tables import open_arrow, open_parquet_files
-from capi.errors import CapiError, expect
-from capi.runtime.links import is_regular, walk_folder
+from capi.data.sources import (
+    COUNTS,
+    ENDINGS,
+    Files,
+    ImageSource,
+    Mixture,
+    csv_images,
+    csv_place,
+    demo_photos,
+    image_folder,
+    is_csv,
+    read_csv,
+)
+from capi.data.tables import TableImages, open_arrow, open_parquet_files, require_pyarrow
+from capi.errors import CapiError, expect, nearest
+from capi.runtime.atomic import is_regular, walk_folder
+from capi.runtime.image_files import refuse_outside
 
 Data = str | Path | Sequence[str | Path]
 TABLES = (".parquet", ".arrow")
@@ -212,3 +230,158 @@ def _braces(pattern: str) -> list[str]:
         raise CapiError(
             f"{pattern} has a brace without its partner: expected a pattern like {{000..123}}.tar"
         ) from error
+
+
+SCHEME = "hf://"
+OPTIONS = ("split", "column", "revision", "config", "streaming")
+
+
+class HubName(NamedTuple):
+    """A data set by name."""
+
+    name: str
+    split: str = "train"
+    column: str | None = None
+    revision: str | None = None
+    config: str | None = None
+    streaming: bool = False
+
+
+def parse_name(text: str) -> HubName:
+    """What stands behind `hf://`."""
+    name, _, query = text.removeprefix(SCHEME).partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    options = dict(pairs)
+    for key in options:
+        if key not in OPTIONS:
+            raise CapiError(f'{text} has no option "{key}"{nearest(key, OPTIONS)} (there are {", ".join(OPTIONS)})')
+    if not name or len(pairs) != query.count("=") or len(options) != len(pairs) or not all(options.values()):
+        raise CapiError(f"{text} is no name of a data set: expected hf://owner/name?split=train")
+    streaming = options.pop("streaming", "false")
+    if streaming not in {"true", "false"}:
+        raise CapiError(f"{text} has streaming={streaming}: expected true or false")
+    return HubName(name, streaming=streaming == "true", **options)
+
+
+def open_hub(text: str) -> TableImages:
+    """The images of a data set of the Hub."""
+    wanted = parse_name(text)
+    datasets = _library()
+    try:
+        return _streamed(datasets, wanted) if wanted.streaming else _downloaded(datasets, wanted)
+    except CapiError:
+        raise
+    except Exception as error:
+        # The library lets through what any of its many formats and connections raises.
+        hint = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise CapiError(
+            f"{text} could not be opened{hint}: {str(error).strip().splitlines()[0] if str(error) else type(error)}: "
+            "check the name, the split and the connection; a private data set needs `hf auth login`"
+        ) from error
+
+
+def _downloaded(datasets: Any, wanted: HubName) -> TableImages:
+    opened = datasets.load_dataset(wanted.name, wanted.config, split=wanted.split, revision=wanted.revision)
+    files = [entry["filename"] for entry in opened.cache_files]
+    if not files:
+        raise CapiError(
+            f"{SCHEME}{wanted.name} is not kept in files by `datasets`: save it with save_to_disk, use that"
+        )
+    # What the library downloaded or found in a folder here, and wrote down by path.
+    caches = (datasets.config.HF_CACHE_HOME, datasets.config.HF_DATASETS_CACHE)
+    folders = [Path(cache) for cache in caches] + ([Path(wanted.name)] if os.path.isdir(wanted.name) else [])
+    images = open_arrow(files, wanted.column, folders)
+    if len(images) != len(opened):
+        raise CapiError(f'the split "{wanted.split}" is a part of its files: name a whole split')
+    return images
+
+
+def _streamed(datasets: Any, wanted: HubName) -> TableImages:
+    builder = datasets.load_dataset_builder(wanted.name, wanted.config, revision=wanted.revision)
+    if not type(builder).__module__.startswith("datasets.packaged_modules.parquet"):
+        raise CapiError(
+            f"{SCHEME}{wanted.name} is no set of parquet files, and only these can be read at any place without a "
+            "download: leave streaming=true out"
+        )
+    files = builder.config.data_files or {}
+    if wanted.split not in files:
+        raise CapiError(f'{SCHEME}{wanted.name} has no split "{wanted.split}" (it has {", ".join(map(str, files))})')
+    return open_parquet_files([str(file) for file in files[wanted.split]], wanted.column)
+
+
+def _library() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise CapiError("data sets of the Hub need an extra: pip install 'capi[hf]'") from error
+    require_pyarrow()
+    return datasets
+
+
+SPLITS = frozenset({"train", "training", "val", "validation", "test", "testing"})
+
+
+class ListedImages(NamedTuple):
+    """A source, and the label of each image or None."""
+
+    images: ImageSource
+    labels: list[str] | None
+
+
+def list_images(data: str, split: str | None = None, label: str = "label") -> ListedImages:
+    """The images that a name stands for. A split is a column of a CSV, a folder in a folder, or one of `demo`."""
+    if data == "demo":
+        split = split or "train"
+        if split not in COUNTS:
+            known = ", ".join(COUNTS)
+            raise CapiError(f'the built-in photos have no split "{split}"{nearest(split, COUNTS)} ({known})')
+        photos = demo_photos(split)
+        return ListedImages(photos.images, [photos.categories[number] for number in photos.labels])
+    if is_csv(data):
+        return _from_csv(data, split, label)
+    images = image_folder(Path(data) / split if split else Path(data))
+    return ListedImages(images, class_folders(images))
+
+
+def labelled_images(data: Data, console: Console | None = None) -> ListedImages:
+    """Whatever a run can be trained on, with labels where its folders or its CSV give them."""
+    source = open_images(data, console)
+    if data == "demo":
+        return list_images("demo")
+    if isinstance(source, Files) and isinstance(data, str | Path):
+        if not is_csv(data):
+            return ListedImages(source, class_folders(source))
+        listed = list_images(str(data))
+        if listed.labels is not None:
+            by_name = {listed.images.name(number): label for number, label in enumerate(listed.labels)}
+            return ListedImages(source, [by_name[source.name(number)] for number in range(len(source))])
+    return ListedImages(source, None)
+
+
+def class_folders(images: Files) -> list[str] | None:
+    """The folder that each image lies in, where all lie one folder deep and there are several; else no labels.
+
+    Of deeper folders it cannot be told which name is the class, and folders that are called as splits are splits.
+    """
+    parts = [images.name(number).split("/") for number in range(len(images))]
+    if any(len(part) != 2 for part in parts):
+        return None
+    folders = [folder for folder, _ in parts]
+    return folders if len(set(folders)) > 1 and not SPLITS.issuperset(folders) else None
+
+
+def _from_csv(data: str, split: str | None, label: str) -> ListedImages:
+    path, root = csv_place(data)
+    columns, rows = read_csv(path)
+    # Images need no label; but a column that was asked for by name must be there.
+    asked = [label] if label != "label" else []
+    for name in ("file", *(["split"] if split else []), *asked):
+        if name not in columns:
+            raise CapiError(f'{path} has no column "{name}"{nearest(name, columns)} (it has {", ".join(columns)})')
+    chosen = sorted((row for row in rows if not split or row["split"] == split), key=lambda row: row["file"])
+    if not chosen:
+        raise CapiError(f"{path} lists no images" + (f' of the split "{split}"' if split else ""))
+    labels = [row[label] for row in chosen] if label in columns else None
+    names = [row["file"] for row in chosen]
+    refuse_outside(root, names, str(path))
+    return ListedImages(Files(root, names), labels)

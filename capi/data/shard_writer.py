@@ -23,11 +23,9 @@ import torch
 from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
-from capi.data.image_lists import labelled_images
-from capi.data.opening import Data
+from capi.data.locations import Data, labelled_images
 from capi.data.reader import read_bytes
-from capi.data.shard_index import IndexFacts, Member, find_index, index_places, write_index
-from capi.data.shards import Shards
+from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
 from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, places_of_name
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
