@@ -15,7 +15,7 @@ from capi.data.decoding import (
     BrokenImageError,
     Decoded,
     Decoder,
-    Picture,
+    OpenedImage,
     Pixels,
     Shape,
     crop_decoded,
@@ -35,7 +35,7 @@ class Reader:
         self.used = 0
         self._shapes: dict[int, Shape] = {}
         self._cache: dict[tuple[int, int], Decoded] = {}
-        self._opened: tuple[int, Picture] | None = None
+        self._opened: tuple[int, OpenedImage] | None = None
 
     def size(self, index: int) -> tuple[int, int]:
         """Height and width as the image is seen."""
@@ -67,7 +67,7 @@ class Reader:
             self._shapes[index], self._cache[index, factor] = shape, decoded
         return decoded
 
-    def _open(self, index: int) -> Picture:
+    def _open(self, index: int) -> OpenedImage:
         """The image's header, read once for its size and its crop."""
         if self._opened is None or self._opened[0] != index:
             try:

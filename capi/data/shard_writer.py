@@ -26,7 +26,7 @@ from capi.data.decoding import BrokenImageError
 from capi.data.locations import Data, labelled_images
 from capi.data.reader import read_bytes
 from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
-from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, places_of_name
+from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, places_of_name
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
 from capi.runtime.devices import count_cores
@@ -153,7 +153,7 @@ class _Packer:
         self.classes = {name: number for number, name in enumerate(sorted(set(labels or ())))}
         self.stopped = False
         # Files can be read by several threads at once; what keeps things open cannot.
-        self.alone: AbstractContextManager[Any] = nullcontext() if isinstance(source, Files | Encoded) else Lock()
+        self.alone: AbstractContextManager[Any] = nullcontext() if isinstance(source, Files | EncodedImages) else Lock()
 
     def write(self, number: int, start: int, end: int, telling: Telling) -> IndexFacts:
         """One shard with the images at these places of the order."""
@@ -243,7 +243,7 @@ def _ends(source: ImageSource, order: npt.NDArray[np.int64], settings: PackingSe
 
 def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
     """Bytes of every image, where they are known without reading all."""
-    if isinstance(source, Encoded):
+    if isinstance(source, EncodedImages):
         return np.array([len(content) for content in source.contents], dtype=np.int64)
     if isinstance(source, Shards):
         return source.sizes()

@@ -30,7 +30,7 @@ from capi.data.decoding import BrokenImageError
 from capi.data.sources import ENDINGS
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
-from capi.runtime.cache import Kept
+from capi.runtime.cache import Cache
 from capi.runtime.devices import count_cores
 from capi.runtime.image_files import refuse_special
 from capi.runtime.lock import locked
@@ -321,8 +321,8 @@ class Shards:
         return shard, index - (int(self.block_ends[shard - 1]) if shard else 0)
 
     def _keep(self) -> None:
-        self._files = Kept(lambda shard: os.open(self.paths[shard], os.O_RDONLY), OPEN_FILES, close=os.close)
-        self._opened = Kept(lambda shard: ShardIndex(Path(self.indices[shard])), OPEN_FILES)
+        self._files = Cache(lambda shard: os.open(self.paths[shard], os.O_RDONLY), OPEN_FILES, close=os.close)
+        self._opened = Cache(lambda shard: ShardIndex(Path(self.indices[shard])), OPEN_FILES)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name not in {"_files", "_opened"}}

@@ -81,7 +81,7 @@ class NamedFiles:
         return ""
 
 
-class Encoded:
+class EncodedImages:
     """Images that lie in memory as the bytes of their files."""
 
     def __init__(self, names: Sequence[str], contents: Sequence[bytes]) -> None:
@@ -238,7 +238,7 @@ _COLUMNS = ["dataset", "finegrained_cat", "image_data"]
 class LabelledPhotos(NamedTuple):
     """Photos with the number of their category."""
 
-    images: Encoded
+    images: EncodedImages
     labels: list[int]
     categories: list[str]
 
@@ -259,7 +259,7 @@ def demo_photos(split: str) -> LabelledPhotos:
     chosen = [row for row in photos.values() if row[0] == split]
     names = [f"groceries/{split}/{number:04d}.jpg" for number in range(len(chosen))]
     labels = [categories.index(category) for _, category, _ in chosen]
-    return LabelledPhotos(Encoded(names, [content for _, _, content in chosen]), labels, categories)
+    return LabelledPhotos(EncodedImages(names, [content for _, _, content in chosen]), labels, categories)
 
 
 def _parquet() -> Path:

@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from capi.data.crops import image_size_of
-from capi.data.sources import Encoded, ImageSource, demo_photos, find_images, places_of_name
+from capi.data.sources import EncodedImages, ImageSource, demo_photos, find_images, places_of_name
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
@@ -162,7 +162,7 @@ def picture(
     return job.finish()
 
 
-def built_in_photos() -> Encoded:
+def built_in_photos() -> EncodedImages:
     """Some photos of the demo, which the recipe `demo` does not train on."""
     try:
         photos = demo_photos("val")
@@ -170,7 +170,7 @@ def built_in_photos() -> Encoded:
         raise CapiError(f"{error}, or give images") from error
     firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))][:_BUILT_IN]
     images = photos.images
-    return Encoded([images.names[number] for number in firsts], [images.contents[number] for number in firsts])
+    return EncodedImages([images.names[number] for number in firsts], [images.contents[number] for number in firsts])
 
 
 def load_prototypes(run: Path) -> Prototypes:

@@ -14,10 +14,8 @@ from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
-from capi.data.statistics import summarize
-from capi.errors import CapiError, expect, nearest
 from capi.data.survey import summarize
-from capi.errors import CapiError, expect
+from capi.errors import CapiError, expect, nearest
 from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
 from capi.method.targets import Target

@@ -17,7 +17,7 @@ from capi.data import shard_writer
 from capi.data.locations import open_images
 from capi.data.shard_writer import Packed, PackingSettings, pack
 from capi.data.shards import Shards
-from capi.data.sources import Encoded, Files, image_folder
+from capi.data.sources import EncodedImages, Files, image_folder
 from capi.errors import CapiError
 from tests.data.pictures import encoded, noise
 from tests.data.shard_files import plain, with_webdataset
@@ -108,7 +108,7 @@ def test__the_bytes_do_not_depend_on_workers_and_the_order_on_the_seed(photos: P
 
 def test__a_size_bounds_the_shards(tmp_path: Path) -> None:
     sizes = np.random.default_rng(0).integers(1000, 60_000, 50)
-    source = Encoded([f"{number}.png" for number in range(50)], [b"x" * size for size in sizes.tolist()])
+    source = EncodedImages([f"{number}.png" for number in range(50)], [b"x" * size for size in sizes.tolist()])
     packed = pack(source, tmp_path, PackingSettings(shard_megabytes=0.2))
     found = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
     assert len(found) == packed.shards == -(-(sizes.sum() + 50 * shard_writer._OVERHEAD) // 200_000)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from capi.data.crops import Frame
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_batches, encoded_here
 from capi.evals.images import AugmentedBatches, StillBatches
@@ -37,7 +37,7 @@ class Watched(RandomPatches):
 
 
 @functools.cache
-def photos() -> Encoded:
+def photos() -> EncodedImages:
     return source_of([noise(9, 12, 3, seed=seed) for seed in range(COUNT)])
 
 
@@ -149,7 +149,7 @@ def test__the_first_failure_in_order_is_told(size: int, broken: tuple[int, ...])
     files = list(photos().contents)
     for number in broken:
         files[number] = b"no picture"
-    images = Encoded([f"image {number}" for number in range(COUNT)], files)
+    images = EncodedImages([f"image {number}" for number in range(COUNT)], files)
 
     def action(encoding: Encoding) -> list[EncodedBatch]:
         return list(encoded_batches(RandomPatches(), images, encoding))
