@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types layers pytest long thorough format benchmarks upgrade clean
+.PHONY: demo test lint types layers docs pytest long thorough format benchmarks dist upgrade clean
 
 demo:
 	@$(MAKE) $(STAMP)
@@ -15,6 +15,7 @@ test:
 	@bash scripts/timed.sh "lint and format" $(MAKE) lint
 	@bash scripts/timed.sh "types" $(MAKE) types
 	@bash scripts/timed.sh "import layers" $(MAKE) layers
+	@bash scripts/timed.sh "docs" $(MAKE) docs
 	@bash scripts/timed.sh "tests" $(MAKE) pytest
 	@bash scripts/timed.sh "long tests" $(MAKE) long
 	@echo "all passed"
@@ -34,6 +35,10 @@ types: $(STAMP)
 layers: $(STAMP)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python scripts/layers.py
+
+# The site, in build/site; every warning is an error, a link that leads nowhere too.
+docs: $(STAMP)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/site
 
 # One OpenMP thread a worker: with more they fight for the cores.
 pytest: $(STAMP)
@@ -65,6 +70,13 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/sinkhorn_queue.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/step_profile.py
+
+# Wheel and sdist, with their metadata checked.
+dist: $(STAMP)
+	rm -rf dist
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 # The releases that the tests run with, so that a new one of another project turns nothing red. torch has its range in
 # pyproject.toml, and builds that differ by machine.

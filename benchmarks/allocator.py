@@ -16,7 +16,7 @@ from measure import interleaved_best
 
 import capi
 from capi.method.masking import Grid
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 from capi.train import build
 from capi.train.cost.step import random_batch
 from capi.train.step import train_step

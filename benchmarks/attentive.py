@@ -25,7 +25,7 @@ from capi.evals.probes import (
     ProbeTrainer,
     head_width,
 )
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 
 Batch = tuple[Tensor, Tensor]
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
-from capi.runtime.allocator import LARGEST_KEPT_BLOCK, keep_freed_memory
+from capi.runtime.devices import LARGEST_KEPT_BLOCK, keep_freed_memory
 
 
 def plain(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:

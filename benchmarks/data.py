@@ -23,10 +23,10 @@ from PIL import Image
 
 from capi.data.crops import crop_draws, random_box
 from capi.data.decoding import Box, Decoder, Pixels
-from capi.data.opening import open_images
+from capi.data.locations import open_images
 from capi.data.order import order_of
-from capi.data.packing import PackingSettings, pack
 from capi.data.reader import Reader, read_bytes
+from capi.data.shard_writer import PackingSettings, pack
 from capi.data.sources import Files, ImageSource, image_folder
 from capi.runtime.randomness import sample_keys
 

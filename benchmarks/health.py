@@ -16,7 +16,7 @@ import capi
 from capi.config.schema import Config
 from capi.method.health import HealthMonitor
 from capi.method.masking import Grid
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step

@@ -20,7 +20,7 @@ from measure import Work, interleaved_best
 from torch import Tensor
 
 from capi.evals.logistic import LogisticRegression
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 
 STRENGTHS = np.logspace(-6, 5, 8).tolist()
 EQUAL = 1e-4

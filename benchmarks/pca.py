@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capi.report.pictures.pca import Components
 from capi.report.pictures.summary import PatchSummary
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 
 
 def feature_maps(images: int, patches: int, width: int) -> list[Tensor]:

@@ -12,7 +12,7 @@ import torch
 from measure import gemm_peak
 
 import capi
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 
 # The paper's setting of prototypes and predictions, at batches that fit a laptop.
 PAPER = ["clustering.prototypes=16384", "masking.predict=7"]

@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 
 import capi
 from capi.method.masking import Grid
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 from capi.train.build import mask_sampler
 from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step

@@ -118,7 +118,7 @@ def _python_in(*names: str) -> list[str]:
     return [code for name in names for code in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)]
 
 
-@pytest.mark.parametrize("code", _python_in("README.md", "docs/evaluation.md"))
+@pytest.mark.parametrize("code", _python_in("README.md", "docs/evaluation.md", "docs/start/weights.md"))
 def test__python_in_the_documentation_runs_as_written(code: str) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
@@ -170,17 +170,54 @@ for line in sys.stdin.read().splitlines():
 """
 
 
-def test__commands_in_the_readme_run_as_written(tmp_path: Path) -> None:
-    (tmp_path / "photos").mkdir()
+def _run_one_after_the_other(lines: list[str], folder: Path) -> None:
+    """In one process, since each would wait for torch again, beside a folder of photos."""
+    (folder / "photos").mkdir()
     for number in range(20):
         pixels = np.random.default_rng(number).integers(0, 255, (48, 64, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.jpg")
+        Image.fromarray(pixels).save(folder / "photos" / f"{number}.jpg")
+    command = [sys.executable, "-c", _ONE_AFTER_THE_OTHER]
+    result = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, input="\n".join(lines))
+    assert result.returncode == 0, result.stderr
+
+
+def test__commands_in_the_readme_run_as_written(tmp_path: Path) -> None:
     lines = re.findall(r"^capi .*$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(lines) > 5
-    # One process for all, since each would wait for torch anew.
-    command = [sys.executable, "-c", _ONE_AFTER_THE_OTHER]
-    result = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, input="\n".join(lines))
-    assert result.returncode == 0, result.stderr
+    _run_one_after_the_other(lines, tmp_path)
+
+
+# What a page's commands would take minutes for, in seconds.
+_SHORT = " optimization.steps=2 optimization.batch_size=8 clustering.prototypes=32"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "start").glob("*.md")), ids=lambda page: page.stem)
+def test__commands_of_the_first_pages_run_in_their_order(page: Path, tmp_path: Path) -> None:
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(), re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines = [line + _SHORT if line.startswith("capi pretrain") else line for line in lines]
+    if lines:
+        _run_one_after_the_other(lines, tmp_path)
+    assert lines or page.stem == "channels", "a page without a command that can be tried"
+
+
+_SCHEMAS = {
+    ".github/workflows/*.yml": "github-workflows",
+    ".github/dependabot.yml": "dependabot",
+    ".github/ISSUE_TEMPLATE/[bq]*.yml": "github-issue-forms",
+    ".github/ISSUE_TEMPLATE/config.yml": "github-issue-config",
+    "CITATION.cff": "citation-file-format",
+}
+
+
+@pytest.mark.parametrize("pattern", _SCHEMAS)
+def test__files_for_the_repository_host_keep_their_schemas(pattern: str) -> None:
+    files = [str(path) for path in ROOT.glob(pattern)]
+    assert files
+    check = Path(sys.executable).parent / "check-jsonschema"
+    words = [check, "--builtin-schema", f"vendor.{_SCHEMAS[pattern]}", *files]
+    result = subprocess.run(words, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
 
 
 @pytest.mark.parametrize("folder", ["capi", "capi/api"])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from capi.data.frame import image_size_of
+from capi.data.crops import image_size_of
 from capi.method.losses import soft_cross_entropy
 from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
 

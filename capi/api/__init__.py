@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from capi.api.tables import compare_table as compare_table
     from capi.api.training import pretrain as pretrain
     from capi.config.loading import load_config as load_config
-    from capi.data.packing import pack_shards as pack_shards
+    from capi.data.crops import transform as transform
+    from capi.data.shard_writer import pack_shards as pack_shards
     from capi.data.sources import ENDINGS as ENDINGS
     from capi.data.sources import is_csv as is_csv
-    from capi.data.statistics import DataSummary as DataSummary
-    from capi.data.statistics import significant as significant
-    from capi.data.statistics import statistics_warning as statistics_warning
+    from capi.data.survey import DataSummary as DataSummary
     from capi.data.survey import Survey as Survey
     from capi.data.survey import check_data as check_data
-    from capi.data.transform import transform as transform
+    from capi.data.survey import significant as significant
+    from capi.data.survey import statistics_warning as statistics_warning
     from capi.errors import CapiError as CapiError
     from capi.evals.comparison_cells import Comparison as Comparison
     from capi.evals.datasets import DATASETS as DATASETS
@@ -70,8 +70,8 @@ if TYPE_CHECKING:
     from capi.types import Features as Features
     from capi.types import MaskedBatch as MaskedBatch
     from capi.types import VisionEncoder as VisionEncoder
-    from capi.zoo.baselines.baseline import Baseline as Baseline
     from capi.zoo.baselines.registry import PAPER_BASELINES as PAPER_BASELINES
+    from capi.zoo.baselines.registry import Baseline as Baseline
     from capi.zoo.baselines.registry import list_baselines as list_baselines
     from capi.zoo.build import loss_label as loss_label
     from capi.zoo.build import target_class as target_class
@@ -100,7 +100,7 @@ PUBLIC = {
     "load": "capi.zoo.encoders",
     "masked_batch": "capi.train.build",
     "nearest": "capi.api.features",
-    "pack_shards": "capi.data.packing",
+    "pack_shards": "capi.data.shard_writer",
     "plan": "capi.train.cost.plan",
     "predict": "capi.api.features",
     "pretrain": "capi.api.training",
@@ -108,7 +108,7 @@ PUBLIC = {
     "report": "capi.report.runs",
     "suggest": "capi.train.cost.suggest",
     "train_step": "capi.train.step",
-    "transform": "capi.data.transform",
+    "transform": "capi.data.crops",
     "watch": "capi.report.watch",
     "load_config": "capi.config.loading",
     "CapiError": "capi.errors",
@@ -122,9 +122,9 @@ _COMMANDS = {
     "run_demo": "capi.api.demo",
     "ENDINGS": "capi.data.sources",
     "is_csv": "capi.data.sources",
-    "DataSummary": "capi.data.statistics",
-    "significant": "capi.data.statistics",
-    "statistics_warning": "capi.data.statistics",
+    "DataSummary": "capi.data.survey",
+    "significant": "capi.data.survey",
+    "statistics_warning": "capi.data.survey",
     "Survey": "capi.data.survey",
     "Comparison": "capi.evals.comparison_cells",
     "DATASETS": "capi.evals.datasets",
@@ -158,7 +158,7 @@ _COMMANDS = {
     "SlurmOptions": "capi.train.launch",
     "slurm_script": "capi.train.launch",
     "submit": "capi.train.launch",
-    "Baseline": "capi.zoo.baselines.baseline",
+    "Baseline": "capi.zoo.baselines.registry",
     "PAPER_BASELINES": "capi.zoo.baselines.registry",
     "list_baselines": "capi.zoo.baselines.registry",
     "ExportOptions": "capi.zoo.export",

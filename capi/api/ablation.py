@@ -43,10 +43,10 @@ from capi.config.loading import dump_config, overridden
 from capi.config.run_sections import EvaluationConfig
 from capi.config.schema import Config
 from capi.config.trust import trusted_code
-from capi.data.image_lists import class_folders
+from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
 from capi.errors import CapiError
-from capi.evals.comparison_cells import Column
+from capi.evals.comparison_cells import BenchmarkColumn
 from capi.report.ablation.outcomes import Point, RowOutcome, RunOutcome, TableOutcome
 from capi.report.ablation.page import write_table
 from capi.report.comparison.page import NAME as COMPARISON
@@ -117,10 +117,12 @@ def _of_csv(path: Path, options: Sequence[str]) -> StudyData:
     return StudyData(str(path), found)
 
 
-def score_columns(data: StudyData, benchmarks: Benchmarks, options: list[str], image_size: Any) -> list[Column]:
+def score_columns(
+    data: StudyData, benchmarks: Benchmarks, options: list[str], image_size: Any
+) -> list[BenchmarkColumn]:
     """The benchmarks of finished encoders that the labels allow."""
     return [
-        Column(name, load_benchmark(name, options={"image_size": image_size} | settings))
+        BenchmarkColumn(name, load_benchmark(name, options={"image_size": image_size} | settings))
         for name, settings in _named(data, benchmarks, options)
     ]
 
@@ -169,12 +171,12 @@ UNTRAINED, PIXELS = "untrained encoder", "raw pixels"
 
 
 @dataclass(frozen=True)
-class Job:
+class AblationJob:
     """One model of a study: a run to train and judge, or an encoder that is judged as it is."""
 
     name: str
     out: Path
-    columns: Sequence[Column]
+    columns: Sequence[BenchmarkColumn]
     device: str
     data: str
     config: Config | None = None
@@ -204,8 +206,8 @@ class Study:
     table: PlannedTable
     out: Path
     seeds: int
-    columns: Sequence[Column]
-    jobs: Sequence[Job]
+    columns: Sequence[BenchmarkColumn]
+    jobs: Sequence[AblationJob]
     baselines: Mapping[str, Sequence[str]]
     """What the rows are compared with, and the names of their jobs."""
     facts: Mapping[str, str]
@@ -246,8 +248,8 @@ def plan_study(
 
     trust = trusted_code(overrides=overrides)
 
-    def job(name: str, config: Config | None = None, model: str = "") -> Job:
-        return Job(name, out, columns, device, found.images, config, model, trust)
+    def job(name: str, config: Config | None = None, model: str = "") -> AblationJob:
+        return AblationJob(name, out, columns, device, found.images, config, model, trust)
 
     runs = [
         job(run_name(row.run, seed), _run_config(row, seed, found, sized, list(options)))
@@ -275,7 +277,7 @@ def plan_study(
 def _run_config(row: PlannedRow, seed: int, data: StudyData, scale: Scale, options: list[str]) -> Config:
     """A row with a seed, evaluated on the way, with pictures of its beginning and its end."""
     config = row.config
-    every = max(config.optimization.steps // scale.curve_points, 1)
+    every = max(config.optimization.known_steps // scale.curve_points, 1)
     return config.model_copy(
         update={
             "seed": config.seed + seed,
@@ -333,7 +335,7 @@ def gather(study: Study) -> TableOutcome:
     )
 
 
-def outcome_of(job: Job, *, photos: bool = True) -> RunOutcome:
+def outcome_of(job: AblationJob, *, photos: bool = True) -> RunOutcome:
     """One model of a study."""
     scores = {name: values[0][1] for name, values in _scores(job.scores).items()}
     if job.config is None:
@@ -413,7 +415,7 @@ def _scores(folder: Path) -> dict[str, list[tuple[str, float]]]:
         return {}
 
 
-def _measures(jobs: Sequence[Job]) -> dict[str, str]:
+def _measures(jobs: Sequence[AblationJob]) -> dict[str, str]:
     found: dict[str, str] = {}
     for job in jobs:
         found |= {benchmark: values[0][0] for benchmark, values in _scores(job.scores).items()}
@@ -470,14 +472,14 @@ def ablate(
     return write_table(gather(study), study.out)
 
 
-def _write_recipes(jobs: Sequence[Job]) -> None:
+def _write_recipes(jobs: Sequence[AblationJob]) -> None:
     for job in jobs:
         if job.config is not None:
             job.recipe.parent.mkdir(parents=True, exist_ok=True)
             atomic_write(job.recipe, dump_config(job.config))
 
 
-def _finished(jobs: Sequence[Job], at_once: int, console: Console) -> Iterator[Job]:
+def _finished(jobs: Sequence[AblationJob], at_once: int, console: Console) -> Iterator[AblationJob]:
     """Each job when it is done: one after another here, or several at once in processes of their own."""
     if at_once <= 1:
         for job in jobs:
@@ -487,7 +489,7 @@ def _finished(jobs: Sequence[Job], at_once: int, console: Console) -> Iterator[J
     threads = count_cores(at_once)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(at_once, context, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
-        waiting: dict[Future[None], Job] = {pool.submit(_finish_unless_stopped, job): job for job in jobs}
+        waiting: dict[Future[None], AblationJob] = {pool.submit(_finish_unless_stopped, job): job for job in jobs}
         try:
             for future in as_completed(waiting):
                 future.result()
@@ -503,7 +505,7 @@ class _Stopping:
     asked = False
 
 
-def _finish_unless_stopped(job: Job) -> None:
+def _finish_unless_stopped(job: AblationJob) -> None:
     if _Stopping.asked:
         raise InterruptionError
     try:
@@ -513,7 +515,7 @@ def _finish_unless_stopped(job: Job) -> None:
         raise InterruptionError from None
 
 
-def finish(job: Job, console: Console | None = None) -> None:
+def finish(job: AblationJob, console: Console | None = None) -> None:
     """Train a run to its end, and judge it. A run that breaks off is noted as such; the study goes on without it."""
     model = job.model
     if job.config is not None:
@@ -526,7 +528,7 @@ def finish(job: Job, console: Console | None = None) -> None:
         raise CapiError(f"{job.name} could not be judged by {judged.failed[0].benchmark}: {judged.failed[0].reason}")
 
 
-def _train(job: Job, console: Console | None) -> bool:
+def _train(job: AblationJob, console: Console | None) -> bool:
     """Whether the run came to its end."""
     assert job.config is not None
     note = job.scores / FAILURE

@@ -24,11 +24,11 @@ from capi.api.evaluation import evaluate
 from capi.config.benchmark_loading import EXAMPLE, load_benchmark, protocols_with
 from capi.config.benchmarks import BenchmarkConfig
 from capi.config.loading import FILE_ENDINGS, overridden, validated
-from capi.data.frame import image_size_of
+from capi.data.crops import image_size_of
 from capi.data.sources import Files
 from capi.errors import CapiError, nearest
 from capi.evals.build import fingerprints, load_data
-from capi.evals.comparison_cells import Cell, Column, Comparison
+from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison
 from capi.evals.datasets import WITHOUT_FOLDER, check_task, dataset_named
 from capi.evals.features import is_out_of_memory
 from capi.evals.fitted_probes import encoder_facts
@@ -40,10 +40,9 @@ from capi.evals.team import Execution, executing, prepared
 from capi.report.comparison.page import write_pages
 from capi.runtime.atomic import atomic_write
 from capi.runtime.documents import read_json
-from capi.runtime.leading import Exchange, follow, lead
 from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
-from capi.runtime.processes import LostProcessError, SharedError
+from capi.runtime.processes import Exchange, LostProcessError, SharedError, follow, lead
 from capi.types import Names, listed
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import versions
@@ -56,12 +55,12 @@ _NAMED_BY_THE_BENCHMARK = ("dataset", "protocol")
 _DATA_OPTIONS = frozenset(each.name for each in fields(DataOptions)) - {"verify_counts"}
 _LONG_REASON, _LONG_SLUG = 400, 40
 
-Benchmark = str | Path | Column
+Benchmark = str | Path | BenchmarkColumn
 
 
 def compare(
     models: Names,
-    benchmarks: Names | Sequence[Column],
+    benchmarks: Names | Sequence[BenchmarkColumn],
     overrides: Iterable[str] = (),
     *,
     out: str | Path,
@@ -102,7 +101,7 @@ def compare_columns(
             raise CapiError("there is no model to compare: give at least one")
         if processes.is_main:
             _made(Path(out))
-    run = _Run(_empty(rows, columns, Path(out), weights), execution)
+    run = _ComparisonRun(_empty(rows, columns, Path(out), weights), execution)
     run.comparison.table = table
     for pair, reason in (skipped or {}).items():
         run.comparison.cells[pair] = replace(run.comparison.cells[pair], status="skipped", reason=reason)
@@ -126,7 +125,7 @@ def _made(out: Path) -> None:
         raise CapiError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
 
 
-def _empty(models: tuple[str, ...], columns: tuple[Column, ...], out: Path, weights: Weights) -> Comparison:
+def _empty(models: tuple[str, ...], columns: tuple[BenchmarkColumn, ...], out: Path, weights: Weights) -> Comparison:
     cells = {
         (model, column.name): Cell(model, column.name, f"{CELLS}/{cell_name(model, column, weights)}")
         for model in models
@@ -135,7 +134,7 @@ def _empty(models: tuple[str, ...], columns: tuple[Column, ...], out: Path, weig
     return Comparison(models, columns, out, weights, cells)
 
 
-def cell_name(model: str, column: Column, weights: Weights) -> str:
+def cell_name(model: str, column: BenchmarkColumn, weights: Weights) -> str:
     """A folder's name that people can read, and that no other cell has."""
     whole = json.dumps([model, column.name, weights, column.config.model_dump(mode="json")], sort_keys=True)
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
@@ -146,7 +145,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._]+", "-", text)[-_LONG_SLUG:].strip("-.") or "x"
 
 
-class _Run:
+class _ComparisonRun:
     """The comparison in the making, and what was found out about its models and data on the way."""
 
     def __init__(self, comparison: Comparison, execution: Execution) -> None:
@@ -173,7 +172,7 @@ class _Run:
         with suppress(SharedError):
             self.scored(model, self.comparison.columns[number])
 
-    def scored(self, model: str, column: Column, out: Path | None = None) -> Record:
+    def scored(self, model: str, column: BenchmarkColumn, out: Path | None = None) -> Record:
         return evaluate(
             model,
             column.config,
@@ -183,13 +182,13 @@ class _Run:
             execution=self.execution,
         ).record
 
-    def compute(self, model: str, column: Column) -> None:
+    def compute(self, model: str, column: BenchmarkColumn) -> None:
         """Keep a cell, or compute it, or note why that is impossible."""
         cell = self.comparison.cells[model, column.name]
         self.change(replace(cell, status="running"))
         self.change(self.outcome(cell, column))
 
-    def outcome(self, cell: Cell, column: Column) -> Cell:
+    def outcome(self, cell: Cell, column: BenchmarkColumn) -> Cell:
         folder = self.comparison.out / cell.folder
         try:
             identity = self.identity(cell.model, column)
@@ -201,7 +200,7 @@ class _Run:
             return replace(cell, status="failed", reason=reason_of(error))
         return replace(cell, status="done", record=record, kept=kept is not None)
 
-    def evaluated(self, folder: Path, model: str, column: Column, identity: dict[str, Any]) -> Record:
+    def evaluated(self, folder: Path, model: str, column: BenchmarkColumn, identity: dict[str, Any]) -> Record:
         """Without the file that identifies them, results that are being replaced are never taken for finished."""
         (folder / IDENTITY).unlink(missing_ok=True)
         if self.execution.processes.size > 1:
@@ -228,7 +227,7 @@ class _Run:
             return None
         return read_record(folder) if known == json.loads(json.dumps(identity)) else None
 
-    def identity(self, model: str, column: Column) -> dict[str, Any]:
+    def identity(self, model: str, column: BenchmarkColumn) -> dict[str, Any]:
         """Everything that the score of a cell depends on."""
         if model not in self.encoders:
             self.encoders[model] = identify_encoder(model, self.comparison.weights)
@@ -310,7 +309,7 @@ def _add_dates(digest: Any, source: object) -> None:
         digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
 
 
-def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = ()) -> tuple[Column, ...]:
+def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = ()) -> tuple[BenchmarkColumn, ...]:
     """Benchmarks with overrides and names of their own; whatever is wrong with them is an error now."""
     overrides = [overrides] if isinstance(overrides, str) else list(overrides)
     overridden({}, overrides, example=EXAMPLE)
@@ -326,18 +325,18 @@ def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = 
     )
 
 
-def _named(benchmarks: Sequence[Benchmark]) -> list[Column]:
+def _named(benchmarks: Sequence[Benchmark]) -> list[BenchmarkColumn]:
     """Benchmarks under names that tell them apart; one that is given twice counts once."""
-    given: list[str | Column] = []
+    given: list[str | BenchmarkColumn] = []
     for one in benchmarks:
-        benchmark = one if isinstance(one, Column) else str(one)
+        benchmark = one if isinstance(one, BenchmarkColumn) else str(one)
         if benchmark not in given:
             given.append(benchmark)
-    configs = [one.config if isinstance(one, Column) else load_benchmark(one) for one in given]
+    configs = [one.config if isinstance(one, BenchmarkColumn) else load_benchmark(one) for one in given]
     for config in configs:
         check_task(config.dataset, config.task)
-    names = _told_apart([one.name if isinstance(one, Column) else one for one in given])
-    return [Column(name, config) for name, config in zip(names, configs, strict=True)]
+    names = _told_apart([one.name if isinstance(one, BenchmarkColumn) else one for one in given])
+    return [BenchmarkColumn(name, config) for name, config in zip(names, configs, strict=True)]
 
 
 def _told_apart(full: Sequence[str]) -> list[str]:
@@ -352,9 +351,9 @@ def _told_apart(full: Sequence[str]) -> list[str]:
     return names
 
 
-def _with_overrides(column: Column, overrides: Sequence[str]) -> Column:
+def _with_overrides(column: BenchmarkColumn, overrides: Sequence[str]) -> BenchmarkColumn:
     tree = overridden(column.config.model_dump(mode="json"), overrides)
-    return Column(column.name, validated(type(column.config), tree, column.name))
+    return BenchmarkColumn(column.name, validated(type(column.config), tree, column.name))
 
 
 def _knows(config: BenchmarkConfig, key: str) -> bool:
@@ -366,7 +365,7 @@ def _knows(config: BenchmarkConfig, key: str) -> bool:
     return key not in _DATA_OPTIONS or key in dataset_named(config.dataset).heeds
 
 
-def _refuse_unknown(key: str, columns: Sequence[Column]) -> None:
+def _refuse_unknown(key: str, columns: Sequence[BenchmarkColumn]) -> None:
     known = {name for column in columns for name in type(column.config).model_fields} - {*_NAMED_BY_THE_BENCHMARK}
     if key in _NAMED_BY_THE_BENCHMARK:
         raise CapiError(f"{key}= cannot be given to a comparison: the name of a benchmark is DATASET/PROTOCOL")

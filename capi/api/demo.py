@@ -13,9 +13,8 @@ from capi.api.training import pretrain
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.config.trust import trusted_code
-from capi.data.crops import normalize
-from capi.data.demo import demo_photos
-from capi.data.frame import Frame
+from capi.data.crops import Frame, normalize
+from capi.data.sources import demo_photos
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification
 from capi.evals.features import Encoding

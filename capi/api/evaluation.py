@@ -12,7 +12,7 @@ from rich.console import Console
 
 from capi.config.benchmark_loading import as_benchmark
 from capi.config.benchmarks import BenchmarkConfig
-from capi.data.frame import image_size_of
+from capi.data.crops import image_size_of
 from capi.evals.build import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.evals.features import Encoding
 from capi.evals.fitted_probes import encoder_facts, save_probe

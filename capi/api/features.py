@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from capi.data.frame import image_size_of
-from capi.data.image_lists import list_images
+from capi.data.crops import image_size_of
+from capi.data.locations import list_images
 from capi.data.sources import ImageSource, find_images
 from capi.errors import CapiError
 from capi.evals import retrieval

@@ -10,14 +10,14 @@ from rich.console import Console
 from capi.api.comparison import compare_columns
 from capi.config.result_tables import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
 from capi.errors import CapiError, nearest
-from capi.evals.comparison_cells import Column, Comparison
+from capi.evals.comparison_cells import BenchmarkColumn, Comparison
 from capi.evals.datasets.imagenet_shifts import TEST_SETS
-from capi.evals.table_view import NOT_IN_TABLE, Entry, TableView, ViewRow
+from capi.evals.table_view import NOT_IN_TABLE, TableEntry, TableView, ViewRow
 from capi.evals.team import executing
 from capi.types import Names, listed
 from capi.zoo.baselines import PREFIX, USUAL, is_baseline
+from capi.zoo.baselines.load import find_weights
 from capi.zoo.baselines.registry import BASELINES, baseline_named
-from capi.zoo.baselines.weights import find_weights
 from capi.zoo.published.cache import cache_folder
 from capi.zoo.published.registry import RELEASED
 from capi.zoo.weights import Weights
@@ -60,7 +60,7 @@ def compare_table(
         for number, row in enumerate(rows)
         for place, column in enumerate(printed.columns)
     }
-    columns = {each.asked.name: Column(*each.asked) for each in needed.values()}
+    columns = {each.asked.name: BenchmarkColumn(*each.asked) for each in needed.values()}
     with executing(device, console) as execution:
         return compare_columns(
             [row.model for row in rows],
@@ -216,7 +216,7 @@ def _view(
                 tuple(row.cells),
                 row.model,
                 tuple(
-                    Entry(each.asked.name, column.score, printed, each.missing_test)
+                    TableEntry(each.asked.name, column.score, printed, each.missing_test)
                     for place, (column, printed) in enumerate(zip(table.columns, row.scores, strict=True))
                     for each in (needed[number, place],)
                 ),

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from capi.config.loading import Recipe, as_config
 from capi.config.trust import Trust, trusted_code
-from capi.data.opening import Data
+from capi.data.locations import Data
 from capi.errors import expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
 from capi.runtime.devices import choose_device

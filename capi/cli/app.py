@@ -22,6 +22,7 @@ from capi.errors import INTERRUPTED, CapiError, nearest
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     add_completion=False,
     help="CAPI: cluster and predict latent patches, from unlabelled images to a strong dense encoder.",

@@ -13,7 +13,7 @@ from rich.table import Table
 from capi import api
 from capi.cli.app import app, echo, messages
 from capi.cli.terminal import Terminal
-from capi.cli.usage import Commands, refuse_idle
+from capi.cli.usage import Commands, between, refuse_idle
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
@@ -23,11 +23,14 @@ data_app = typer.Typer(cls=Commands, help="Look through images before a run.", n
 app.add_typer(data_app, name="data")
 Sources = Annotated[list[str], typer.Argument(help="Anything that --data takes: a folder, shards, tables, hf://name.")]
 SurveyWorkers = Annotated[
-    int | None, typer.Option(min=1, max=1024, help="How many work at once; by default as many as there are cores.")
+    int | None,
+    typer.Option(callback=between(1, 1024), help="How many work at once; by default as many as there are cores."),
 ]
 PackingWorkers = Annotated[
     int | None,
-    typer.Option(min=1, max=1024, help="How many work at once; by default as many as there are cores, at most 8."),
+    typer.Option(
+        callback=between(1, 1024), help="How many work at once; by default as many as there are cores, at most 8."
+    ),
 ]
 
 
@@ -37,10 +40,12 @@ def shards(
     source: Annotated[str, typer.Argument(help="Folder of images, or anything else that --data takes.")],
     out: Annotated[Path, typer.Option(help="Folder of the shards; one that was begun is gone on with.")],
     shard_size: Annotated[
-        float | None, typer.Option(max=1e6, help="Megabytes of a shard, about; by default 256.")
+        float | None, typer.Option(callback=between(0, 1e6), help="Megabytes of a shard, about; by default 256.")
     ] = None,
-    per_shard: Annotated[int | None, typer.Option(max=10**9, help="Images of a shard, in place of its size.")] = None,
-    shuffle: Annotated[int, typer.Option(min=0, max=2**63 - 1, help="Seed of the order in the shards.")] = 0,
+    per_shard: Annotated[
+        int | None, typer.Option(callback=between(0, 10**9), help="Images of a shard, in place of its size.")
+    ] = None,
+    shuffle: Annotated[int, typer.Option(callback=between(0, 2**63 - 1), help="Seed of the order in the shards.")] = 0,
     keep_order: Annotated[bool, typer.Option("--keep-order", help="Pack as they lie, not shuffled.")] = False,
     workers: PackingWorkers = None,
 ) -> None:
@@ -68,9 +73,11 @@ def shards(
 @data_app.command("check")
 def check(
     source: Sources,
-    limit: Annotated[int | None, typer.Option(min=1, max=10**12, help="Look at so many only, spread evenly.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(callback=between(1, 10**12), help="Look at so many only, spread evenly.")
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
-    channels: Annotated[int, typer.Option(min=1, max=1024, help="Channels of an image.")] = 3,
+    channels: Annotated[int, typer.Option(callback=between(1, 1024), help="Channels of an image.")] = 3,
     workers: SurveyWorkers = None,
 ) -> None:
     """Read all images once: counts, sizes, channel statistics, broken images, copies, images per second."""
@@ -123,8 +130,8 @@ def _examples(names: list[str]) -> str:
     return f": {'; '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
 
 
-def _pairs(groups: list[list[str]], between: str) -> str:
-    return _examples([between.join(group[:2]) for group in groups])
+def _pairs(groups: list[list[str]], joint: str) -> str:
+    return _examples([joint.join(group[:2]) for group in groups])
 
 
 def _percentiles(values: dict[str, float]) -> str:

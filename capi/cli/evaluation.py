@@ -4,21 +4,20 @@ What evaluations and comparisons print at their end.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 from typer.core import TyperCommand
 
 from capi import api
 from capi.cli.app import Device, Overrides, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.terminal import Terminal
-from capi.cli.usage import refuse_idle
+from capi.cli.usage import between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
 
 if TYPE_CHECKING:
@@ -52,11 +51,16 @@ def print_comparison(done: "Comparison") -> None:
     if done.table is not None:
         _print_table(done, console)
     else:
-        table = Table("model", "image size", *(column.name for column in done.columns), box=None, pad_edge=False)
-        for model in done.models:
-            cells = [done.cells[model, column.name] for column in done.columns]
-            table.add_row(model, done.image_size(model), *(_cell(cell.record) for cell in cells))
-        console.print(table)
+        records = [[done.cells[model, column.name].record for column in done.columns] for model in done.models]
+        print_scores(
+            console,
+            ("model", "image size"),
+            [column.name for column in done.columns],
+            [
+                ((model, done.image_size(model)), [_cell(record) for record in row])
+                for model, row in zip(done.models, records, strict=True)
+            ],
+        )
     for cell in done.failed:
         console.print(f"failed: {cell.model} on {cell.benchmark}: {cell.reason}", soft_wrap=True)
 
@@ -65,18 +69,45 @@ def _print_table(done: "Comparison", console: Console) -> None:
     """A table of the paper: ours, the paper's number in brackets, and what is missing."""
     view = done.table
     assert view is not None
-    table = Table(*view.heads, title=f"{view.title} ({view.label})", box=None, pad_edge=False)
-    for group, name in view.columns:
-        table.add_column(f"{group} {name}".strip(), justify="right")
-    for row in view.rows:
-        numbers = (api.shown_score(row, entry, done.cells, view.paper) for entry in row.entries)
-        table.add_row(*row.cells, *numbers)
-    # A narrow terminal breaks lines; numbers that were cut off would be lost.
-    wanted = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    console.print(table, width=max(console.width, wanted), crop=False, soft_wrap=True)
+    console.print(f"{view.title} ({view.label})", soft_wrap=True)
+    columns = [f"{group} {name}".strip() for group, name in view.columns]
+    numbers = [[api.shown_score(row, entry, done.cells, view.paper) for entry in row.entries] for row in view.rows]
+    print_scores(
+        console,
+        view.heads,
+        columns,
+        [(row.cells, row_numbers) for row, row_numbers in zip(view.rows, numbers, strict=True)],
+    )
     for reason, about in api.missing_cells(view, done.cells).items():
         cells = "1 cell" if len(about) == 1 else f"{len(about)} cells"
         console.print(f"missing in {cells}: {reason}", soft_wrap=True)
+
+
+def print_scores(
+    console: Console, heads: Sequence[str], columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]
+) -> None:
+    """A row of (texts, numbers) for each model. Columns that do not fit go into a further table below: none is cut."""
+    # Names may be broken, numbers and the words above them may not.
+    texts = zip(heads, *(cells for cells, _ in rows), strict=True)
+    beside = min(sum(max(map(len, column)) + 2 for column in texts), console.width // 2)
+    widths = [
+        max(map(len, (*name.replace("/", "/ ").split(), *(numbers[index] for _, numbers in rows))))
+        for index, name in enumerate(columns)
+    ]
+    blocks: list[list[int]] = [[]]
+    for index, width in enumerate(widths):
+        if blocks[-1] and beside + sum(widths[each] + 2 for each in blocks[-1]) + width > console.width:
+            blocks.append([])
+        blocks[-1].append(index)
+    for block in blocks:
+        table = Table(box=None, pad_edge=False)
+        for head in heads:
+            table.add_column(head, overflow="fold")
+        for index in block:
+            table.add_column(columns[index].replace("/", "/ "), justify="right", min_width=widths[index])
+        for cells, numbers in rows:
+            table.add_row(*cells, *(numbers[index] for index in block))
+        console.print(table)
 
 
 def _cell(record: Mapping[str, Any] | None) -> str:
@@ -274,7 +305,7 @@ def extract(
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     split: Annotated[str | None, typer.Option(help="Part of the data: of a CSV, of demo, or a subfolder.")] = None,
     label: Annotated[str, typer.Option(help="A CSV's column with the label.")] = "label",
-    batch_size: Annotated[int, typer.Option(help="Images at a time.", min=1, max=2**16)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Images at a time.", callback=between(1, 2**16))] = 32,
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
@@ -314,7 +345,7 @@ def nearest(
     file: Annotated[Path, typer.Argument(help="A file of `capi extract`.")],
     image: Annotated[Path, typer.Argument(help="The image to find similar ones of.")],
     out: Annotated[Path, typer.Option(help="Picture to write; .png or .jpg.")] = Path("nearest.png"),
-    count: Annotated[int, typer.Option(help="How many to find.", min=1, max=1000)] = 10,
+    count: Annotated[int, typer.Option(help="How many to find.", callback=between(1, 1000))] = 10,
     at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
     kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
     model: Annotated[str | None, typer.Option(help="By default the model that made the file.")] = None,
@@ -353,7 +384,7 @@ def visualize(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures and their page.")],
     size: Annotated[
-        list[int] | None, typer.Option(help=f"Side in pixels; may repeat; {OWN_SIZE}.", min=1, max=2**14)
+        list[int] | None, typer.Option(help=f"Side in pixels; may repeat; {OWN_SIZE}.", callback=between(1, 2**14))
     ] = None,
     kind: Annotated[
         list[str] | None,

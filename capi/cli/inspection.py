@@ -9,12 +9,13 @@ from capi import api
 from capi.cli.app import Device, app, check_weights, echo, messages
 from capi.cli.evaluation import OWN_SIZE, Model, Weights
 from capi.cli.terminal import Terminal
+from capi.cli.usage import between
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
 _PORT = "Port to listen on; by default {}, or one that is free."
-WatchPort = Annotated[int | None, typer.Option(help=_PORT.format(7431), min=1, max=65535)]
-ExplorePort = Annotated[int | None, typer.Option(help=_PORT.format(7860), min=1, max=65535)]
+WatchPort = Annotated[int | None, typer.Option(help=_PORT.format(7431), callback=between(1, 65535))]
+ExplorePort = Annotated[int | None, typer.Option(help=_PORT.format(7860), callback=between(1, 65535))]
 Watts = Annotated[float | None, typer.Option(help="Power of the device, instead of an assumed one.")]
 Carbon = Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh; by default 0.48, the world's average.")]
 
@@ -57,7 +58,8 @@ def explore(
     model: Model,
     images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: photos of the demo.")] = None,
     size: Annotated[
-        int | None, typer.Option(help=f"Short side in pixels that images are seen at; {OWN_SIZE}.", min=1, max=2**14)
+        int | None,
+        typer.Option(help=f"Short side in pixels that images are seen at; {OWN_SIZE}.", callback=between(1, 2**14)),
     ] = None,
     weights: Weights = "teacher",
     host: Host = "127.0.0.1",

@@ -11,6 +11,7 @@ from capi import api
 from capi.cli.app import app, check_weights, echo, messages, one_of, results
 from capi.cli.evaluation import OWN_SIZE
 from capi.cli.terminal import Terminal
+from capi.cli.usage import between
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
@@ -30,7 +31,11 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in
 
 
 @app.command()
-def models() -> None:
+def models(
+    everything: Annotated[
+        bool, typer.Option("--all", help="All baselines too, with addresses, licences and how each was verified.")
+    ] = False,
+) -> None:
     """List the models that can be loaded by name: the published ones, and the baselines of other methods."""
     console, published = results(), api.list_models()
     table = _narrow_table("name", "model", "trained on", "reported")
@@ -38,6 +43,14 @@ def models() -> None:
         size = f"{model.architecture}/{model.patch_size}, {model.parameters / 1e6:.0f} M"
         table.add_row(model.name, size, model.data, " / ".join(map(str, model.scores.values())))
     console.print(table)
+    if not everything:
+        names = ", ".join(api.PAPER_BASELINES)
+        console.print(
+            f"\nReported in percent: {' / '.join(published[0].scores)}. `capi.load(NAME)` downloads a file when it is "
+            f"first asked for.\n\nOther methods of the paper, as baseline:NAME: {names}.\n\n`capi models --all` lists "
+            f"{len(api.list_baselines())} of them, with addresses, licences and how each was verified."
+        )
+        return
     _print_places(console, {model.name: f"{model.address}; licence: {model.licence}" for model in published})
     console.print(f"\nReported at {api.REFERENCE_REPOSITORY}, in percent: {' / '.join(published[0].scores)}.")
     for verified in dict.fromkeys(model.verified for model in published):
@@ -94,11 +107,11 @@ def export(
     weights: Weights = "teacher",
     image_size: Annotated[
         int | None,
-        typer.Option(help=f"transformers: side that images are resized to; {OWN_SIZE}.", min=1, max=2**14),
+        typer.Option(help=f"transformers: side that images are resized to; {OWN_SIZE}.", callback=between(1, 2**14)),
     ] = None,
     precision: Annotated[str, typer.Option(help="onnx: float32, float16 or int8.")] = "float32",
     opset: Annotated[
-        int | None, typer.Option(min=1, max=100, help="onnx: version of the operators; by default 18.")
+        int | None, typer.Option(callback=between(1, 100), help="onnx: version of the operators; by default 18.")
     ] = None,
     pooled: Annotated[bool, typer.Option(help="onnx: whether the file gives pooled features.")] = True,
     overwrite: Overwrite = False,

@@ -13,7 +13,7 @@ from rich.text import Text
 from capi import api
 from capi.cli.app import Overrides, app, duration, echo, results
 from capi.cli.terminal import Terminal
-from capi.cli.usage import others_than, refuse_idle
+from capi.cli.usage import between, others_than, refuse_idle
 from capi.config import loading
 from capi.errors import CapiError
 
@@ -28,27 +28,33 @@ def plan(
     context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a YAML file.")] = None,
     overrides: Overrides = None,
-    gpus: Annotated[int, typer.Option(min=1, max=10**6, help="How many GPUs, over all machines.")] = 1,
+    gpus: Annotated[int, typer.Option(callback=between(1, 10**6), help="How many GPUs, over all machines.")] = 1,
     gpu: Annotated[
         str, typer.Option(help="Which; `this` is the machine at hand, --gpu list names the others.")
     ] = "this",
     suggest: Annotated[
         list[str] | None, typer.Option(help="Images to suggest a run for, in place of a recipe; may be repeated.")
     ] = None,
-    hours: Annotated[float, typer.Option(min=0.01, max=1e6, help="With --suggest: how long the run may take.")] = 24.0,
+    hours: Annotated[
+        float, typer.Option(callback=between(0.01, 1e6), help="With --suggest: how long the run may take.")
+    ] = 24.0,
     measure: Annotated[bool, typer.Option("--measure", help="With --gpu this: run real steps and compare.")] = False,
-    images: Annotated[int | None, typer.Option(min=1, max=2**20, help="Images of a step that --measure runs.")] = None,
+    images: Annotated[
+        int | None, typer.Option(callback=between(1, 2**20), help="Images of a step that --measure runs.")
+    ] = None,
     mfu: Annotated[
         float | None,
         typer.Option(
-            min=0.001,
-            max=1,
+            callback=between(0.001, 1),
             help="Share of the GPU's peak FLOP/s that a run reaches; by default 0.35 of a data sheet, 0.6 if measured.",
         ),
     ] = None,
-    pue: Annotated[float, typer.Option(min=1, max=100, help="Power of the data centre over that of its GPUs.")] = 1.1,
+    pue: Annotated[
+        float, typer.Option(callback=between(1, 100), help="Power of the data centre over that of its GPUs.")
+    ] = 1.1,
     carbon_intensity: Annotated[
-        float | None, typer.Option(min=0, max=1000, help="kgCO2eq a kWh; by default 0.48, the world's average.")
+        float | None,
+        typer.Option(callback=between(0, 1000), help="kgCO2eq a kWh; by default 0.48, the world's average."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

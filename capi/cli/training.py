@@ -15,7 +15,7 @@ from rich.table import Table
 from capi import api
 from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.terminal import Terminal
-from capi.cli.usage import Commands, others_than, refuse_idle
+from capi.cli.usage import Commands, between, others_than, refuse_idle
 from capi.config import loading
 from capi.config.ablations import ablations
 from capi.config.paper import paper_table
@@ -47,7 +47,9 @@ def pretrain(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     trust: Trust = None,
     device: Device = None,
-    rounds: Annotated[int, typer.Option(min=1, max=10**6, help="Iterations that --check times; the best counts.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(callback=between(1, 10**6), help="Iterations that --check times; the best counts.")
+    ] = 3,
 ) -> None:
     """Pretrain an encoder on unlabelled images."""
     if check:
@@ -162,7 +164,7 @@ def _check(
         if found.warning:
             console.print(f"Warning: {found.warning}", markup=False, highlight=False, soft_wrap=True)
     loss = api.loss_label(config)
-    console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", config.optimization.steps))
+    console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", found.steps))
 
 
 def _data_table(data: "DataSummary", images_per_second: float) -> Table:
@@ -217,11 +219,11 @@ def ablate(
     data: Annotated[str | None, typer.Option(help="Images with labels: a folder, a CSV, or demo.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; tables may share it.")] = None,
     scale: Annotated[str, typer.Option(help="mini (minutes a run) or smoke (seconds).")] = "mini",
-    seeds: Annotated[int, typer.Option(help="Runs of each row.", min=1, max=1000)] = 1,
+    seeds: Annotated[int, typer.Option(help="Runs of each row.", callback=between(1, 1000))] = 1,
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the benchmarks, such as label=breed; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", min=1, max=1024)] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", callback=between(1, 1024))] = 1,
     photos: Annotated[bool, typer.Option(help="Whether the page shows some of the images.")] = True,
     device: Device = None,
     listing: Annotated[bool, typer.Option("--list", help="Name the tables and their rows.")] = False,
@@ -284,9 +286,9 @@ def slurm(
         Path, typer.Option(help="Folder of the run, seen by all nodes; job script and log lie beside it.")
     ] = ...,  # type: ignore[assignment]
     trust: Trust = None,
-    nodes: Annotated[int, typer.Option(min=1, max=10**5, help="Machines.")] = 1,
+    nodes: Annotated[int, typer.Option(callback=between(1, 10**5), help="Machines.")] = 1,
     gpus_per_node: Annotated[
-        int, typer.Option(min=1, max=1024, help="GPUs of each machine; one process for each.")
+        int, typer.Option(callback=between(1, 1024), help="GPUs of each machine; one process for each.")
     ] = 8,
     time: Annotated[
         str | None, typer.Option(help="Time limit, such as 24:00:00; the run is requeued after it.")
@@ -297,7 +299,7 @@ def slurm(
     constraint: Annotated[str | None, typer.Option(help="Slurm's --constraint.")] = None,
     mem: Annotated[str | None, typer.Option(help="Slurm's --mem, such as 200G.")] = None,
     cpus_per_gpu: Annotated[
-        int | None, typer.Option(min=1, max=1024, help="Cores for each process and its readers.")
+        int | None, typer.Option(callback=between(1, 1024), help="Cores for each process and its readers.")
     ] = None,
     job_name: Annotated[str | None, typer.Option(help="By default that of the run's folder.")] = None,
     extra: Annotated[

@@ -1,12 +1,18 @@
 """What is wrong with the words of a command, in one sentence: a misspelt name, a value that is none, an idle option."""
 
+import sys
 from collections.abc import Callable, Sequence
+from difflib import SequenceMatcher
+from inspect import cleandoc
 from typing import Any
 
 import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
+from capi.config.benchmarks import PROTOCOLS
+from capi.config.loading import nearest_key
+from capi.config.schema import Config
 from capi.errors import CapiError, nearest
 
 # Typer uses click, or from some release on a copy of it without a public name. Both have this class, whose parent is
@@ -14,11 +20,32 @@ from capi.errors import CapiError, nearest
 UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
+# The commands of `capi --help`, in the order in which people come to need them.
+PANELS = {
+    "Train": ("demo", "recipes", "data", "pretrain"),
+    "Use": ("models", "export", "extract", "nearest", "predict", "push"),
+    "Judge": ("datasets", "evaluate", "compare"),
+    "Look": ("doctor", "report", "watch", "visualize", "explore"),
+    "Scale": ("plan", "shards", "launch"),
+    "Paper": ("ablate",),
+}
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+
+
 class Commands(TyperGroup):
-    """Commands of which a misspelt one is told with its nearest neighbour."""
+    """Commands in panels, of which a misspelt one is told with its nearest neighbour."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        order = list(_PANEL_OF)
+        return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found = super().get_command(ctx, cmd_name)
+        found: Any = super().get_command(ctx, cmd_name)
+        if found is not None and ctx.parent is None:
+            found.rich_help_panel = _PANEL_OF.get(cmd_name)
+        if found is not None and found.help:
+            # Typer would break lines where the source does, whatever the width of the terminal.
+            found.help = "\n\n".join(" ".join(part.split()) for part in cleandoc(found.help).split("\n\n"))
         if found is None and not ctx.resilient_parsing:
             known = self.list_commands(ctx)
             # No error of usage: Typer would add a suggestion of its own to those.
@@ -40,14 +67,38 @@ def sentence_of(error: Any) -> str:
 
 
 def _no_such_option(error: Any) -> str:
-    known = [
-        option for parameter in error.ctx.command.params for option in (*parameter.opts, *parameter.secondary_opts)
-    ]
-    options = [option for option in known if option.startswith("-")]
+    if override := _meant_override(error):
+        return (
+            f'{error.ctx.command_path} has no option "{error.option_name}": values of a '
+            f"{'benchmark' if error.ctx.info_name == 'evaluate' else 'recipe'} are given without dashes, {override}"
+        )
     return (
-        f'{error.ctx.command_path} has no option "{error.option_name}"{nearest(error.option_name, options)} '
+        f'{error.ctx.command_path} has no option "{error.option_name}"{nearest(error.option_name, _options_of(error))} '
         f"({_help(error.ctx)} lists all)"
     )
+
+
+def _meant_override(error: Any) -> str:
+    """`optimization.steps=3` for `--steps 3`, where a command takes overrides and a key is called so; else nothing."""
+    if not any(parameter.name == "overrides" for parameter in error.ctx.command.params):
+        return ""
+    word = error.option_name.lstrip("-").replace("-", "_")
+    likeness = max((SequenceMatcher(None, word, name.lstrip("-")).ratio() for name in _options_of(error)), default=0)
+    sections = PROTOCOLS.values() if error.ctx.info_name == "evaluate" else [Config]
+    closeness, key = max(nearest_key(word, section) for section in sections)
+    if closeness < 0.8 or closeness < likeness:
+        return ""
+    given = sys.argv[1:]
+    value = next((each.partition("=")[2] for each in given if each.startswith(f"{error.option_name}=")), None)
+    if value is None and error.option_name in given[:-1]:
+        value = given[given.index(error.option_name) + 1]
+    return f"{key}={value}" if value else f"{key}=VALUE"
+
+
+def _options_of(error: Any) -> list[str]:
+    parameters = error.ctx.command.params
+    known = [option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)]
+    return [option for option in known if option.startswith("-")]
 
 
 def _missing(error: Any) -> str:
@@ -96,6 +147,18 @@ def refuse_idle(context: typer.Context, names: Sequence[str], reason: str) -> No
         source = context.get_parameter_source(str(parameter.name))
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":
             raise typer.BadParameter(f"{_written(parameter)} {reason}")
+
+
+def between(low: int | float, high: int | float) -> Callable[[typer.CallbackParam, Any], Any]:
+    """The callback of an option with numbers in a range; a range in the type would fill half the help's width."""
+
+    def check(parameter: typer.CallbackParam, value: Any) -> Any:
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if number is not None and not low <= number <= high:
+                raise CapiError(f'{_written(parameter)} cannot be "{number}": it should be from {low} to {high}')
+        return value
+
+    return check
 
 
 def others_than(context: typer.Context, *names: str) -> list[str]:

@@ -11,7 +11,7 @@ from capi.config.paper import PaperRow, PaperTable, paper_table
 from capi.config.schema import Config
 from capi.config.section import Count, Positive, Section
 from capi.errors import CapiError, nearest
-from capi.runtime.yaml_documents import parse_yaml
+from capi.runtime.documents import parse_yaml
 
 Task = Literal["segmentation", "classification"]
 Options = dict[str, Any]

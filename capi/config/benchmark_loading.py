@@ -8,7 +8,7 @@ from typing import Any
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.loading import FILE_ENDINGS, overridden, validated
 from capi.errors import CapiError, nearest
-from capi.runtime.yaml_documents import read_yaml
+from capi.runtime.documents import read_yaml
 
 # An option that all benchmarks have, for messages.
 EXAMPLE = "image_size=448"

@@ -15,8 +15,7 @@ from pydantic_core import ErrorDetails
 from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, expect, nearest
-from capi.runtime.documents import read_text
-from capi.runtime.yaml_documents import parse_yaml
+from capi.runtime.documents import parse_yaml, read_text
 
 Tree = dict[str, Any]
 Recipe = str | Path | Config
@@ -322,6 +321,14 @@ def _nearest_key(fields: list[str], section: type[BaseModel], root: type[BaseMod
     if closeness(best) < _LEAST_LIKENESS:
         return f"; {prefix.rstrip('.') or 'a config'} has the keys {', '.join(section.model_fields)}"
     return f'; did you mean "{best}"?'
+
+
+def nearest_key(word: str, section: type[BaseModel]) -> tuple[float, str]:
+    """How alike the name of a key is to a word, and that key with its sections; of several the one nearest to the root,
+    and of these that of the optimisers."""
+    keys = sorted(_all_keys(section), key=lambda key: (key.count("."), not key.startswith("optimization.")))
+    best = max(keys, key=lambda key: _likeness(word, key.rsplit(".", maxsplit=1)[-1]))
+    return _likeness(word, best.rsplit(".", maxsplit=1)[-1]), best
 
 
 def _likeness(given: str, name: str) -> float:

@@ -29,6 +29,7 @@ from capi.config.section import (
     Side,
     Width,
 )
+from capi.errors import CapiError
 
 CONFIG_VERSION = 3
 # Over all processes. The paper's largest run has 4e8 parameters, 256 patches and 2.5e9 values in a batch of images.
@@ -241,6 +242,8 @@ class OptimizationConfig(Section):
     the whole batch; with it each part drops its own share of images, rounded up."""
     steps: Count = 500_000
     """Iterations of the whole run."""
+    epochs: Positive | None = None
+    """Passes over all images, in place of `steps`: a run writes down the steps that they make, rounded up."""
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps in which the learning rate rises."""
     optimizer: str = "adamw"
@@ -268,7 +271,17 @@ class OptimizationConfig(Section):
 
     @property
     def warmup_steps(self) -> int:
-        return int(self.steps * self.warmup_share)
+        return int(self.known_steps * self.warmup_share)
+
+    @property
+    def known_steps(self) -> int:
+        """`steps`, once it is known how many images an epoch has."""
+        if self.epochs is not None:
+            raise CapiError(
+                "optimization.epochs counts passes over images, and here it is not known how many there are: give "
+                "optimization.steps, which is epochs * images / optimization.batch_size"
+            )
+        return self.steps
 
 
 class Config(Section):

@@ -79,7 +79,7 @@ class Decoder:
     crop_first: bool = False
     """Whether a crop is cut out before it is resized, as RandomResizedCrop does: the filter sees no pixel outside."""
 
-    def open(self, source: Source) -> "Picture":
+    def open(self, source: Source) -> "OpenedImage":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
             content = retry(lambda: _read_file(source)) if isinstance(source, Path) else source
@@ -175,7 +175,7 @@ class Shape(NamedTuple):
 
 
 @runtime_checkable
-class Picture(Protocol):
+class OpenedImage(Protocol):
     """An opened image, which gives all of its pixels or a crop."""
 
     shape: Shape

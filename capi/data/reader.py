@@ -1,9 +1,11 @@
 """Crops of a source's images, with a cache of decoded images that is filled as long as there is room.
 
 It holds the image at the factor it was decoded with, so a crop is the same from the cache and from the file. Nothing is
-ever evicted: a data set is passed through in turns, where the oldest image is the one that comes next.
+ever evicted: a data set is passed through in turns, where the oldest image is the one that comes next. Images that
+cannot be read are counted: each is named once, and too many stop the run.
 """
 
+import logging
 from pathlib import Path
 
 from PIL import Image
@@ -13,13 +15,14 @@ from capi.data.decoding import (
     BrokenImageError,
     Decoded,
     Decoder,
-    Picture,
+    OpenedImage,
     Pixels,
     Shape,
     crop_decoded,
     error_reason,
 )
 from capi.data.sources import ImageSource
+from capi.errors import CapiError
 from capi.runtime.image_files import read_image
 from capi.runtime.retry import retry
 
@@ -32,7 +35,7 @@ class Reader:
         self.used = 0
         self._shapes: dict[int, Shape] = {}
         self._cache: dict[tuple[int, int], Decoded] = {}
-        self._opened: tuple[int, Picture] | None = None
+        self._opened: tuple[int, OpenedImage] | None = None
 
     def size(self, index: int) -> tuple[int, int]:
         """Height and width as the image is seen."""
@@ -64,7 +67,7 @@ class Reader:
             self._shapes[index], self._cache[index, factor] = shape, decoded
         return decoded
 
-    def _open(self, index: int) -> Picture:
+    def _open(self, index: int) -> OpenedImage:
         """The image's header, read once for its size and its crop."""
         if self._opened is None or self._opened[0] != index:
             try:
@@ -90,3 +93,30 @@ def _bytes_of(decoded: Decoded) -> int:
         return decoded.nbytes
     # Pillow keeps three bytes of colour in four.
     return decoded.width * decoded.height * (1 if decoded.mode == "L" else 4)
+
+
+_LOG = logging.getLogger("capi")
+
+
+class BrokenImages:
+    """The broken images of a run; at most `limit` of all its images may be."""
+
+    def __init__(self, total: int, limit: float, known: dict[str, str] | None = None) -> None:
+        self.total, self.limit = total, limit
+        self.known = dict(known or {})
+
+    def note(self, broken: dict[str, str]) -> None:
+        """Remember what is new, and stop the run when the limit is passed."""
+        for name, reason in broken.items():
+            if name not in self.known:
+                self.known[name] = reason
+                _LOG.warning("%s is left out: %s", name, reason)
+        if len(self.known) > self.limit * self.total:
+            raise CapiError(
+                f"{len(self.known)} of {self.total} images cannot be read, more than data.broken_limit = "
+                f"{self.limit:g} allows; {self.examples()}: repair them, or raise the limit"
+            )
+
+    def examples(self, most: int = 3) -> str:
+        some = [f"{name} ({reason})" for name, reason in list(self.known.items())[:most]]
+        return f"for example {', '.join(some)}" if some else ""

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from capi.data.decoding import BrokenImageError
-from capi.data.opening import described_data, open_images, weighted_sources
+from capi.data.locations import described_data, open_images, weighted_sources
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 

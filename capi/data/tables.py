@@ -20,7 +20,7 @@ import numpy.typing as npt
 from capi.data.decoding import BrokenImageError
 from capi.data.shards import OPEN_FILES, WINDOW
 from capi.errors import CapiError, nearest
-from capi.runtime.cache import Kept
+from capi.runtime.cache import Cache
 from capi.runtime.documents import parse_json
 from capi.runtime.image_files import is_below
 
@@ -77,7 +77,7 @@ class TableImages:
         """Nothing is open at first, and nothing opened goes to another process."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if not isinstance(value, Kept)}
+        return {name: value for name, value in vars(self).items() if not isinstance(value, Cache)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -88,7 +88,9 @@ class ArrowImages(TableImages):
     """Rows of arrow files, mapped into memory."""
 
     def _keep(self) -> None:
-        self._columns: Kept[Any] = Kept(lambda file: read_arrow(self.files[file]).column(self.column), limit=OPEN_FILES)
+        self._columns: Cache[Any] = Cache(
+            lambda file: read_arrow(self.files[file]).column(self.column), limit=OPEN_FILES
+        )
 
     def _value(self, index: int) -> Any:
         file, row = _find(self.file_ends, index)
@@ -101,8 +103,8 @@ class ParquetImages(TableImages):
     usual_window = PARQUET_WINDOW
 
     def _keep(self) -> None:
-        self._opened: Kept[Any] = Kept(lambda file: open_parquet(self.files[file]), limit=OPEN_FILES)
-        self._groups: Kept[Any] = Kept(self._group, limit=KEPT_BYTES, weigh=lambda column: int(column.nbytes))
+        self._opened: Cache[Any] = Cache(lambda file: open_parquet(self.files[file]), limit=OPEN_FILES)
+        self._groups: Cache[Any] = Cache(self._group, limit=KEPT_BYTES, weigh=lambda column: int(column.nbytes))
 
     def _group(self, block: int) -> Any:
         file = int(np.searchsorted(self.first_blocks, block, side="right")) - 1

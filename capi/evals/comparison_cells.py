@@ -20,7 +20,7 @@ _LONG_NAME = 26
 
 
 @dataclass(frozen=True)
-class Column:
+class BenchmarkColumn:
     """A benchmark under the name that it is shown by."""
 
     name: str
@@ -56,7 +56,7 @@ class Comparison:
     """Models by benchmarks, as far as they have come."""
 
     models: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[BenchmarkColumn, ...]
     out: Path
     weights: Weights
     cells: dict[tuple[str, str], Cell]

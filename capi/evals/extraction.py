@@ -38,13 +38,11 @@ from capi.evals.feature_files import (
 from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors_of
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.team import follow_encoding, lead_encoding
-from capi.runtime.atomic import atomic_write, move_into_place
+from capi.runtime.atomic import atomic_write, move_into_place, refuse_link
 from capi.runtime.documents import read_object
-from capi.runtime.leading import ALONE
-from capi.runtime.links import refuse_link
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_path, hide_path_of_model
-from capi.runtime.processes import Processes
+from capi.runtime.processes import ALONE, Processes
 from capi.types import Features, VisionEncoder, statistics_of
 
 _LOG = logging.getLogger("capi")
@@ -99,12 +97,12 @@ def extract_features(
     with lead_encoding(processes, encoder, [source], fitted) as work:
         _check_request(source, labels, kinds, dtype)
         _check_place(out, overwrite)
-        job = Job(encoder, source, labels, tuple(kinds), work.encoding, whole, noted, dtype)
+        job = ExtractionJob(encoder, source, labels, tuple(kinds), work.encoding, whole, noted, dtype)
         work.result = done = _extract(job, out, overwrite)
     return done
 
 
-def _extract(job: "Job", out: Path, overwrite: bool) -> Extracted:
+def _extract(job: "ExtractionJob", out: Path, overwrite: bool) -> Extracted:
     labels = job.labels
     if _is_parquet(out):
         _check_text([*job.names, *(labels or ())])
@@ -124,7 +122,7 @@ def encoder_description(encoder: VisionEncoder) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Job:
+class ExtractionJob:
     """What is to be extracted from what."""
 
     encoder: VisionEncoder
@@ -286,7 +284,7 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _fill(job: Job, partial: Partial, done: int, copies: int) -> None:
+def _fill(job: ExtractionJob, partial: Partial, done: int, copies: int) -> None:
     """Encode the images that are not done yet."""
     if done >= len(job.source):
         return

@@ -23,13 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from capi.data.crops import KEPT_SHARE
+from capi.data.crops import KEPT_SHARE, Frame
 from capi.data.decoding import Box
-from capi.data.frame import Frame
 from capi.errors import CapiError
-from capi.runtime.atomic import atomic_open
+from capi.runtime.atomic import atomic_open, open_nofollow
 from capi.runtime.documents import parse_object
-from capi.runtime.links import open_nofollow
 
 KINDS = ("patch", "mean_patch", "pooled", "register")
 TYPES = {"float32": torch.float32, "float16": torch.float16}

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from capi.data.crops import normalize
-from capi.data.frame import Frame
+from capi.data.crops import Frame, normalize
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.images import ReadBatch, StillBatches, read_in_order

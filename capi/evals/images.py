@@ -17,9 +17,8 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from capi.data.crops import crop_draws, flips, random_box
+from capi.data.crops import Frame, crop_draws, flips, random_box
 from capi.data.decoding import Box, BrokenImageError, Decoder, Pixels
-from capi.data.frame import Frame
 from capi.data.loader import made_ahead
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource

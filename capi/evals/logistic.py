@@ -34,7 +34,7 @@ _MAX_TRIALS = 12
 _LEAST_VARIANCE = 1e-10
 
 
-class Evaluation(NamedTuple):
+class LossAndGradient(NamedTuple):
     """Objective over the number of samples, its gradient, and the covariance of the classes where asked for."""
 
     value: Float[Tensor, " a"]
@@ -43,7 +43,7 @@ class Evaluation(NamedTuple):
 
 
 # From one point for each of the problems `which` to what is there; the last says whether the covariance is wanted.
-Problem = Callable[[Tensor, Tensor, bool], Evaluation]
+Problem = Callable[[Tensor, Tensor, bool], LossAndGradient]
 
 
 @dataclass
@@ -430,7 +430,7 @@ class _Problem:
     dtype: torch.dtype
     penalty: Float[Tensor, " g"]
 
-    def __call__(self, weights: Float[Tensor, "a c e"], which: Int[Tensor, " a"], spread: bool) -> Evaluation:
+    def __call__(self, weights: Float[Tensor, "a c e"], which: Int[Tensor, " a"], spread: bool) -> LossAndGradient:
         """At one point for each of the penalties `which`."""
         value, gradient = weights.new_zeros(len(weights)), torch.zeros_like(weights)
         products = weights.new_zeros(*weights.shape[:2], weights.shape[1])
@@ -447,7 +447,7 @@ class _Problem:
         value = value / self.samples + 0.5 * penalty * weights[..., :-1].square().sum((1, 2))
         gradient /= self.samples
         gradient[..., :-1] += penalty[:, None, None] * weights[..., :-1]
-        return Evaluation(value, gradient, _covariance_of_classes(products / self.samples) if spread else None)
+        return LossAndGradient(value, gradient, _covariance_of_classes(products / self.samples) if spread else None)
 
     def _logits(self, features: Float[Tensor, "s d"], weights: Float[Tensor, "a c e"]) -> Float[Tensor, "a c s"]:
         # Samples last: sums over a few classes then run along contiguous memory.

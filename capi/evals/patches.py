@@ -156,14 +156,14 @@ class Standard(NamedTuple):
 
 
 @dataclass
-class Moments:
+class ColumnMoments:
     """Mean and squared deviations of rows that come in parts, in float64."""
 
     count: int = 0
     mean: Tensor = field(default_factory=lambda: torch.zeros(()))
     squares: Tensor = field(default_factory=lambda: torch.zeros(()))
 
-    def add(self, rows: Float[Tensor, "s d"]) -> "Moments":
+    def add(self, rows: Float[Tensor, "s d"]) -> "ColumnMoments":
         """Merged part by part, which keeps the digits that a sum of squares would lose."""
         if len(rows):
             values = rows.double().cpu()
@@ -206,7 +206,7 @@ class PatchCollector:
 
     def __init__(self, encoding: Encoding, ignored: Collection[int], standardize: bool) -> None:
         self.encoding, self.ignored, self.standardize = encoding, ignored, standardize
-        self.fit_moments = Moments()
+        self.fit_moments = ColumnMoments()
         self.rows: dict[str, Rows] = {}
         self.fit_count = self.left_out = 0
 

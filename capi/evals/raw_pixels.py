@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.data.frame import Frame
+from capi.data.crops import Frame
 from capi.data.sources import ImageSource
 from capi.evals.features import Encoding
 from capi.evals.fitted_probes import vote_confidences

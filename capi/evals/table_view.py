@@ -19,7 +19,7 @@ NOT_IN_TABLE = "it is not in this table"
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One cell of the table: the benchmark that it needs, which score of it, and what the paper prints."""
 
     benchmark: str
@@ -35,7 +35,7 @@ class ViewRow:
 
     cells: tuple[str, ...]
     model: str
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TableView:
     paper: bool = True
 
 
-def ours(row: ViewRow, entry: Entry, cells: "Cells") -> float | None:
+def ours(row: ViewRow, entry: TableEntry, cells: "Cells") -> float | None:
     """Our score of a cell in per cent; None where there is none yet."""
     cell = cells[row.model, entry.benchmark]
     if cell.record is None:
@@ -63,7 +63,7 @@ def ours(row: ViewRow, entry: Entry, cells: "Cells") -> float | None:
     return None if value is None else 100 * value
 
 
-def why_not(row: ViewRow, entry: Entry, cells: "Cells") -> str:
+def why_not(row: ViewRow, entry: TableEntry, cells: "Cells") -> str:
     """Why a cell has no score; empty where it has one, or where it is still to come."""
     cell = cells[row.model, entry.benchmark]
     if ours(row, entry, cells) is not None or cell.status in ("pending", "running"):
@@ -122,7 +122,7 @@ def _legend(view: TableView) -> str:
     return "Ours in per cent" + (", with the paper's number of this table in brackets." if view.paper else ".")
 
 
-def shown_score(row: ViewRow, entry: Entry, cells: "Cells", paper: bool) -> str:
+def shown_score(row: ViewRow, entry: TableEntry, cells: "Cells", paper: bool) -> str:
     """Our score, or a dash, and where it is asked for the paper's in brackets."""
     found = ours(row, entry, cells)
     own = _NOTHING if found is None else f"{found:.1f}"
@@ -159,7 +159,7 @@ def _row(row: ViewRow, view: TableView, cells: "Cells") -> str:
     return f"<tr>{texts}{''.join(_number(row, entry, view, cells) for entry in row.entries)}</tr>"
 
 
-def _number(row: ViewRow, entry: Entry, view: TableView, cells: "Cells") -> str:
+def _number(row: ViewRow, entry: TableEntry, view: TableView, cells: "Cells") -> str:
     found = ours(row, entry, cells)
     reason = why_not(row, entry, cells)
     own = f"{found:.1f}" if found is not None else f'<span title="{escape(reason)}">{_NOTHING}</span>'

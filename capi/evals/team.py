@@ -26,8 +26,7 @@ from capi.evals.fitted_probes import encoder_facts
 from capi.evals.images import ReadBatch
 from capi.evals.tasks import EvaluationData, MaskSource, SegmentationData
 from capi.runtime.devices import choose_device
-from capi.runtime.leading import MAIN, Exchange, follow, lead
-from capi.runtime.processes import LostProcessError, Processes, joined
+from capi.runtime.processes import MAIN, Exchange, LostProcessError, Processes, follow, joined, lead
 from capi.runtime.progress import EvaluationProgress
 from capi.types import Features, VisionEncoder
 

@@ -76,7 +76,8 @@ def renormalized(
     """Images normalised with some statistics as others would have them."""
     if given == wanted:
         return images
-    mean, std, new_mean, new_std = (images.new_tensor(one)[:, None, None] for one in (*given, *wanted))
+    moved = torch.tensor([*given, *wanted]).to(images, non_blocking=True)
+    mean, std, new_mean, new_std = moved[..., None, None]
     return (images * std + mean - new_mean) / new_std
 
 

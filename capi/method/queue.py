@@ -43,8 +43,11 @@ class TokenQueue(nn.Module):
         # No part of what is learnt, so that no state dict holds them; checkpoints keep them by name.
         empty = torch.zeros(images, shape.positions, width, dtype=torch.bfloat16)
         self.register_buffer("tokens", empty, persistent=False)
-        # Batches that ever entered.
+        # Batches that ever entered, counted on the device: a batch that is skipped does not.
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
+        # Places in use, counted on the CPU, which must not wait for the device to tell. A batch that is skipped before
+        # all are in use leaves one of zeros, a token that prefers no prototype, to the next batch.
+        self._places, self._counted = 0, self.seen._version
 
     @property
     def blocks(self) -> int:
@@ -53,17 +56,22 @@ class TokenQueue(nn.Module):
 
     def earlier(self) -> Float[Tensor, "q n d"] | None:
         """What is there: None at first, then more with every batch until it is full."""
-        batches = min(int(self.seen), self.shape.batches)
-        return self.tokens[: batches * self.shape.images] if batches else None
+        if self.seen._version != self._counted:
+            # Somebody else wrote to it: a checkpoint was loaded.
+            self._places, self._counted = min(int(self.seen), self.shape.batches), self.seen._version
+        return self.tokens[: self._places * self.shape.images] if self._places else None
 
     @torch.no_grad()
     def enter(self, parts: Sequence[Float[Tensor, "_ n d"]], skipped: Float[Tensor, ""] | None = None) -> None:
         """The micro-batches of a batch replace the oldest batch, unless `skipped` is 1."""
-        images = self.shape.images
-        place = int(self.seen) % self.shape.batches
-        oldest, newest = self.tokens[place * images : (place + 1) * images], torch.cat(list(parts))
-        oldest.copy_(newest if skipped is None else torch.where(skipped > 0, oldest, newest.to(oldest.dtype)))
+        first = self.seen % self.shape.batches * self.shape.images
+        rows = first + torch.arange(self.shape.images, device=first.device)
+        newest = torch.cat(list(parts)).to(self.tokens.dtype)
+        if skipped is not None:
+            newest = torch.where(skipped > 0, self.tokens[rows], newest)
+        self.tokens.index_copy_(0, rows, newest)
         self.seen += 1 if skipped is None else (1 - skipped).long()
+        self._places, self._counted = min(self._places + 1, self.shape.batches), self.seen._version
 
     @torch.no_grad()
     def pretend_full(self) -> None:

@@ -1,26 +1,211 @@
-"""One plain vision transformer for every baseline; `capi/models/plain_architecture.py` lists what they differ in."""
+"""One plain vision transformer for every baseline: its options, its positions, its network."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.errors import CapiError
-from capi.models.plain_architecture import Architecture
-from capi.models.plain_positions import (
-    column_first_sincos,
-    relative_index,
-    resampled,
-    rotary_angles,
-    rotary_periods,
-    rotated,
-)
-from capi.types import IMAGENET, Features, Float, Statistics
+from capi.types import IMAGENET, Features, Float, Int, Statistics
+
+# How a table of positions comes to another grid than its own:
+#   fixed      not at all: the model takes its own size only
+#   bicubic    bicubic to the grid that is asked for
+#   antialias  the same with torch's antialiasing, which has another kernel also where it enlarges
+#   offset     bicubic by the ratio (grid + 0.1) / own grid, as DINO and iBOT do against errors of rounding
+#   rows       sines and cosines computed for the grid, rows first (MoCo v3); on square grids only
+Resampling = Literal["fixed", "bicubic", "antialias", "offset", "rows"]
 
 
-class Attention(nn.Module):
+@dataclass(frozen=True)
+class PlainArchitecture:
+    """A plain vision transformer.
+
+    Tokens are [class token, registers, patches in rows]. A block is x + attention(norm(x)), then x + mlp(norm(x)); with
+    `post_norm` it is norm(x + attention(x)), then norm(x + mlp(x)). GELU is exact.
+    """
+
+    width: int
+    depth: int
+    heads: int
+    patch_size: int
+    grid: int
+    """Rows and columns of patches that the positions are made for."""
+    mlp_width: int
+    gated_mlp: bool = False
+    """SwiGLU: silu(gate) * up, then down; otherwise two linear maps with a GELU between them."""
+    eps: float = 1e-6
+    """Of every LayerNorm."""
+
+    class_token: bool = True
+    registers: int = 0
+    """Between class token and patches, without positions."""
+
+    query_bias: bool = True
+    key_bias: bool = True
+    value_bias: bool = True
+    output_bias: bool = True
+    """Of the map after attention."""
+    mlp_bias: bool = True
+    layer_scale: bool = False
+    """A learned factor for each channel of a branch, before it is added."""
+
+    positions: Literal["table", "sincos", "none"] = "table"
+    """Added to patches: a table out of the file, sines and cosines computed for each grid (AIM), or nothing."""
+    class_position: bool = True
+    """Whether the table has a row for the class token, before those of the patches."""
+    resampling: Resampling = "bicubic"
+    relative_bias: Literal["none", "shared", "block"] = "none"
+    """Added to attention logits by the offset between two patches: one table for all blocks, or one in each (BEiT)."""
+    rotary: bool = False
+    """Queries and keys of patches are rotated by their place (DINOv3); class token and registers are not."""
+
+    patch_norm: bool = False
+    """LayerNorm right after the patch embedding (AIM)."""
+    input_norm: bool = False
+    """LayerNorm of all tokens before the first block (data2vec 2.0)."""
+    post_norm: bool = False
+    final_norm: bool = True
+    """LayerNorm of all tokens after the last block."""
+    blocks_used: int | None = None
+    """How many blocks are run, where the features come before the last; the norm after it is then left out."""
+    channels: int = 3
+
+    @property
+    def native_size(self) -> int:
+        """Side of the images that the positions are made for, in pixels."""
+        return self.grid * self.patch_size
+
+    def changed(self, **changes: Any) -> "PlainArchitecture":
+        """The same with other options."""
+        return replace(self, **changes)
+
+
+def vit(
+    width: int, depth: int, heads: int, patch_size: int, *, image_size: int = 224, **options: Any
+) -> PlainArchitecture:
+    """The usual sizes: an MLP of four times the width, unless told otherwise."""
+    options.setdefault("mlp_width", 4 * width)
+    return PlainArchitecture(
+        width=width, depth=depth, heads=heads, patch_size=patch_size, grid=image_size // patch_size, **options
+    )
+
+
+def count_parameters(of: PlainArchitecture) -> int:
+    """How many numbers the encoder has, fixed tables of positions included."""
+    d, hidden = of.width, of.mlp_width
+    maps = 3 if of.gated_mlp else 2
+    attention = 4 * d * d + d * (of.query_bias + of.key_bias + of.value_bias + of.output_bias)
+    mlp = maps * d * hidden + of.mlp_bias * ((maps - 1) * hidden + d)
+    relative = ((2 * of.grid - 1) ** 2 + 3) * of.heads
+    block = attention + mlp + 4 * d + 2 * d * of.layer_scale + relative * (of.relative_bias == "block")
+    table = (of.grid**2 + (of.class_token and of.class_position)) * d * (of.positions == "table")
+    tokens = (of.class_token + of.registers) * d
+    norms = 2 * d * (of.patch_norm + of.input_norm + of.final_norm)
+    patches = d * of.channels * of.patch_size**2 + d
+    return of.depth * block + table + tokens + norms + patches + relative * (of.relative_bias == "shared")
+
+
+_WAVELENGTH = 10_000.0
+_OFFSET = 0.1
+_ROTARY_BASE = 100.0
+
+
+def resampled(
+    table: Float[Tensor, "1 n d"], rows: int, columns: int, resampling: Resampling, patch_size: int
+) -> Float[Tensor, "1 m d"]:
+    """A table of a square grid for another grid, as the authors of the model do it."""
+    own = math.isqrt(table.shape[1])
+    if (rows, columns) == (own, own):
+        return table
+    if resampling == "fixed":
+        raise CapiError(
+            f"this model takes images of {own * patch_size} x {own * patch_size} pixels only, as its positions are not "
+            f"made for others, but the image has {rows * patch_size} x {columns * patch_size}: resize it"
+        )
+    if resampling == "rows":
+        return row_first_sincos(rows, columns, table.shape[2], patch_size).to(table)
+    grid = table.float().reshape(1, own, own, -1).permute(0, 3, 1, 2)
+    if resampling == "offset":
+        ratio = ((rows + _OFFSET) / own, (columns + _OFFSET) / own)
+        grid = F.interpolate(grid, scale_factor=ratio, mode="bicubic")
+    else:
+        grid = F.interpolate(grid, size=(rows, columns), mode="bicubic", antialias=resampling == "antialias")
+    return grid.permute(0, 2, 3, 1).reshape(1, rows * columns, -1).to(table.dtype)
+
+
+def column_first_sincos(rows: int, columns: int, width: int) -> Float[Tensor, "1 n d"]:
+    """Sines and cosines of the column, then of the row, each over half of the channels (MAE, I-JEPA, AIM)."""
+    down, across = torch.meshgrid(torch.arange(rows).float(), torch.arange(columns).float(), indexing="ij")
+    return torch.cat([_waves(across.flatten(), width // 2), _waves(down.flatten(), width // 2)], dim=1)[None]
+
+
+def row_first_sincos(rows: int, columns: int, width: int, patch_size: int) -> Float[Tensor, "1 n d"]:
+    """Sines and cosines of the row, then of the column (MoCo v3), whose authors lay them out for squares alone."""
+    if rows != columns:
+        raise CapiError(
+            f"this model takes square images only, as its positions are made for them, but the image has "
+            f"{rows * patch_size} x {columns * patch_size} pixels: resize or crop it"
+        )
+    half = width // 2
+    swapped = column_first_sincos(rows, columns, width)
+    return torch.cat([swapped[..., half:], swapped[..., :half]], dim=-1)
+
+
+def _waves(places: Float[Tensor, " n"], width: int) -> Float[Tensor, "n d"]:
+    frequencies = 1.0 / _WAVELENGTH ** (torch.arange(width // 2).float() / (width / 2))
+    angles = places[:, None] * frequencies
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def relative_index(grid: int, *, class_token: bool = True) -> Int[Tensor, "t t"]:
+    """Which row of a table belongs to a pair of tokens: that of their offset, or one of three for the class token.
+
+    The rows are (2 grid - 1)^2 offsets, then class token to patch, patch to class token, class token to itself.
+    """
+    span = 2 * grid - 1
+    place = torch.stack(torch.meshgrid(torch.arange(grid), torch.arange(grid), indexing="ij")).flatten(1)
+    down, across = place[:, :, None] - place[:, None, :] + grid - 1
+    between = down * span + across
+    if not class_token:
+        return between
+    index = torch.empty(grid * grid + 1, grid * grid + 1, dtype=torch.long)
+    index[1:, 1:] = between
+    index[0, :] = span**2
+    index[:, 0] = span**2 + 1
+    index[0, 0] = span**2 + 2
+    return index
+
+
+def rotary_periods(head_width: int) -> Float[Tensor, " p"]:
+    """Of the channels of a head along one axis (DINOv3)."""
+    return _ROTARY_BASE ** (torch.arange(head_width // 4).float() * 4 / head_width)
+
+
+def rotary_angles(rows: int, columns: int, periods: Float[Tensor, " p"]) -> Float[Tensor, "n w"]:
+    """The angle of each channel of a head at each patch (DINOv3): centres run from -1 to 1 along each axis."""
+    places = (torch.arange(count, device=periods.device).float() + 0.5 for count in (rows, columns))
+    down, across = (2 * place / count - 1 for place, count in zip(places, (rows, columns), strict=True))
+    centres = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1).flatten(0, 1)
+    angles = 2 * math.pi * centres[:, :, None] / periods
+    return angles.flatten(1).tile(2)
+
+
+def rotated(x: Float[Tensor, "b h t w"], angles: Float[Tensor, "n w"]) -> Float[Tensor, "b h t w"]:
+    """The last n tokens turned by their angles, in pairs of channels half a head apart; the others as they are."""
+    prefix = x.shape[2] - angles.shape[0]
+    first, second = x[:, :, prefix:].chunk(2, dim=-1)
+    turned = x[:, :, prefix:] * angles.cos() + torch.cat([-second, first], dim=-1) * angles.sin()
+    return torch.cat([x[:, :, :prefix], turned.to(x.dtype)], dim=2)
+
+
+class PlainAttention(nn.Module):
     """Softmax attention among the tokens; logits are divided by the root of a head's width."""
 
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, of: PlainArchitecture) -> None:
         super().__init__()
         self.heads = of.heads
         self.query = nn.Linear(of.width, of.width, bias=of.query_bias)
@@ -45,10 +230,10 @@ class Attention(nn.Module):
         return output
 
 
-class MLP(nn.Module):
+class PlainMLP(nn.Module):
     """Two linear maps with an exact GELU, or SwiGLU."""
 
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, of: PlainArchitecture) -> None:
         super().__init__()
         self.gate = nn.Linear(of.width, of.mlp_width, bias=of.mlp_bias) if of.gated_mlp else None
         self.expand = nn.Linear(of.width, of.mlp_width, bias=of.mlp_bias)
@@ -63,7 +248,7 @@ class MLP(nn.Module):
 class RelativeBias(nn.Module):
     """A number for each head and each offset between two patches."""
 
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, of: PlainArchitecture) -> None:
         super().__init__()
         self.grid, self.class_token = of.grid, of.class_token
         rows = (2 * of.grid - 1) ** 2 + 3 * of.class_token
@@ -74,16 +259,16 @@ class RelativeBias(nn.Module):
         return self.table[index].permute(2, 0, 1)[None]
 
 
-class Block(nn.Module):
+class PlainBlock(nn.Module):
     """Attention and MLP, each with a norm before it or after the sum."""
 
-    def __init__(self, of: Architecture) -> None:
+    def __init__(self, of: PlainArchitecture) -> None:
         super().__init__()
         self.post_norm = of.post_norm
         self.attention_norm = nn.LayerNorm(of.width, eps=of.eps)
-        self.attention = Attention(of)
+        self.attention = PlainAttention(of)
         self.mlp_norm = nn.LayerNorm(of.width, eps=of.eps)
-        self.mlp = MLP(of)
+        self.mlp = PlainMLP(of)
         scale = torch.ones(of.width) if of.layer_scale else None
         self.attention_scale = None if scale is None else nn.Parameter(scale)
         self.mlp_scale = None if scale is None else nn.Parameter(scale.clone())
@@ -117,7 +302,12 @@ class PlainViT(nn.Module):
     rotary_periods: Tensor | None
 
     def __init__(
-        self, architecture: Architecture, *, statistics: Statistics = IMAGENET, licence: str = "", verified: str = ""
+        self,
+        architecture: PlainArchitecture,
+        *,
+        statistics: Statistics = IMAGENET,
+        licence: str = "",
+        verified: str = "",
     ) -> None:
         super().__init__()
         of = architecture
@@ -131,7 +321,7 @@ class PlainViT(nn.Module):
         self.positions = nn.Parameter(torch.zeros(1, length, of.width)) if of.positions == "table" else None
         self.relative_bias = RelativeBias(of) if of.relative_bias == "shared" else None
         self.input_norm = nn.LayerNorm(of.width, eps=of.eps) if of.input_norm else None
-        self.blocks = nn.ModuleList(Block(of) for _ in range(of.depth))
+        self.blocks = nn.ModuleList(PlainBlock(of) for _ in range(of.depth))
         self.final_norm = nn.LayerNorm(of.width, eps=of.eps) if of.final_norm else None
         periods = rotary_periods(of.width // of.heads) if of.rotary else None
         self.register_buffer("rotary_periods", periods, persistent=False)

@@ -16,7 +16,7 @@ from typing import Any
 from rich.text import Text
 
 from capi.config.schema import Config
-from capi.data.statistics import statistics_warning
+from capi.data.survey import statistics_warning
 from capi.errors import CapiError
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState

@@ -14,9 +14,8 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
-from capi.data.demo import demo_photos
-from capi.data.frame import image_size_of
-from capi.data.sources import Encoded, ImageSource, find_images, places_of_name
+from capi.data.crops import image_size_of
+from capi.data.sources import EncodedImages, ImageSource, demo_photos, find_images, places_of_name
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
@@ -30,8 +29,8 @@ from capi.report.pictures.sheets import save_picture, tiled
 from capi.report.pictures.summary import PatchSummary
 from capi.report.predictions import FAILED, write_failed
 from capi.runtime.atomic import atomic_write
+from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.devices import choose_device
-from capi.runtime.links import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths_within
 from capi.runtime.progress import EvaluationProgress
 from capi.types import VisionEncoder
@@ -163,7 +162,7 @@ def picture(
     return job.finish()
 
 
-def built_in_photos() -> Encoded:
+def built_in_photos() -> EncodedImages:
     """Some photos of the demo, which the recipe `demo` does not train on."""
     try:
         photos = demo_photos("val")
@@ -171,7 +170,7 @@ def built_in_photos() -> Encoded:
         raise CapiError(f"{error}, or give images") from error
     firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))][:_BUILT_IN]
     images = photos.images
-    return Encoded([images.names[number] for number in firsts], [images.contents[number] for number in firsts])
+    return EncodedImages([images.names[number] for number in firsts], [images.contents[number] for number in firsts])
 
 
 def load_prototypes(run: Path) -> Prototypes:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from capi.data.crops import Frame
 from capi.data.decoding import Decoder
-from capi.data.frame import Frame
 from capi.data.sources import ImageSource, places_of_name
 from capi.errors import CapiError
 from capi.evals.features import Encoding
@@ -22,7 +22,7 @@ from capi.report.pictures.labels import label_image, legend, overlay, side_by_si
 from capi.report.pictures.pca import photos_of
 from capi.report.pictures.sheets import save_picture
 from capi.runtime.atomic import atomic_open, remove
-from capi.runtime.links import make_folder as make_folder_inside
+from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths_within
 
 LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"

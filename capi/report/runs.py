@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from capi.config.schema import Config
-from capi.data.opening import Data, open_images
+from capi.data.locations import Data, open_images
 from capi.data.recorded import RecordedImagesError, open_recorded
 from capi.data.sources import ImageSource
 from capi.errors import CapiError

@@ -1,4 +1,4 @@
-"""What was opened or decoded last, by number; the oldest goes when there is too much."""
+"""A cache by number: what was opened or decoded last; the oldest goes when there is too much."""
 
 import os
 from collections import OrderedDict
@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Kept(Generic[Value]):
+class Cache(Generic[Value]):
     """Makes a value when it is first asked for. `weigh` says what each counts against the limit."""
 
     def __init__(
@@ -21,29 +21,29 @@ class Kept(Generic[Value]):
     ) -> None:
         self.make, self.limit, self.close, self.weigh = make, limit, close, weigh
         self.used, self.process = 0, os.getpid()
-        self.kept: OrderedDict[int, Value] = OrderedDict()
+        self.values: OrderedDict[int, Value] = OrderedDict()
 
     def __getitem__(self, number: int) -> Value:
         if self.process != os.getpid():
             # Handles of the parent process are left alone: what they refer to may be shared with it.
             self.used, self.process = 0, os.getpid()
-            self.kept = OrderedDict()
-        if number not in self.kept:
+            self.values = OrderedDict()
+        if number not in self.values:
             self._add(number, self.make(number))
-        self.kept.move_to_end(number)
-        return self.kept[number]
+        self.values.move_to_end(number)
+        return self.values[number]
 
     def _add(self, number: int, value: Value) -> None:
-        self.kept[number] = value
+        self.values[number] = value
         self.used += self.weigh(value)
         # The newest stays, however large it is.
-        while self.used > self.limit and len(self.kept) > 1:
-            oldest = self.kept.popitem(last=False)[1]
+        while self.used > self.limit and len(self.values) > 1:
+            oldest = self.values.popitem(last=False)[1]
             self.used -= self.weigh(oldest)
             if self.close:
                 self.close(oldest)
 
     def __del__(self) -> None:
         if self.close and self.process == os.getpid():
-            for value in self.kept.values():
+            for value in self.values.values():
                 self.close(value)

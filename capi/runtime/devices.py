@@ -1,6 +1,8 @@
-"""The device that a call runs on, and the worker processes that feed it."""
+"""The device that a call runs on, the worker processes that feed it, and the memory of the process."""
 
+import ctypes
 import os
+import platform
 
 import torch
 
@@ -39,3 +41,26 @@ def choose_workers(asked: int | None, device: torch.device, *, images: int | Non
     if images is not None and images < FEW_IMAGES:
         return 0
     return 1 if device.type == "cpu" else max(min(count_cores(processes) - 1, MOST_WORKERS), 1)
+
+
+# glibc maps every large block anew and unmaps it at free, so each training step pays page faults for the same gigabytes
+# again; raising two thresholds keeps the pages. From malloc.h; the values are C ints, so 2^31 - 1 is the largest trim
+# threshold. Blocks above the mmap threshold still go back at once: no tensor of a step should be that large, and
+# keeping such blocks would bloat the process.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_LARGEST_INT = 2**31 - 1
+LARGEST_KEPT_BLOCK = 512 * 2**20
+
+
+def keep_freed_memory(largest_block: int = LARGEST_KEPT_BLOCK) -> bool:
+    """Keep freed memory in the process instead of handing it back to the kernel. True when that was possible, False on
+    other C libraries.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    trimmed = mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
+    # Some releases of glibc refuse more than 32 MiB.
+    mapped = mallopt(_M_MMAP_THRESHOLD, largest_block) or mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)
+    return bool(trimmed and mapped)

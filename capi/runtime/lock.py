@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from capi.errors import CapiError
-from capi.runtime.links import NOFOLLOW, open_nofollow
+from capi.runtime.atomic import NOFOLLOW, open_nofollow
 
 try:
     import fcntl

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from collections.abc import Sequence
 from threading import Lock
 from types import TracebackType
 from typing import TypeVar
@@ -16,12 +17,30 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Column
 
 _LOG = logging.getLogger("capi")
 SECONDS_BETWEEN_LINES = 15
 
 # The checker of shapes knows no typing.Self.
 Shown = TypeVar("Shown", bound="ShowsBar")
+
+
+def _progress(console: Console, *, transient: bool = True) -> Progress:
+    """A bar that is as wide as the numbers beside it leave it: a narrow terminal cuts the bar, not the numbers."""
+    whole = [Column(no_wrap=True) for _ in range(3)]
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(table_column=whole[0]),
+        TimeElapsedColumn(table_column=whole[1]),
+        TextColumn("left"),
+        TimeRemainingColumn(table_column=whole[2]),
+        TextColumn("{task.fields[values]}", markup=False),
+        console=console,
+        expand=True,
+        transient=transient,
+    )
 
 
 class ShowsBar:
@@ -41,6 +60,10 @@ class ShowsBar:
             self.bar.stop()
 
 
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: max(length - 1, 0)] + "…" * (length > 0)
+
+
 def clock_time(seconds: float) -> str:
     """Hours, minutes and seconds."""
     whole = int(seconds)
@@ -57,10 +80,8 @@ class Telling(ShowsBar):
         self.begun = self.last_line = time.monotonic()
         self.bar = None
         if console is not None and console.is_terminal:
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
-            times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
-            self.bar = Progress(*columns, *times, console=console, transient=True)
-            self.task = self.bar.add_task(what, total=total, completed=done)
+            self.bar = _progress(console)
+            self.task = self.bar.add_task(what, total=total, completed=done, values="")
 
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
@@ -84,14 +105,7 @@ class EvaluationProgress(ShowsBar):
         self.console, self.prefix = console or Console(quiet=True), ""
         self.last_line = time.monotonic()
         self.tasks: dict[str, TaskID] = {}
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-        )
-        left = (TextColumn("left"), TimeRemainingColumn())
-        self.bar = Progress(*columns, *left, console=self.console, transient=True) if self.console.is_terminal else None
+        self.bar = _progress(self.console) if self.console.is_terminal else None
 
     def begin(self, prefix: str) -> None:
         """Something else is being evaluated from here on."""
@@ -105,7 +119,7 @@ class EvaluationProgress(ShowsBar):
         title = f"{self.prefix}{what}"
         if self.bar:
             if title not in self.tasks:
-                self.tasks[title] = self.bar.add_task(title, total=total)
+                self.tasks[title] = self.bar.add_task(title, total=total, values="")
             self.bar.update(self.tasks[title], completed=done, total=total)
         elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
@@ -113,25 +127,33 @@ class EvaluationProgress(ShowsBar):
 
 
 class RunProgress(ShowsBar):
-    """Shows step, time left, and what it is told of speed and losses."""
+    """Shows step, time left, images/s and loss; then what else fits beside them, the most important first."""
 
     def __init__(self, console: Console, total: int, start: int, title: str) -> None:
         self.console, self.total, self.first = console, total, start
         self.begun = self.last_line = time.monotonic()
         self.bar = None
         if console.is_terminal:
-            columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            left = (TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[values]}"))
-            self.bar = Progress(*columns, *left, console=console)
-            self.task = self.bar.add_task(title, total=total, completed=start, values="")
+            self.bar = _progress(console, transient=False)
+            self.task = self.bar.add_task(_cut(title, self._room() - 30), total=total, completed=start, values="")
 
-    def update(self, step: int, text: str) -> None:
-        """Show a step and its numbers."""
+    def update(self, step: int, numbers: Sequence[str]) -> None:
+        """Show a step and its numbers, the most important first."""
+        parts = list(numbers)
+        text = "  ".join(parts)
         if self.bar:
+            room = self._room() - len(self.bar.tasks[0].description)
+            while len(text) > room and len(parts) > 2:
+                parts.pop()
+                text = "  ".join(parts)
             self.bar.update(self.task, completed=step, values=text)
         elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or step == self.total:
             self.last_line = time.monotonic()
             self.console.print(f"step {step}/{self.total}  {text}  {self._left(step)} left", soft_wrap=True)
+
+    def _room(self) -> int:
+        """Characters that step, times and a short bar leave for the title and the values."""
+        return self.console.width - (2 * len(str(self.total)) + 1) - len("0:00:00left0:00:00") - len("━━━━━") - 6
 
     def _left(self, step: int) -> str:
         done = max(step - self.first, 1)

@@ -45,7 +45,7 @@ class CutOffError(ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor of a file, and where its bytes begin."""
 
     dtype: torch.dtype
@@ -61,7 +61,7 @@ class Entry:
 class Header:
     """What a file says of itself."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, TensorEntry]
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -87,7 +87,7 @@ def read_header(path: Path) -> Header:
     return Header(entries, metadata)
 
 
-def _entry(value: Any, base: int) -> Entry:
+def _entry(value: Any, base: int) -> TensorEntry:
     if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
         raise ValueError("a tensor without dtype, shape and data_offsets")
     name, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
@@ -96,7 +96,7 @@ def _entry(value: Any, base: int) -> Entry:
     if not _are_counts(shape, MOST_AXES) or not _are_counts(offsets, 2) or len(offsets) != 2:
         raise ValueError("a shape or offsets that are not whole numbers from 0 on")
     check_size(tuple(shape), DTYPES[name])
-    entry = Entry(DTYPES[name], tuple(shape), base + offsets[0])
+    entry = TensorEntry(DTYPES[name], tuple(shape), base + offsets[0])
     if offsets[1] - offsets[0] != entry.length:
         raise ValueError("a tensor whose shape and bytes differ")
     return entry
@@ -112,7 +112,7 @@ def _are_counts(values: Any, most: int) -> bool:
     return isinstance(values, list) and len(values) <= most and all(type(each) is int and each >= 0 for each in values)
 
 
-def _check_extents(entries: Mapping[str, Entry], base: int, size: int) -> None:
+def _check_extents(entries: Mapping[str, TensorEntry], base: int, size: int) -> None:
     """Tensors follow each other without a gap, and fill the file."""
     end = base
     for entry in sorted(entries.values(), key=lambda entry: (entry.start, entry.length)):
@@ -125,7 +125,7 @@ def _check_extents(entries: Mapping[str, Entry], base: int, size: int) -> None:
         raise ValueError("bytes behind the last tensor")
 
 
-def read_tensor(file: io.BufferedIOBase, entry: Entry) -> Tensor:
+def read_tensor(file: io.BufferedIOBase, entry: TensorEntry) -> Tensor:
     """A tensor in memory of its own, which the file does not share."""
     contents = bytearray(entry.length)
     file.seek(entry.start)

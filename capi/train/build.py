@@ -1,5 +1,6 @@
 """From a config to what trains: learner, batches and the settings of the loop. Networks come from `zoo.build`."""
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
@@ -13,14 +14,14 @@ from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
-from capi.data.statistics import summarize
+from capi.data.survey import summarize
 from capi.errors import CapiError, expect, nearest
 from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.layers import Block
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
@@ -82,7 +83,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
     student, teacher, target = networks
     optimization = config.optimization
     schedule = Schedule(
-        total_steps=optimization.steps,
+        total_steps=optimization.known_steps,
         warmup_steps=optimization.warmup_steps,
         cosine_kept=optimization.cosine_kept,
     )
@@ -203,6 +204,17 @@ def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -
     return Reader(source, decoder, cache_bytes)
 
 
+def resolve_steps(config: Config, images: int) -> Config:
+    """A config with as many steps as its epochs are; the last batch may begin a further pass."""
+    optimization = config.optimization
+    if optimization.epochs is None:
+        return config
+    steps = math.ceil(optimization.epochs * images / optimization.batch_size)
+    return config.model_copy(
+        update={"optimization": optimization.model_copy(update={"steps": max(steps, 1), "epochs": None})}
+    )
+
+
 def resolve_statistics(config: Config, source: ImageSource) -> Config:
     """The config with `auto` means and deviations replaced by those of the images."""
     if "auto" not in {config.data.mean, config.data.std}:
@@ -253,7 +265,8 @@ def device_mover(config: Config, device: torch.device) -> Callable[[LoadedBatch]
 
     def move(loaded: LoadedBatch) -> MaskedBatch:
         images = normalize(loaded.images, mean, std, device)
-        return MaskedBatch(images, loaded.visible_index.to(device), loaded.predict_index.to(device))
+        indices = (index.to(device, non_blocking=True) for index in (loaded.visible_index, loaded.predict_index))
+        return MaskedBatch(images, *indices)
 
     return move
 

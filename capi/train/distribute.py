@@ -14,7 +14,7 @@ from torch import nn
 
 from capi.config.schema import Config
 from capi.models.layers import Block
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 from capi.runtime.processes import Processes
 from capi.runtime.sharding import average_gradients, device_mesh, fill_from_main, flat_mesh, shard, spread, whole_state
 from capi.train import build

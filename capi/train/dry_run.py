@@ -10,8 +10,8 @@ import torch
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusted_code
 from capi.data.loader import LoadedBatch
-from capi.data.opening import Data, open_images
-from capi.data.statistics import DataSummary, statistics_warning, summarize
+from capi.data.locations import Data, open_images
+from capi.data.survey import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.runtime.devices import choose_device
@@ -30,6 +30,8 @@ class RunCheck:
     cost: StepCost
     data: DataSummary | None
     images_per_second_read: float | None
+    steps: int
+    """Of the whole run, of `optimization.epochs` too."""
     warning: str | None = None
     """Where the images are far from what the config normalizes them with."""
 
@@ -74,7 +76,7 @@ def check(
     if not math.isfinite(cost.student_loss):
         raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
     warning = statistics_warning(summary.statistics, networks.statistics(config)) if summary else None
-    return RunCheck(cost, summary, read_rate, warning)
+    return RunCheck(cost, summary, read_rate, config.optimization.known_steps, warning)
 
 
 def _noise(config: Config, device: torch.device) -> MaskedBatch:
@@ -91,7 +93,7 @@ def _noise(config: Config, device: torch.device) -> MaskedBatch:
 def _look_at(config: Config, data: Data) -> tuple[Config, DataSummary, float, list[LoadedBatch]]:
     """A sample of the images, and the first batch, timed."""
     source = open_images(data)
-    config = build.resolve_statistics(config, source)
+    config = build.resolve_steps(build.resolve_statistics(config, source), len(source))
     summary = summarize(build.build_reader(config, source))
     batches = build.training_batches(config, source, workers=0)
     start = time.perf_counter()

@@ -289,12 +289,12 @@ def metric_of(key: str, loss: LossLabel | None = None) -> Metric:
     return TABLE.get(key, Metric(key, key, "A metric that this version of capi has no words for."))
 
 
-def bar_text(values: Mapping[str, float]) -> str:
-    """The metrics of the progress bar, the speed first."""
+def bar_parts(values: Mapping[str, float]) -> list[str]:
+    """The numbers of the progress bar, the speed first."""
     shown = [metric for metric in METRICS if metric.short and metric.key in values]
     speed = [f"{values[one.key]:.{one.digits}f} {one.short}" for one in shown if one.key == "images_per_second"]
     others = [f"{one.short} {values[one.key]:.{one.digits}f}" for one in shown if one.key != "images_per_second"]
-    return "  ".join([*speed, *others])
+    return [*speed, *others]
 
 
 def number_text(value: float | None) -> str:

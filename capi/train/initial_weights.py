@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from capi.config.schema import Config
-from capi.data.statistics import significant
+from capi.data.survey import significant
 from capi.errors import CapiError, some_of
 from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of

@@ -14,8 +14,8 @@ from typing import Literal, NoReturn, Protocol, runtime_checkable
 import torch
 from safetensors.torch import save_file
 
-from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
+from capi.data.reader import BrokenImages
 from capi.errors import CapiError
 from capi.method.health import HealthMonitor
 from capi.runtime.atomic import atomic_path
@@ -23,7 +23,7 @@ from capi.runtime.processes import LostProcessError, Processes, SharedError, los
 from capi.runtime.randomness import step_seed
 from capi.runtime.signals import StopRequest
 from capi.train.checkpoint import CheckpointError, Checkpoints, Position
-from capi.train.health import Watchman, bar_text
+from capi.train.health import Watchman, bar_parts
 from capi.train.metrics import Logger
 from capi.train.step import Learner, StepMetrics, train_step
 from capi.types import MaskedBatch
@@ -47,7 +47,7 @@ class Evaluation(Protocol):
 class Progress(Protocol):
     """Shows where the run stands."""
 
-    def update(self, step: int, text: str) -> None: ...
+    def update(self, step: int, numbers: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class Loop:
             values = metrics.values() | self._speed()
             self._log(values | self._rates() | monitor.values())
             if self.progress:
-                self.progress.update(self.position.step, bar_text(values))
+                self.progress.update(self.position.step, bar_parts(values))
         if self._evaluates():
             begun = time.monotonic()
             self._evaluate()

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from capi.errors import CapiError
-from capi.runtime.atomic import atomic_write
-from capi.runtime.links import open_nofollow, refuse_link
+from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
 from capi.runtime.privacy import hide_paths
 from capi.train.health import metric_of
 from capi.zoo.metrics import read_metrics

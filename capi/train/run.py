@@ -13,15 +13,14 @@ from rich.console import Console
 
 from capi.config.loading import differences, dump_config
 from capi.config.schema import Config
-from capi.data.broken import BrokenImages
-from capi.data.opening import Data, describe_data, open_images
+from capi.data.locations import Data, describe_data, open_images
+from capi.data.reader import BrokenImages
 from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
-from capi.data.statistics import quick_statistics, statistics_warning
+from capi.data.survey import quick_statistics, statistics_warning
 from capi.errors import CapiError
 from capi.runtime.devices import choose_workers
-from capi.runtime.leading import ALONE
-from capi.runtime.processes import Processes, lost_process_is_an_error
+from capi.runtime.processes import ALONE, Processes, lost_process_is_an_error
 from capi.runtime.progress import RunProgress
 from capi.runtime.sharding import chosen_shards
 from capi.train import build
@@ -142,6 +141,7 @@ def _examine(
     """Bad input is told here, before anything is written."""
     source = open_images(data, console if processes.is_main else None)
     going_on = resume and folder.exists
+    config = build.resolve_steps(config, len(source))
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
     build.find_optimizer(config.optimization.optimizer)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.runtime.documents import open_regular, read_object
-from capi.runtime.tensor_file import Entry, read_tensor
+from capi.runtime.tensor_file import TensorEntry, read_tensor
 from capi.zoo import old_checkpoint
 from capi.zoo.checkpoint_index import Chunk, Shape, Stored, read_index
 
@@ -125,7 +125,7 @@ class StoredTensors:
         if self._old:
             part = old_checkpoint.read_chunk(file, chunk, stored.dtype)
         else:
-            part = read_tensor(file, Entry(stored.dtype, chunk.shape, chunk.start))
+            part = read_tensor(file, TensorEntry(stored.dtype, chunk.shape, chunk.start))
         _cut(local, offsets, begin, end).copy_(_cut(part, chunk.offsets, begin, end))
 
 

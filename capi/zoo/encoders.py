@@ -64,7 +64,7 @@ def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | Pl
 
 def _open_baseline(name: str) -> PlainViT:
     # A table of 54 models in twelve files, which nothing else needs.
-    from capi.zoo.baselines.weights import open_baseline
+    from capi.zoo.baselines.load import open_baseline
 
     return open_baseline(name)
 

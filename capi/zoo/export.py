@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from capi.data.frame import image_size_of
+from capi.data.crops import image_size_of
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
 from capi.runtime.protocol import PAPER_SIZE

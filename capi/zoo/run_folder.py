@@ -28,12 +28,10 @@ import torch
 from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.runtime.atomic import atomic_write, is_partial, remove_folder, remove_leftovers
-from capi.runtime.documents import read_object, read_text
-from capi.runtime.links import refuse_outside_links
+from capi.runtime.atomic import atomic_write, is_partial, refuse_outside_links, remove_folder, remove_leftovers
+from capi.runtime.documents import parse_yaml, read_object, read_text
 from capi.runtime.lock import locked
 from capi.runtime.numerics import NUMERICS, changes_since
-from capi.runtime.yaml_documents import parse_yaml
 
 _LOG = logging.getLogger("capi")
 FORMAT_VERSION = 1

@@ -18,8 +18,7 @@ import torch
 
 from capi.cli import app as shared
 from capi.cli import main
-from capi.runtime.leading import Exchange
-from capi.runtime.processes import joined
+from capi.runtime.processes import Exchange, joined
 
 RANK = os.environ.get("RANK", "0")
 SENT = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from capi.api import ablation
-from capi.api.ablation import FAILURE, Job, Study, ablate, finish, gather, plan_study
+from capi.api.ablation import FAILURE, AblationJob, Study, ablate, finish, gather, plan_study
 from capi.errors import CapiError
 from capi.train.run import PretrainedRun
 from capi.zoo.run_folder import RunFolder, run_config
@@ -85,7 +85,7 @@ def test__interrupted_it_says_so_and_keeps_what_is_done(
 def test__a_process_that_was_asked_to_stop_begins_nothing_new(done: Study, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
 
-    def interrupt(job: Job) -> None:
+    def interrupt(job: AblationJob) -> None:
         begun.append(job.name)
         raise KeyboardInterrupt
 

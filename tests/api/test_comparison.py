@@ -12,7 +12,7 @@ import capi.api.comparison as comparing
 from capi.api.comparison import compare, identify_data, resolve_columns
 from capi.config.benchmark_loading import load_benchmark
 from capi.errors import CapiError
-from capi.evals.comparison_cells import Column
+from capi.evals.comparison_cells import BenchmarkColumn
 from capi.evals.datasets import DATASETS, load_classification, load_segmentation
 from tests.evals.datasets.layouts import BUILDERS, root_of
 
@@ -64,7 +64,7 @@ def small(data: Path) -> list[str]:
 
 
 def test__every_model_is_scored_on_every_benchmark(colored: Path, tmp_path: Path) -> None:
-    benchmarks = [Column("one neighbour", load_benchmark("folder/knn")), "folder/knn"]
+    benchmarks = [BenchmarkColumn("one neighbour", load_benchmark("folder/knn")), "folder/knn"]
     found = compare(["pixels:4", "pixels:8"], benchmarks, small(colored), out=tmp_path / "out")
     assert {key: cell.value for key, cell in found.cells.items()} == {
         (model, name): 1.0 for model in ("pixels:4", "pixels:8") for name in ("folder/knn", "one neighbour")
@@ -169,7 +169,7 @@ def test__an_encoder_without_weights_to_know_it_by_is_never_kept_and_the_page_sa
 def test__a_cell_that_fails_says_why_and_the_rest_goes_on(colored: Path, tmp_path: Path) -> None:
     (tmp_path / "gone.yaml").write_text(f"benchmark: folder/knn\ndata: {tmp_path / 'nowhere'}\n")
     models = ["no-such-encoder", "pixels:4"]
-    good = Column("good", load_benchmark("folder/knn", small(colored)))
+    good = BenchmarkColumn("good", load_benchmark("folder/knn", small(colored)))
     found = compare(models, [tmp_path / "gone.yaml", good], out=tmp_path / "out")
     statuses = {key: cell.status for key, cell in found.cells.items()}
     assert statuses == {(model, name): "failed" for model in models for name in ("gone", "good")} | {
@@ -298,7 +298,7 @@ def test__columns_have_names_that_tell_them_apart(tmp_path: Path) -> None:
     for file in files:
         file.parent.mkdir(exist_ok=True)
         file.write_text("benchmark: folder/knn\n")
-    own = Column("folder/knn", load_benchmark("folder/knn"))
+    own = BenchmarkColumn("folder/knn", load_benchmark("folder/knn"))
     names = [column.name for column in resolve_columns([own, *files, "folder/knn", "folder/knn"])]
     assert names == ["folder/knn", "pets.yaml", "pets.yaml (2)", "alone", "folder/knn (2)"]
 

@@ -70,6 +70,6 @@ def test__the_recipe_is_within_five_minutes_of_two_cores() -> None:
 
 @pytest.mark.parametrize("split", ["val", "test"])
 def test__the_photos_it_classifies_were_not_trained_on(split: str) -> None:
-    from capi.data.demo import demo_photos
+    from capi.data.sources import demo_photos
 
     assert not set(demo_photos("train").images.contents) & set(demo_photos(split).images.contents)

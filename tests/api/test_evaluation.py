@@ -20,7 +20,7 @@ from capi.evals.fitted_probes import load_probe
 from capi.evals.results import read_record
 from capi.evals.team import Execution
 from capi.models.features import CapiEncoder
-from capi.runtime.leading import ALONE
+from capi.runtime.processes import ALONE
 from capi.runtime.progress import EvaluationProgress
 from capi.types import Features
 from tests.evals.datasets.layouts import build_csv

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from inspect import signature
+from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,8 +17,9 @@ from rich.text import Text
 import capi
 from capi.cli import app as shared
 from capi.cli.app import duration, messages, one_of
+from capi.cli.usage import PANELS
 from capi.config import loading
-from capi.data import packing
+from capi.data import shard_writer
 from capi.errors import CapiError
 from capi.report.draw import DEFAULT_KINDS
 from capi.report.explorer.page import USUAL_PORT
@@ -40,6 +42,25 @@ def test__the_commands_are_these() -> None:
     assert sorted([*named, *(group.name for group in shared.app.registered_groups)]) == COMMANDS
 
 
+def test__the_help_shows_every_command_in_one_panel_and_pretrain_near_the_top(run_here: RunHere) -> None:
+    assert sorted(name for names in PANELS.values() for name in names) == COMMANDS
+    shown = run_here("-h").stdout
+    places = [shown.index(f" {panel} \N{BOX DRAWINGS LIGHT HORIZONTAL}") for panel in PANELS]
+    assert places == sorted(places)
+    assert shown.index("pretrain  ") < shown.index("evaluate  ") < shown.index("ablate  ")
+    assert "Usage: capi pretrain" in run_here("pretrain", "-h").stdout
+
+
+def test__paragraphs_of_a_help_are_wrapped_to_the_terminal(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = [line.strip() for line in run_here("compare", "-h").stdout.splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith("Overrides (key=value)"))
+    paragraph = lines[first : lines.index("", first)]
+    # No line is so short that the first word of the next one would have fitted.
+    for line, after in pairwise(paragraph):
+        assert len(line) + 1 + len(after.split()[0]) > 76
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -57,8 +78,8 @@ def test__every_command_has_help(run_here: RunHere, arguments: list[str]) -> Non
 
 
 DEFAULTS = {
-    ("shards", "shard_size"): packing.SHARD_MEGABYTES,
-    ("shards", "workers"): packing.AT_ONCE,
+    ("shards", "shard_size"): shard_writer.SHARD_MEGABYTES,
+    ("shards", "workers"): shard_writer.AT_ONCE,
     ("extract", "kind"): signature(capi.extract).parameters["kinds"].default[0],
     ("extract", "image_size"): PAPER_SIZE[0],
     ("visualize", "size"): PAPER_SIZE[0],

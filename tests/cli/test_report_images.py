@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import capi
-from capi.data.opening import open_images
+from capi.data.locations import open_images
 from tests.cli.conftest import RunHere
 
 SMALL = [

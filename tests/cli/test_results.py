@@ -1,8 +1,11 @@
 """What stands on the screen at the end of an evaluation."""
 
+import io
+
 import pytest
 
-from capi.cli.evaluation import print_record
+from capi.cli.evaluation import print_record, print_scores
+from capi.cli.terminal import Terminal
 
 
 def test__a_record_is_told_as_it_is_even_where_it_looks_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,3 +30,23 @@ def test__a_record_is_told_as_it_is_even_where_it_looks_like_markup(capsys: pyte
         "departs from the paper: image_size is 8 [px]",
         "warning: few images",
     ]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test__a_table_that_is_too_wide_is_printed_in_parts_and_no_number_is_cut(width: int) -> None:
+    columns = [f"Benchmark{number} k-NN" for number in range(9)]
+    models = ["runs/a-very-long-name-of-a-folder", "untrained:vitl14", "pixels:16"]
+    rows = [
+        ((model, "224 px"), [f"{10 * row + number}.25 (81.4)" for number in range(9)])
+        for row, model in enumerate(models)
+    ]
+    stream = io.StringIO()
+    print_scores(Terminal(file=stream, width=width), ("model", "image size"), columns, rows)
+    shown = stream.getvalue()
+    assert max(map(len, shown.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown
+    for _, numbers in rows:
+        assert all(number in shown for number in numbers)
+    assert all(name.split()[0] in shown for name in columns)
+    # Each part names its rows anew.
+    assert shown.count("pixels:16") == (1 if width == 200 else shown.count("image size") or 1)

@@ -21,7 +21,7 @@ def run(small_config: Config, tmp_path: Path) -> Path:
 
 
 def test__models_are_listed_with_licence_and_how_they_were_verified(run_here: RunHere) -> None:
-    ran = run_here("models")
+    ran = run_here("models", "--all")
     assert ran.code == 0
     for word in ("capi_vitl14_lvd", "capi_vitl14_in22k", "ViT-L/14", "303 M", "LVD-142M", "Apache-2.0", "i22k.pth"):
         assert word in ran.stdout
@@ -31,7 +31,7 @@ def test__models_are_listed_with_licence_and_how_they_were_verified(run_here: Ru
 
 
 def test__baselines_are_listed_with_where_their_weights_are(run_here: RunHere) -> None:
-    said = " ".join(run_here("models").stdout.split())
+    said = " ".join(run_here("models", "--all").stdout.split())
     for word in ("mae_vitl16*", "aim_3b*", "dinov3_vitl16 ", "facebookresearch/ijepa", "non-commercial", "Apple's own"):
         assert word in said
     assert "layout from documentation, not verified with real weights" in said
@@ -42,11 +42,19 @@ def test__models_fit_a_terminal_and_no_name_is_cut(
     run_here: RunHere, monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
     monkeypatch.setattr(models, "results", lambda: Console(highlight=False, width=width))
-    lines = run_here("models").stdout.splitlines()
+    lines = run_here("models", "--all").stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line]
     begun = {line.split()[0].rstrip("*") for line in lines if line.strip()}
     assert begun >= {*BASELINES, *RELEASED}
+
+
+def test__without_all_the_list_fits_one_screen(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "results", lambda: Console(highlight=False, width=80))
+    lines = run_here("models").stdout.splitlines()
+    assert len(lines) <= 22
+    assert {*RELEASED} <= {line.split()[0] for line in lines if line}
+    assert "capi models --all" in " ".join(lines)
 
 
 def test__a_checkpoint_becomes_a_folder_that_loads(run_here: RunHere, tmp_path: Path) -> None:

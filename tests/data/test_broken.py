@@ -2,7 +2,7 @@ import logging
 
 import pytest
 
-from capi.data.broken import BrokenImages
+from capi.data.reader import BrokenImages
 from capi.errors import CapiError
 
 

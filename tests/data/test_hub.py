@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capi.data.hub import HubName, open_hub, parse_name
+from capi.data.locations import HubName, open_hub, parse_name
 from capi.data.tables import ArrowImages, ParquetImages
 from capi.errors import CapiError
 from tests.data.shard_files import plain
@@ -96,7 +96,7 @@ def test__downloaded_and_streamed_data_sets_hold_the_same_images(folder: Path, s
 
 
 def test__what_datasets_saved_is_opened_as_a_folder(folder: Path) -> None:
-    from capi.data.opening import open_images
+    from capi.data.locations import open_images
 
     for name in ("saved", "splits", "splits/train"):
         source = open_images(folder / name)

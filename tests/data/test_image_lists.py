@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from capi.data.demo import demo_photos
-from capi.data.image_lists import ListedImages, list_images
+from capi.data.locations import ListedImages, list_images
+from capi.data.sources import demo_photos
 from capi.errors import CapiError
 
 

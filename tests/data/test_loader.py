@@ -9,7 +9,7 @@ from capi.data.crops import flips
 from capi.data.decoding import Decoder
 from capi.data.loader import REPLACEMENTS, Cropping, LoadedBatch, Share, TrainingBatches, load_batches, made_ahead
 from capi.data.reader import Reader
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages
 from capi.method.masking import Grid, MaskSampler
 from capi.runtime.randomness import sample_keys
 from tests.data.pictures import encoded, photo
@@ -26,7 +26,7 @@ def draw(keys: Tensor) -> tuple[Tensor, Tensor]:
 def batches(
     contents: list[bytes], share: Share, *, seed: int = 0, cache: int = 0, flip: bool = True
 ) -> TrainingBatches:
-    source = Encoded([f"{number}.png" for number in range(len(contents))], contents)
+    source = EncodedImages([f"{number}.png" for number in range(len(contents))], contents)
     cropping = Cropping(size=(16, 12), flip=flip)
     return TrainingBatches(
         Reader(source, Decoder(smallest_side=4), cache), cropping=cropping, share=share, masks=draw, seed=seed

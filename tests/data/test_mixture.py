@@ -1,7 +1,6 @@
-from capi.data.mixture import Mixture
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages, Mixture
 
-A, B = Encoded(["x", "y"], [b"1", b"2"]), Encoded(["x"], [b"3"])
+A, B = EncodedImages(["x", "y"], [b"1", b"2"]), EncodedImages(["x"], [b"3"])
 
 
 def test__sources_are_numbered_one_after_the_other_and_names_say_which() -> None:

@@ -6,10 +6,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from capi.data.mixture import Mixture
-from capi.data.opening import Weighted, describe_data, described_data, open_images, weighted_sources
+from capi.data.locations import Weighted, describe_data, described_data, open_images, weighted_sources
 from capi.data.shards import Shards
-from capi.data.sources import Files, ImageSource
+from capi.data.sources import Files, ImageSource, Mixture
 from capi.data.tables import ParquetImages
 from capi.errors import CapiError
 from tests.data.shard_files import plain, write_shards

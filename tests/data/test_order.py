@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from capi.data.mixture import Mixture
 from capi.data.order import LARGEST_TOTAL, Interleaved, Order, Shuffle, WindowShuffle, order_of
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages, Mixture
 from capi.errors import CapiError
 from capi.runtime.randomness import permuted
 
@@ -15,11 +14,11 @@ def take(order: Order, start: int, end: int) -> list[int]:
     return order.images(torch.arange(start, end)).tolist()
 
 
-def memory(size: int) -> Encoded:
-    return Encoded([str(number) for number in range(size)], [b""] * size)
+def memory(size: int) -> EncodedImages:
+    return EncodedImages([str(number) for number in range(size)], [b""] * size)
 
 
-class Blocks(Encoded):
+class Blocks(EncodedImages):
     """Images in blocks of four."""
 
     usual_window = 8

@@ -8,13 +8,13 @@ from PIL import Image
 
 from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.reader import Reader, read_bytes
-from capi.data.sources import Encoded, Files
+from capi.data.sources import EncodedImages, Files
 from tests.data.pictures import encoded, noise, photo
 
 PLENTY = 10**9
 
 
-class Counted(Encoded):
+class Counted(EncodedImages):
     """Remembers which images were read."""
 
     def __init__(self, contents: list[bytes]) -> None:
@@ -50,7 +50,7 @@ def test__a_crop_is_the_same_from_the_cache_and_from_the_file() -> None:
     from_cache = [cached.crop(index, box, (48, 56)) for index, box in requests]
     assert not source.asked
     for (index, box), crop in zip(requests, from_cache, strict=True):
-        fresh = Reader(Encoded(source.names, source.contents), Decoder(reduced=True))
+        fresh = Reader(EncodedImages(source.names, source.contents), Decoder(reduced=True))
         again = fresh.crop(index, box, (48, 56))
         assert crop.dtype == again.dtype
         assert np.array_equal(crop, again)
@@ -60,7 +60,7 @@ def test__a_crop_is_the_same_from_the_cache_and_from_the_file() -> None:
 def test__sizes_are_those_that_are_seen_with_and_without_the_cache() -> None:
     expected = [(240, 320), (320, 240), (240, 250), (240, 250), (240, 250)]
     for room in (0, PLENTY):
-        reader = Reader(Encoded(list("abcde"), assorted()), Decoder(reduced=True), room)
+        reader = Reader(EncodedImages(list("abcde"), assorted()), Decoder(reduced=True), room)
         for _ in range(2):
             assert [reader.size(index) for index in range(5)] == expected
             for index in range(5):
@@ -114,7 +114,7 @@ def test__a_file_is_opened_once_for_its_kind_and_its_bytes(
 def test__bytes_come_from_files_and_from_memory(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"in a file")
     assert read_bytes(Files(tmp_path, ["a"]), 0) == b"in a file"
-    assert read_bytes(Encoded(["a"], [b"in memory"]), 0) == b"in memory"
+    assert read_bytes(EncodedImages(["a"], [b"in memory"]), 0) == b"in memory"
 
 
 def test__many_channels_are_read_in_parts_and_not_kept(tmp_path: Path) -> None:
@@ -138,20 +138,22 @@ def test__a_broken_image_is_broken_each_time_and_others_are_not(tmp_path: Path) 
 
 
 def test__a_source_that_cannot_be_read_is_a_broken_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Encoded, index: int) -> bytes:
+    def fail(self: EncodedImages, index: int) -> bytes:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(Encoded, "read", fail)
+    monkeypatch.setattr(EncodedImages, "read", fail)
     monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", (0.0, 0.0))
     with pytest.raises(BrokenImageError, match="Input/output error"):
-        Reader(Encoded(["a"], [b""]), Decoder()).size(0)
+        Reader(EncodedImages(["a"], [b""]), Decoder()).size(0)
 
 
 def test__a_read_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    errors, read = [OSError(5, "Input/output error"), OSError(116, "Stale file handle")], Encoded.read
-    monkeypatch.setattr(Encoded, "read", lambda self, index: _raise(errors.pop()) if errors else read(self, index))
+    errors, read = [OSError(5, "Input/output error"), OSError(116, "Stale file handle")], EncodedImages.read
+    monkeypatch.setattr(
+        EncodedImages, "read", lambda self, index: _raise(errors.pop()) if errors else read(self, index)
+    )
     monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", (0.0, 0.0))
-    assert Reader(Encoded(["a"], [encoded(noise(9, 8), "PNG")]), Decoder()).size(0) == (9, 8)
+    assert Reader(EncodedImages(["a"], [encoded(noise(9, 8), "PNG")]), Decoder()).size(0) == (9, 8)
     assert not errors
 
 

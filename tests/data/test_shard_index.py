@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from capi.data import shard_index
-from capi.data.shard_index import ShardIndex, find_index, image_members, index_places, make_index, read_facts
+from capi.data import shards
+from capi.data.shards import ShardIndex, find_index, image_members, index_places, make_index, read_facts
 from capi.errors import CapiError
 from tests.data.shard_files import plain, write_shards, write_tar
 
@@ -73,7 +73,7 @@ def test__an_index_that_cannot_be_read_is_none(tmp_path: Path) -> None:
 
 def test__where_the_shards_cannot_be_written_the_cache_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (shard,) = write_shards(tmp_path / "shards", [3])
-    write = shard_index.write_index
+    write = shards.write_index
     refused: list[Path] = []
 
     def guarded(path: Path, *arguments: object) -> object:
@@ -81,7 +81,7 @@ def test__where_the_shards_cannot_be_written_the_cache_is_used(tmp_path: Path, m
             raise PermissionError(13, "Permission denied", str(path))
         return write(path, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shard_index, "write_index", guarded)
+    monkeypatch.setattr(shards, "write_index", guarded)
     refused.append(shard.parent)
     place, facts = make_index(shard)
     assert place.parent == tmp_path / "cache" / "capi" / "shards"

@@ -9,8 +9,7 @@ from capi.data import shards as shards_module
 from capi.data.decoding import BrokenImageError, Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
 from capi.data.reader import Reader
-from capi.data.shard_index import make_index
-from capi.data.shards import Shards, open_shards
+from capi.data.shards import Shards, make_index, open_shards
 from capi.errors import CapiError
 from capi.method.masking import Grid, MaskSampler
 from tests.data.shard_files import plain, with_webdataset, write_shards, write_tar

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from capi.data.sources import ENDINGS, Encoded, Files, ImageSource, csv_images, find_images, image_folder
+from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, csv_images, find_images, image_folder
 from capi.errors import CapiError
 
 NAMES = ["a/b/c/deep.png", "a/z.jpg", "b.JPEG", "b/1.tif", "b/10.webp", "b/2.bmp", "ä ö.gif"]
@@ -100,10 +100,10 @@ def test__the_fingerprint_follows_the_names_and_not_the_place(tmp_path: Path) ->
 
 
 def test__the_fingerprint_of_images_in_memory_follows_their_bytes() -> None:
-    base = Encoded(["a", "b"], [b"one", b"two"])
+    base = EncodedImages(["a", "b"], [b"one", b"two"])
     assert (len(base), listed(base), base.read(1)) == (2, ["a", "b"], b"two")
-    assert Encoded(["c", "d"], [b"one", b"two"]).fingerprint == base.fingerprint
-    others = {Encoded(["a", "b"], contents).fingerprint for contents in ([b"two", b"one"], [b"onet", b"wo"])}
+    assert EncodedImages(["c", "d"], [b"one", b"two"]).fingerprint == base.fingerprint
+    others = {EncodedImages(["a", "b"], contents).fingerprint for contents in ([b"two", b"one"], [b"onet", b"wo"])}
     assert len(others | {base.fingerprint}) == 3
 
 

@@ -3,8 +3,8 @@ import pytest
 
 from capi.data.decoding import Decoder
 from capi.data.reader import Reader
-from capi.data.sources import Encoded
-from capi.data.statistics import (
+from capi.data.sources import EncodedImages
+from capi.data.survey import (
     QUICK_SAMPLE,
     evenly,
     quick_statistics,
@@ -19,7 +19,7 @@ from tests.data.pictures import Pixels, encoded, noise, photo
 
 def reader(images: list[Pixels | bytes], ending: str = "png") -> Reader:
     contents = [image if isinstance(image, bytes) else encoded(image, "PNG") for image in images]
-    return Reader(Encoded([f"{number}.{ending}" for number in range(len(images))], contents), Decoder())
+    return Reader(EncodedImages([f"{number}.{ending}" for number in range(len(images))], contents), Decoder())
 
 
 def test__mean_and_deviation_are_those_of_all_pixels() -> None:

@@ -6,19 +6,18 @@ from PIL import Image
 
 from capi.data.decoding import Decoder
 from capi.data.reader import Reader
-from capi.data.sources import Encoded, ImageSource, image_folder
-from capi.data.statistics import summarize
-from capi.data.survey import _joined, survey
+from capi.data.sources import EncodedImages, ImageSource, image_folder
+from capi.data.survey import _joined, summarize, survey
 from capi.errors import CapiError
 from tests.data.pictures import encoded, noise, photo
 
 
-def memory(contents: list[bytes]) -> Encoded:
-    return Encoded([f"{number:02d}.png" for number in range(len(contents))], contents)
+def memory(contents: list[bytes]) -> EncodedImages:
+    return EncodedImages([f"{number:02d}.png" for number in range(len(contents))], contents)
 
 
 @pytest.fixture(scope="module")
-def mixed() -> Encoded:
+def mixed() -> EncodedImages:
     """Photos of several sizes and formats, copies, one that was scaled and saved anew, and broken ones."""
     photos = [photo(96 + 2 * number, 128, seed=7 * number) for number in range(12)]
     contents = [encoded(pixels, "PNG" if number < 4 else "JPEG") for number, pixels in enumerate(photos)]
@@ -27,7 +26,7 @@ def mixed() -> Encoded:
     return memory([*contents, b"no image", contents[4][:200]])
 
 
-def test__everything_is_counted(mixed: Encoded) -> None:
+def test__everything_is_counted(mixed: EncodedImages) -> None:
     found = survey(mixed, Decoder(reduced=True))
     assert (found.total, found.looked_at, found.readable) == (18, 18, 16)
     assert found.formats == {"JPEG": 9, "PNG": 6, "WEBP": 1}
@@ -42,7 +41,7 @@ def test__everything_is_counted(mixed: Encoded) -> None:
     assert found.as_record()["images_per_second"] == found.images_per_second
 
 
-def test__copies_and_images_that_look_alike_are_named(mixed: Encoded) -> None:
+def test__copies_and_images_that_look_alike_are_named(mixed: EncodedImages) -> None:
     found = survey(mixed, Decoder(reduced=True))
     assert found.copies == 3
     assert found.copied == [["00.png", "12.png", "14.png"], ["05.png", "13.png"]]
@@ -66,7 +65,7 @@ def test__close_bits_are_joined_as_by_comparing_all() -> None:
     assert 10 < len(set(expected)) < 40
 
 
-def test__the_statistics_are_those_that_auto_takes(mixed: Encoded) -> None:
+def test__the_statistics_are_those_that_auto_takes(mixed: EncodedImages) -> None:
     found, auto = survey(mixed, Decoder(reduced=True)), summarize(Reader(mixed, Decoder(reduced=True)))
     assert found.mean == pytest.approx(auto.mean, abs=1e-12)
     assert found.std == pytest.approx(auto.std, abs=1e-12)
@@ -74,7 +73,7 @@ def test__the_statistics_are_those_that_auto_takes(mixed: Encoded) -> None:
 
 # A machine may have fewer cores than workers.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test__workers_change_nothing(mixed: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__workers_change_nothing(mixed: EncodedImages, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capi.data.survey._CHUNK", 4)
     ways = [survey(mixed, Decoder(reduced=True), workers=workers).as_record() for workers in (0, 2)]
     for record in ways:
@@ -103,7 +102,7 @@ def test__grey_and_many_channels(tmp_path: Path) -> None:
 def test__an_error_of_reading_is_a_broken_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", ())
 
-    class Failing(Encoded):
+    class Failing(EncodedImages):
         def read(self, index: int) -> Path | bytes:
             raise OSError(5, "Input/output error")
 

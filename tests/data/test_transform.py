@@ -8,10 +8,8 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from capi.data.crops import normalize
-from capi.data.frame import Frame
+from capi.data.crops import Frame, normalize, transform
 from capi.data.sources import Files
-from capi.data.transform import transform
 from capi.errors import CapiError
 from capi.evals.images import StillBatches
 from capi.models.features import CapiEncoder

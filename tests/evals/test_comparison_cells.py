@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from capi.config.benchmark_loading import load_benchmark
-from capi.evals.comparison_cells import Cell, Column, Comparison, short_names
+from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, short_names
 
 
 def finished(model: str, benchmark: str, value: float | None, **more: Any) -> Cell:
@@ -14,7 +14,9 @@ def finished(model: str, benchmark: str, value: float | None, **more: Any) -> Ce
 
 def comparison(*cells: Cell) -> Comparison:
     models = tuple(dict.fromkeys(cell.model for cell in cells))
-    columns = tuple(Column(name, load_benchmark(name)) for name in dict.fromkeys(cell.benchmark for cell in cells))
+    columns = tuple(
+        BenchmarkColumn(name, load_benchmark(name)) for name in dict.fromkeys(cell.benchmark for cell in cells)
+    )
     return Comparison(models, columns, Path("out"), "teacher", {(cell.model, cell.benchmark): cell for cell in cells})
 
 

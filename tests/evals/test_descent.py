@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from capi.evals import logistic
-from capi.evals.logistic import Curvature, Descent, Evaluation, History
+from capi.evals.logistic import Curvature, Descent, History, LossAndGradient
 
 PROBLEMS, CLASSES, WIDTH = 3, 4, 5
 EVERYONE = torch.arange(PROBLEMS)
@@ -122,12 +122,12 @@ class Bowl:
         self.lowest = vectors(seed=4)
         self.asked = torch.zeros(PROBLEMS, dtype=torch.int64)
 
-    def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> Evaluation:
+    def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> LossAndGradient:
         self.asked[which] += 1
         away = (weights - self.lowest[which]).flatten(1)
         slope = (self.matrix[which] @ away[:, :, None])[..., 0]
         value = 1 + 0.5 * (away * slope).sum(1)
-        return Evaluation(value, slope.view_as(weights), spreads()[which] if spread else None)
+        return LossAndGradient(value, slope.view_as(weights), spreads()[which] if spread else None)
 
 
 def descended(problem: Bowl, *, tolerance: float = 1e-16, most: int = 500) -> Descent:
@@ -157,9 +157,9 @@ def test__the_goal_is_a_share_of_the_penalty_but_not_less_than_rounding_allows()
     class Raised(Bowl):
         """Where the value is large, a share of it says nothing."""
 
-        def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> Evaluation:
+        def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> LossAndGradient:
             value, gradient, covariance = super().__call__(weights, which, spread)
-            return Evaluation(value + 1e6, gradient, covariance)
+            return LossAndGradient(value + 1e6, gradient, covariance)
 
     low, high = descended(Bowl(), tolerance=1e-9), descended(Raised(), tolerance=1e-9)
     torch.testing.assert_close(high.weights, low.weights, rtol=0, atol=1e-3)
@@ -182,9 +182,9 @@ def test__a_problem_does_not_depend_on_those_beside_it() -> None:
         part = slice(number, number + 1)
         alone.matrix, alone.lowest = whole.matrix[part], whole.lowest[part]
 
-        def one(weights: Tensor, which: Tensor, spread: bool, number: int = number) -> Evaluation:
+        def one(weights: Tensor, which: Tensor, spread: bool, number: int = number) -> LossAndGradient:
             value, gradient, _ = alone(weights, which, False)
-            return Evaluation(value, gradient, spreads()[which + number] if spread else None)
+            return LossAndGradient(value, gradient, spreads()[which + number] if spread else None)
 
         single = Descent(torch.zeros_like(alone.lowest), Curvature.of(positive(WIDTH), PENALTY[part], CLASSES))
         single.run(one, 1e-14, 500, 1e-13)
@@ -202,7 +202,7 @@ def test__a_step_that_is_too_long_is_shortened() -> None:
     values: list[Tensor] = []
 
     class Watched(Steep):
-        def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> Evaluation:
+        def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> LossAndGradient:
             found = super().__call__(weights, which, spread)
             values.append(found.value)
             return found

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from capi.data.sources import Encoded, Files, ImageSource, image_folder
+from capi.data.sources import EncodedImages, Files, ImageSource, image_folder
 from capi.errors import CapiError
 from capi.evals import extraction
 from capi.evals.extraction import Extracted, extract_features
@@ -330,7 +330,7 @@ def test__a_second_process_waits_for_its_turn(tmp_path: Path, source: Files) -> 
 
 
 def test__images_in_memory_have_no_root(tmp_path: Path) -> None:
-    source: ImageSource = Encoded(["a/0", "a/1"], [encoded(photo(20, 30, seed), "PNG") for seed in range(2)])
+    source: ImageSource = EncodedImages(["a/0", "a/1"], [encoded(photo(20, 30, seed), "PNG") for seed in range(2)])
     extract_features(Counting(), source, tmp_path / "x.safetensors", encoding=at_size())
     file = read_features(tmp_path / "x.safetensors")
     assert file.names == ["a/0", "a/1"]
@@ -364,7 +364,7 @@ def test__a_broken_image_is_named_and_leaves_nothing_behind(tmp_path: Path, sour
         ({"dtype": "float61"}, 'did you mean "float16"'),
         ({"out": "x.npz"}, "neither .safetensors nor .parquet"),
         ({"out": "images.safetensors"}, "is a folder"),
-        ({"source": Encoded([], [])}, "no images"),
+        ({"source": EncodedImages([], [])}, "no images"),
     ],
 )
 def test__requests_that_make_no_sense_are_errors(
@@ -380,7 +380,7 @@ def test__requests_that_make_no_sense_are_errors(
 
 def test__names_that_parquet_cannot_hold_are_told_before_the_work(tmp_path: Path, source: Files) -> None:
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
-    strange = Encoded([name], [encoded(photo(20, 30), "PNG")])
+    strange = EncodedImages([name], [encoded(photo(20, 30), "PNG")])
     encoder = Counting()
     with pytest.raises(CapiError, match="use safetensors"):
         extract_features(encoder, strange, tmp_path / "x.parquet", encoding=at_size())

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.data.frame import Frame
-from capi.data.sources import Encoded
+from capi.data.crops import Frame
+from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals import features as features_module
 from capi.evals.features import (
@@ -33,7 +33,7 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 SMALL = Encoding(size=(12, 16), batch_size=3)
 
 
-class CountedSource(Encoded):
+class CountedSource(EncodedImages):
     """Counts how often an image is read."""
 
     reads = 0
@@ -49,7 +49,7 @@ def images() -> Tensor:
 
 
 @pytest.fixture
-def source() -> Encoded:
+def source() -> EncodedImages:
     return source_of([noise(15, 20, 3, seed=seed) for seed in range(7)])
 
 
@@ -95,7 +95,7 @@ def test__lower_precision_gives_float32_features_that_are_near(model: CapiEncode
     torch.testing.assert_close(rough, exact, rtol=0.1, atol=0.1)
 
 
-def test__vectors_of_each_kind_are_means_pooled_vectors_or_both(model: CapiEncoder, source: Encoded) -> None:
+def test__vectors_of_each_kind_are_means_pooled_vectors_or_both(model: CapiEncoder, source: EncodedImages) -> None:
     found = image_vectors(model, source, SMALL, ("mean_patch", "pooled", "both"), "images")
     means, pooled = [], []
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test__vectors_of_each_kind_are_means_pooled_vectors_or_both(model: CapiEncod
     torch.testing.assert_close(found["both"], torch.cat([torch.stack(means), torch.stack(pooled)], 1))
 
 
-def test__without_patches_vectors_are_the_same_bit_for_bit(model: CapiEncoder, source: Encoded) -> None:
+def test__without_patches_vectors_are_the_same_bit_for_bit(model: CapiEncoder, source: EncodedImages) -> None:
     whole, slim = (
         list(encoded_batches(model, source, SMALL, pooled=True, patches=wanted, registers=wanted))
         for wanted in (True, False)
@@ -121,7 +121,7 @@ def test__without_patches_vectors_are_the_same_bit_for_bit(model: CapiEncoder, s
             assert torch.equal(vectors_of(one.features, kind), vectors_of(other.features, kind))
 
 
-def test__a_team_encodes_where_there_is_one(model: CapiEncoder, source: Encoded) -> None:
+def test__a_team_encodes_where_there_is_one(model: CapiEncoder, source: EncodedImages) -> None:
     asked = []
 
     class Twice:
@@ -140,7 +140,7 @@ def test__a_team_encodes_where_there_is_one(model: CapiEncoder, source: Encoded)
     ]
 
 
-def test__pooled_vectors_are_computed_only_where_they_are_needed(source: Encoded) -> None:
+def test__pooled_vectors_are_computed_only_where_they_are_needed(source: EncodedImages) -> None:
     asked = []
 
     class Listening(PatchColors):
@@ -155,13 +155,15 @@ def test__pooled_vectors_are_computed_only_where_they_are_needed(source: Encoded
 
 
 @pytest.mark.parametrize("kind", ["pooled", "both"])
-def test__a_pooled_vector_that_is_not_there_is_an_error(source: Encoded, kind: str) -> None:
+def test__a_pooled_vector_that_is_not_there_is_an_error(source: EncodedImages, kind: str) -> None:
     with pytest.raises(CapiError, match=f'no pooled vector, which the feature "{kind}" needs'):
         image_vectors(PatchColors(gives_pooled=False), source, SMALL, (kind,), "images")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test__features_do_not_depend_on_the_batch_or_the_workers(model: CapiEncoder, source: Encoded, workers: int) -> None:
+def test__features_do_not_depend_on_the_batch_or_the_workers(
+    model: CapiEncoder, source: EncodedImages, workers: int
+) -> None:
     sizes = []
     model.register_forward_pre_hook(lambda _, arguments: sizes.append(len(arguments[0])))
     kinds = ("mean_patch", "pooled")
@@ -263,7 +265,7 @@ def test__frames_follow_the_encoder(model: CapiEncoder) -> None:
     assert frame_of(PatchColors(), SMALL, whole=True) == Frame((12, 16), None, 3)
 
 
-def test__chosen_images_come_in_order_with_their_masks_and_progress(source: Encoded) -> None:
+def test__chosen_images_come_in_order_with_their_masks_and_progress(source: EncodedImages) -> None:
     seen = []
     encoding = Encoding(size=(12, 16), batch_size=2, progress=lambda *facts: seen.append(facts))
     masks = Masks([noise(15, 20, seed=seed) for seed in range(7)])
@@ -277,7 +279,7 @@ def test__chosen_images_come_in_order_with_their_masks_and_progress(source: Enco
     assert seen == [("some", 0, 3), ("some", 2, 3), ("some", 3, 3)]
 
 
-def test__kept_images_are_read_once(source: Encoded) -> None:
+def test__kept_images_are_read_once(source: EncodedImages) -> None:
     counted = CountedSource(source.names, source.contents)
     encoding = Encoding(size=(12, 16), batch_size=3, kept={})
 
@@ -304,7 +306,9 @@ def test__a_source_that_takes_the_place_of_another_is_read_anew() -> None:
         del fresh, batch
 
 
-def test__no_more_images_are_kept_than_memory_is_meant_for(source: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__no_more_images_are_kept_than_memory_is_meant_for(
+    source: EncodedImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counted = CountedSource(source.names, source.contents)
     encoding = Encoding(size=(4, 4), kept={})
     monkeypatch.setattr(features_module, "KEPT_BYTES", 5 * 3 * 4 * 4)

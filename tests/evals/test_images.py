@@ -5,11 +5,10 @@ import pytest
 import torch
 from PIL import ExifTags, Image
 
-from capi.data.crops import centre_box, crop_draws, flips, random_box
+from capi.data.crops import Frame, centre_box, crop_draws, flips, random_box
 from capi.data.decoding import Decoder
-from capi.data.frame import Frame
 from capi.data.reader import Reader
-from capi.data.sources import Encoded, Files, image_folder
+from capi.data.sources import EncodedImages, Files, image_folder
 from capi.errors import CapiError
 from capi.evals.images import AugmentedBatches, ReadBatch, StillBatches, read_in_order, shuffled
 from capi.runtime.randomness import sample_keys
@@ -130,7 +129,7 @@ def test__a_broken_image_is_an_error_that_names_it(tmp_path: Path, workers: int)
 
 
 def test__a_broken_image_in_memory_is_an_error_that_names_it() -> None:
-    source = Encoded(["in memory"], [b"no image"])
+    source = EncodedImages(["in memory"], [b"no image"])
     with pytest.raises(CapiError, match=r"^in memory cannot be read"):
         all_of(StillBatches(source, Frame((8, 8)), torch.tensor([0]), 1))
 

@@ -4,7 +4,7 @@ import torch
 
 from capi.errors import CapiError
 from capi.evals.features import Encoding
-from capi.evals.patches import Moments, PatchCollector
+from capi.evals.patches import ColumnMoments, PatchCollector
 
 VOID = 9
 
@@ -12,17 +12,17 @@ VOID = 9
 def test__standard_is_mean_and_deviation_and_a_channel_that_never_changes_stays() -> None:
     features = torch.randn(50, 3) * 4 + 100
     features[:, 1] = 7.5
-    standard = Moments().add(features[:20]).add(features[20:]).standard()
+    standard = ColumnMoments().add(features[:20]).add(features[20:]).standard()
     np.testing.assert_allclose(standard.mean.numpy(), features.double().mean(0).numpy(), rtol=1e-6)
     expected = np.where([True, False, True], features.double().numpy().std(0), 1.0)
     np.testing.assert_allclose(standard.scale.numpy(), expected, rtol=1e-6)
-    plain = Moments().add(features).standard(wanted=False)
+    plain = ColumnMoments().add(features).standard(wanted=False)
     assert (plain.mean.tolist(), plain.scale.tolist()) == ([0, 0, 0], [1, 1, 1])
 
 
 def test__moments_keep_their_digits_far_from_zero() -> None:
     features = torch.randn(1000, 2).double() + 1e6
-    moments = Moments()
+    moments = ColumnMoments()
     for part in features.split(7):
         moments.add(part.float())
     expected = features.float().double().numpy()

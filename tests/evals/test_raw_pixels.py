@@ -3,8 +3,8 @@ import torch
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 
-from capi.data.frame import Frame
-from capi.data.sources import Encoded
+from capi.data.crops import Frame
+from capi.data.sources import EncodedImages
 from capi.evals.features import Encoding
 from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
@@ -14,7 +14,7 @@ from tests.evals.toys import source_of
 ENCODING = Encoding(size=(32, 32), batch_size=16)
 
 
-def noisy_shades(count: int, seed: int) -> tuple[Encoded, Tensor]:
+def noisy_shades(count: int, seed: int) -> tuple[EncodedImages, Tensor]:
     """Tinted noise, and the channel that is brightest."""
     generator = torch.Generator().manual_seed(seed)
     tint = torch.rand(count, 1, 1, 3, generator=generator) * 120
@@ -22,7 +22,7 @@ def noisy_shades(count: int, seed: int) -> tuple[Encoded, Tensor]:
     return source_of(list(pixels.numpy())), tint.flatten(1).argmax(1)
 
 
-def small(source: Encoded, side: int) -> Tensor:
+def small(source: EncodedImages, side: int) -> Tensor:
     """The framed images, averaged over blocks."""
     pixels = StillBatches(source, Frame((32, 32)), torch.arange(len(source)), len(source))[0].images.double()
     return pixels.unflatten(3, (side, -1)).unflatten(2, (side, -1)).mean((3, 5)).flatten(1)

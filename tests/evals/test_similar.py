@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from capi.data.sources import Encoded, Files, image_folder
+from capi.data.sources import EncodedImages, Files, image_folder
 from capi.errors import CapiError
 from capi.evals import feature_files
 from capi.evals.extraction import extract_features
@@ -115,7 +115,7 @@ def test__equally_similar_images_come_in_the_order_of_the_file(tmp_path: Path) -
     kinds = ["red", "blue", "blue", "red", "blue", "blue"]
     extract_features(
         PixelEncoder(4),
-        Encoded([f"{number}" for number in range(6)], [contents[kind] for kind in kinds]),
+        EncodedImages([f"{number}" for number in range(6)], [contents[kind] for kind in kinds]),
         tmp_path / "x.safetensors",
         encoding=ENCODING,
     )
@@ -137,7 +137,7 @@ def test__the_mean_of_patches_need_not_be_stored(source: Files, model: CapiEncod
 def test__features_without_direction_are_at_right_angles_to_all(tmp_path: Path) -> None:
     encoder = PixelEncoder(4, Statistics((0.0,) * 3, (1.0,) * 3))
     colors = ["black", "blue", "red", "black"]
-    source = Encoded(colors, [encoded(Image.new("RGB", (20, 20), color), "PNG") for color in colors])
+    source = EncodedImages(colors, [encoded(Image.new("RGB", (20, 20), color), "PNG") for color in colors])
     extract_features(encoder, source, tmp_path / "x.safetensors", encoding=ENCODING)
     file = read_features(tmp_path / "x.safetensors")
     Image.new("RGB", (20, 20), "purple").save(tmp_path / "q.png")

@@ -1,7 +1,16 @@
 """A table of the paper over a comparison: what is shown, and that it is escaped."""
 
 from capi.evals.comparison_cells import Cell
-from capi.evals.table_view import Entry, TableView, ViewRow, as_html, as_markdown, as_plain, missing_cells, shown_score
+from capi.evals.table_view import (
+    TableEntry,
+    TableView,
+    ViewRow,
+    as_html,
+    as_markdown,
+    as_plain,
+    missing_cells,
+    shown_score,
+)
 
 VIEW = TableView(
     name="main",
@@ -10,9 +19,11 @@ VIEW = TableView(
     heads=("Model",),
     columns=(("ImageNet", "val"), ("", "SUN")),
     rows=(
-        ViewRow(("MAE",), "mae", (Entry("imagenet/knn", "val", 79.4), Entry("sun397/knn", None, 61.8))),
+        ViewRow(("MAE",), "mae", (TableEntry("imagenet/knn", "val", 79.4), TableEntry("sun397/knn", None, 61.8))),
         ViewRow(
-            ("<b>mine</b>",), "mine", (Entry("imagenet/knn", "a", None, "no data"), Entry("sun397/knn", None, None))
+            ("<b>mine</b>",),
+            "mine",
+            (TableEntry("imagenet/knn", "a", None, "no data"), TableEntry("sun397/knn", None, None)),
         ),
     ),
     notes=("A & B",),

@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.data.frame import Frame
-from capi.data.sources import Encoded
+from capi.data.crops import Frame
+from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_batches, encoded_here
 from capi.evals.images import AugmentedBatches, StillBatches
 from capi.evals.team import SharedEncoding, help_encode, packed, unpacked
-from capi.runtime.leading import follow, lead
-from capi.runtime.processes import SharedError
+from capi.runtime.processes import SharedError, follow, lead
 from capi.types import Features
 from tests.data.pictures import noise
 from tests.evals.toys import Masks, RandomPatches, source_of
@@ -38,7 +37,7 @@ class Watched(RandomPatches):
 
 
 @functools.cache
-def photos() -> Encoded:
+def photos() -> EncodedImages:
     return source_of([noise(9, 12, 3, seed=seed) for seed in range(COUNT)])
 
 
@@ -150,7 +149,7 @@ def test__the_first_failure_in_order_is_told(size: int, broken: tuple[int, ...])
     files = list(photos().contents)
     for number in broken:
         files[number] = b"no picture"
-    images = Encoded([f"image {number}" for number in range(COUNT)], files)
+    images = EncodedImages([f"image {number}" for number in range(COUNT)], files)
 
     def action(encoding: Encoding) -> list[EncodedBatch]:
         return list(encoded_batches(RandomPatches(), images, encoding))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages
 from capi.evals.results import Outcome
 from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
 from capi.types import Features
@@ -67,12 +67,16 @@ class Masks:
         return "masks"
 
 
-def source_of(images: Sequence[npt.NDArray[Any]]) -> Encoded:
+def source_of(images: Sequence[npt.NDArray[Any]]) -> EncodedImages:
     """Arrays (height, width, 3) as PNG files in memory."""
-    return Encoded([f"image {number}" for number in range(len(images))], [encoded(image, "PNG") for image in images])
+    return EncodedImages(
+        [f"image {number}" for number in range(len(images))], [encoded(image, "PNG") for image in images]
+    )
 
 
-def shades(labels: Sequence[int], *, spread: float = 25, seed: int = 0, size: tuple[int, int] = (24, 20)) -> Encoded:
+def shades(
+    labels: Sequence[int], *, spread: float = 25, seed: int = 0, size: tuple[int, int] = (24, 20)
+) -> EncodedImages:
     """An image for each label, of the colour of that label, with noise."""
     generator = np.random.default_rng(seed)
     colors = list(COLORS.values())

@@ -2,9 +2,8 @@
 
 import pytest
 
-from capi.models.plain_architecture import count_parameters, vit
-from capi.zoo.baselines.baseline import shapes_of
-from capi.zoo.baselines.registry import BASELINES
+from capi.models.plain_vit import count_parameters, vit
+from capi.zoo.baselines.registry import BASELINES, shapes_of
 from tests.zoo.baseline_checkpoints import small
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.models.plain_positions import (
+from capi.models.plain_vit import (
     column_first_sincos,
     relative_index,
     resampled,

@@ -91,7 +91,7 @@ def test__it_says_all_that_it_is_given(card: ModelCard) -> None:
         "- pets/knn: only 10 images",
         "| demo/knn | 20.00 % | 60.00 % | 60 |",
         "![Losses.](curves.png)",
-        "out of its healthy range: Entropy of the targets: 5 (healthy: up to 3)",
+        "something was not well: Entropy of the targets: 5 (healthy: up to 3)",
         "| CO2 equivalent | 0.8 g |",
         "- The processor is assumed to draw 65 W.",
         "`cc-by-nc-4.0`",

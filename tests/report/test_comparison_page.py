@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from capi.config.benchmark_loading import load_benchmark
-from capi.evals.comparison_cells import Cell, Column, Comparison
+from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison
 from capi.report.comparison.page import as_csv, as_json, as_markdown, facts, plain_text, write_pages
 
 FACTS = {
@@ -30,7 +30,9 @@ def finished(model: str, benchmark: str, scores: dict[str, float | None], **more
 
 def comparison(*cells: Cell, out: Path = Path("out")) -> Comparison:
     models = tuple(dict.fromkeys(cell.model for cell in cells))
-    columns = tuple(Column(name, load_benchmark(name)) for name in dict.fromkeys(cell.benchmark for cell in cells))
+    columns = tuple(
+        BenchmarkColumn(name, load_benchmark(name)) for name in dict.fromkeys(cell.benchmark for cell in cells)
+    )
     return Comparison(models, columns, out, "teacher", {(cell.model, cell.benchmark): cell for cell in cells})
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from capi.config.loading import dump_config
 from capi.config.schema import Config
-from capi.data.demo import demo_photos
-from capi.data.sources import Files
+from capi.data.sources import Files, demo_photos
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.models.pixels import PixelEncoder

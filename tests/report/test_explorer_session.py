@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.method.masking import MaskSampler
@@ -235,6 +235,6 @@ def test__an_encoder_that_sees_grey_is_shown_in_colour(folder: Path) -> None:
 
 def test__without_images_there_are_built_in_photos() -> None:
     explorer = Explorer(PixelEncoder(16), size=64)
-    assert isinstance(explorer.source, Encoded)
+    assert isinstance(explorer.source, EncodedImages)
     assert [name for _, name, _ in explorer.thumbnails()] == built_in_photos().names
     assert explorer.facts() == ["6 images · short side 64 px, patches of 16 px · features of width 768"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages
 from capi.evals.features import Encoding
 from capi.models.pixels import PixelEncoder
 from capi.report.pictures.feature_maps import LONGEST_ASPECT, FeatureMaps, PictureFrame, photos
@@ -34,7 +34,7 @@ class Counting(PatchColors):
         return super().__call__(images, pooled=pooled)
 
 
-def maps_of(source: Encoded, frame: PictureFrame, **options: int) -> dict[int, Tensor]:
+def maps_of(source: EncodedImages, frame: PictureFrame, **options: int) -> dict[int, Tensor]:
     return {one.number: one.feature_map for one in FeatureMaps(PatchColors(), source, frame, Encoding(), **options)}
 
 
@@ -92,7 +92,7 @@ def test__maps_are_the_same_alone_and_in_batches_and_from_memory() -> None:
     assert [one.number for one in first] == [one.number for one in second] == [0, 1, 2, 3, 4]
     for one, other in zip(first, second, strict=True):
         assert torch.equal(one.feature_map, other.feature_map)
-        alone = maps_of(Encoded(["x"], [source.contents[one.number]]), frame)[0]
+        alone = maps_of(EncodedImages(["x"], [source.contents[one.number]]), frame)[0]
         torch.testing.assert_close(one.feature_map, alone)
 
 
@@ -116,7 +116,7 @@ def test__batches_of_large_images_are_smaller() -> None:
 
 def test__images_that_cannot_be_read_are_told_and_the_others_go_on() -> None:
     good = encoded(photo(40, 40), "PNG")
-    source = Encoded(["a", "huge", "b", "broken"], [good, claimed(20000, 20000), good, good[:200]])
+    source = EncodedImages(["a", "huge", "b", "broken"], [good, claimed(20000, 20000), good, good[:200]])
     maps = FeatureMaps(PatchColors(), source, PictureFrame(16, 4), Encoding())
     assert [one.number for one in maps] == [0, 2]
     assert set(maps.failed) == {"huge", "broken"}

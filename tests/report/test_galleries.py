@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 
 from capi.config.schema import Config
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
@@ -28,7 +28,7 @@ def run(small_config: Config, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def photos() -> Encoded:
+def photos() -> EncodedImages:
     return source_of([photo(40, 40 + number, seed=number) for number in range(5)])
 
 
@@ -49,25 +49,25 @@ def test__patches_of_a_colour_belong_to_the_prototype_of_that_colour() -> None:
     torch.testing.assert_close(index.shares, torch.tensor([0.5, 0.25, 0.25]))
 
 
-def test__a_bias_that_outweighs_all_takes_all_patches(photos: Encoded) -> None:
+def test__a_bias_that_outweighs_all_takes_all_patches(photos: EncodedImages) -> None:
     known = Prototypes(torch.eye(3), torch.tensor([0.0, 9.0, 0.0]))
     index = index_images(PatchColors(), known, photos, PictureFrame(16, 4), Encoding())
     assert index.shares.tolist() == [0, 1, 0]
     assert index.seen == 5 * 16
 
 
-def test__images_that_cannot_be_read_are_told_with_the_reason(photos: Encoded) -> None:
-    source = Encoded(photos.names, [b"no image", *photos.contents[1:]])
+def test__images_that_cannot_be_read_are_told_with_the_reason(photos: EncodedImages) -> None:
+    source = EncodedImages(photos.names, [b"no image", *photos.contents[1:]])
     failed: dict[str, str] = {}
     frame = PictureFrame(16, 4)
     index = index_images(PatchColors(), Prototypes(torch.eye(3)), source, frame, Encoding(), failed=failed)
     assert list(failed) == ["image 0"]
     assert index.seen == 4 * 16
     with pytest.raises(CapiError, match="none of the images can be read, for example"):
-        index_images(PatchColors(), Prototypes(torch.eye(3)), Encoded(["a"], [b"no"]), frame, Encoding())
+        index_images(PatchColors(), Prototypes(torch.eye(3)), EncodedImages(["a"], [b"no"]), frame, Encoding())
 
 
-def test__a_gallery_shows_the_patches_that_an_index_finds(run: Path, photos: Encoded) -> None:
+def test__a_gallery_shows_the_patches_that_an_index_finds(run: Path, photos: EncodedImages) -> None:
     folder = write_gallery(run, photos, prototypes=6)
     assert folder == run / "pictures" / "prototypes"
     known, frame = load_prototypes(run), run_frame((32, 24), 4)
@@ -83,7 +83,7 @@ def test__a_gallery_shows_the_patches_that_an_index_finds(run: Path, photos: Enc
         _check_strip(folder / one["file"], expected, one["number"], photos)
 
 
-def _check_strip(path: Path, index: PrototypeIndex, number: int, photos: Encoded) -> None:
+def _check_strip(path: Path, index: PrototypeIndex, number: int, photos: EncodedImages) -> None:
     """The strip is as long as there are patches, up to eight, and its first picture is the best patch."""
     members, frame = index.members(number)[:8], run_frame((32, 24), 4)
     found = Image.open(path)
@@ -95,8 +95,8 @@ def _check_strip(path: Path, index: PrototypeIndex, number: int, photos: Encoded
     assert np.median(difference) <= 6
 
 
-def test__the_note_says_what_is_shown_and_what_is_missing(run: Path, photos: Encoded) -> None:
-    source = Encoded(photos.names, [b"no image", *photos.contents[1:]])
+def test__the_note_says_what_is_shown_and_what_is_missing(run: Path, photos: EncodedImages) -> None:
+    source = EncodedImages(photos.names, [b"no image", *photos.contents[1:]])
     facts = index_of(write_gallery(run, source, prototypes=2))
     assert facts["images"] == 4
     assert len(facts["prototypes"]) == 2
@@ -105,16 +105,16 @@ def test__the_note_says_what_is_shown_and_what_is_missing(run: Path, photos: Enc
 
 
 def test__so_many_images_are_looked_at_spread_over_the_source(
-    run: Path, photos: Encoded, monkeypatch: pytest.MonkeyPatch
+    run: Path, photos: EncodedImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    whole = Encoded.read
-    monkeypatch.setattr(Encoded, "read", lambda self, number: read.append(number) or whole(self, number))
+    whole = EncodedImages.read
+    monkeypatch.setattr(EncodedImages, "read", lambda self, number: read.append(number) or whole(self, number))
     assert index_of(write_gallery(run, photos, images=3))["images"] == 3
     assert set(read) == {0, 2, 4}
 
 
-def test__a_new_gallery_replaces_the_old_one_and_leaves_nothing_else(run: Path, photos: Encoded) -> None:
+def test__a_new_gallery_replaces_the_old_one_and_leaves_nothing_else(run: Path, photos: EncodedImages) -> None:
     folder = write_gallery(run, photos, prototypes=5)
     (folder / "99999.png").write_text("old")
     write_gallery(run, photos, prototypes=1)
@@ -123,7 +123,9 @@ def test__a_new_gallery_replaces_the_old_one_and_leaves_nothing_else(run: Path, 
     assert [path.name for path in folder.parent.iterdir()] == ["prototypes"]
 
 
-def test__a_gallery_that_fails_leaves_the_old_one(run: Path, photos: Encoded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__a_gallery_that_fails_leaves_the_old_one(
+    run: Path, photos: EncodedImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = write_gallery(run, photos, prototypes=2)
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -137,7 +139,7 @@ def test__a_gallery_that_fails_leaves_the_old_one(run: Path, photos: Encoded, mo
     assert [path.name for path in folder.parent.iterdir()] == ["prototypes"]
 
 
-def test__progress_comes_to_its_end(run: Path, photos: Encoded) -> None:
+def test__progress_comes_to_its_end(run: Path, photos: EncodedImages) -> None:
     told: dict[str, tuple[int, int]] = {}
     encoding = Encoding(progress=lambda what, done, total: told.update({what: (done, total)}))
     write_gallery(run, photos, encoding=encoding)
@@ -145,7 +147,7 @@ def test__progress_comes_to_its_end(run: Path, photos: Encoded) -> None:
     assert told["photos"][0] == told["photos"][1] > 0
 
 
-def test__a_run_without_a_checkpoint_says_so(run: Path, photos: Encoded) -> None:
+def test__a_run_without_a_checkpoint_says_so(run: Path, photos: EncodedImages) -> None:
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CapiError, match="no checkpoint yet"):
         write_gallery(run, photos)

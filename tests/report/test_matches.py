@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from capi.data.sources import Encoded, image_folder
+from capi.data.sources import EncodedImages, image_folder
 from capi.errors import CapiError
 from capi.evals.extraction import extract_features
 from capi.evals.feature_files import Framing, read_features
@@ -75,7 +75,7 @@ def test__pictures_stand_as_their_exif_tag_says(tmp_path: Path) -> None:
 
 def test__pictures_come_from_a_source_by_number(tmp_path: Path) -> None:
     contents = [encoded(Image.new("RGB", (9, 9), color), "PNG") for color in (RED, BLUE)]
-    images = Encoded(["r", "b"], contents)
+    images = EncodedImages(["r", "b"], contents)
     assert match_tile(Match("b", 1, 1.0), 20, FRAMING, images).getpixel((10, 10)) == BLUE
     grey = _grey(match_tile(Match("absent.png", 0, 1.0), 120, FRAMING, tmp_path))
     for match in (Match("other", 1, 1.0), Match("b", 2, 1.0)):

@@ -173,7 +173,7 @@ def test__what_is_shipped_can_be_read_and_is_of_the_recipe_it_is_named_for() -> 
 
 
 def test__the_reference_of_the_demo_is_of_the_photos_that_come_with_it() -> None:
-    from capi.data.demo import demo_photos
+    from capi.data.sources import demo_photos
 
     (shipped,) = shipped_references()
     assert shipped.fingerprint == demo_photos("train").images.fingerprint

@@ -18,7 +18,7 @@ from capi.config.loading import parse_config
 from capi.config.schema import Config
 from capi.data.crops import normalize
 from capi.data.recorded import spaced
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.report import snapshots
 from capi.report.pictures.feature_maps import SizedImages
@@ -43,7 +43,7 @@ def learner(small_config: Config) -> Learner:
 
 
 @pytest.fixture
-def photos() -> Encoded:
+def photos() -> EncodedImages:
     return source_of([photo(60, 50 + number, seed=number) for number in range(9)])
 
 
@@ -64,7 +64,7 @@ def moved(learner: Learner, seed: int) -> None:
 
 
 def test__pictures_are_the_components_of_scikit_learn(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config
 ) -> None:
     assert taken(photos, tmp_path, small_config, count=3).run(learner, 40) == {}
     frame = run_frame(SIZE, 4)
@@ -79,7 +79,7 @@ def test__pictures_are_the_components_of_scikit_learn(
 
 
 def test__it_is_an_evaluation_that_leaves_the_run_as_it_was(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config
 ) -> None:
     drawer = taken(photos, tmp_path, small_config, count=2)
     assert isinstance(drawer, Evaluation)
@@ -97,7 +97,7 @@ def test__it_is_an_evaluation_that_leaves_the_run_as_it_was(
 
 
 def test__colors_stay_where_components_change_order_and_sign(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawer = taken(photos, tmp_path, small_config, count=2)
     drawer.run(learner, 10)
@@ -157,7 +157,7 @@ def flipping(monkeypatch: pytest.MonkeyPatch, flips: Sequence[bool]) -> None:
 
 
 def test__a_resumed_run_goes_on_in_the_same_colors(
-    photos: Encoded, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
+    photos: EncodedImages, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def course(folder: Path, *, resumed: bool) -> list[np.ndarray]:
         learner, drawer = build_learner(small_config), taken(photos, folder, small_config, count=2)
@@ -176,7 +176,7 @@ def test__a_resumed_run_goes_on_in_the_same_colors(
 
 
 def test__a_step_that_is_repeated_gives_the_same_picture_and_later_ones_go(
-    photos: Encoded, tmp_path: Path, small_config: Config
+    photos: EncodedImages, tmp_path: Path, small_config: Config
 ) -> None:
     learner, drawer = build_learner(small_config), taken(photos, tmp_path, small_config, count=2)
     drawer.run(learner, 0)
@@ -193,7 +193,7 @@ def test__a_step_that_is_repeated_gives_the_same_picture_and_later_ones_go(
 
 
 def test__a_broken_or_incomplete_snapshot_is_passed_over(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flipping(monkeypatch, [False, True])
     drawer = taken(photos, tmp_path, small_config, count=2)
@@ -210,12 +210,12 @@ def test__a_broken_or_incomplete_snapshot_is_passed_over(
 
 
 def test__images_that_cannot_be_read_give_way_to_their_neighbours(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config
 ) -> None:
     contents = list(photos.contents)
     for number in (0, 1, 5, 6, 7, 8):
         contents[number] = b"no image" if number % 2 else contents[number][:200]
-    taken(Encoded(photos.names, contents), tmp_path, small_config, count=3).run(learner, 0)
+    taken(EncodedImages(photos.names, contents), tmp_path, small_config, count=3).run(learner, 0)
     # Of the three parts 0-2, 3-5 and 6-8 the first image each that can be read; the last has none.
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "photo_0.jpg",
@@ -230,7 +230,7 @@ def test__images_that_cannot_be_read_give_way_to_their_neighbours(
 
 
 def test__photos_have_a_short_side_of_256_pixels(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config
 ) -> None:
     taken(photos, tmp_path, small_config, count=1).run(learner, 0)
     with Image.open(tmp_path / "photo_0.jpg") as image:
@@ -240,7 +240,7 @@ def test__photos_have_a_short_side_of_256_pixels(
 def test__nothing_readable_is_told_once_and_the_run_goes_on(
     learner: Learner, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    drawer = taken(Encoded(["a", "b"], [b"no", b"image"]), tmp_path, small_config)
+    drawer = taken(EncodedImages(["a", "b"], [b"no", b"image"]), tmp_path, small_config)
     with caplog.at_level(logging.WARNING, "capi"):
         assert drawer.run(learner, 0) == drawer.run(learner, 10) == {}
     assert len(caplog.records) == 1
@@ -249,7 +249,7 @@ def test__nothing_readable_is_told_once_and_the_run_goes_on(
 
 
 def test__features_that_are_no_numbers_and_a_folder_that_cannot_be_written_do_not_end_the_run(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
     with caplog.at_level(logging.WARNING, "capi"):
@@ -285,7 +285,7 @@ def channelled(channels: int) -> tuple[Learner, Statistics]:
 
 def test__five_channels_are_drawn_and_the_first_three_are_the_photo(tmp_path: Path) -> None:
     learner, known = channelled(5)
-    source = Encoded([f"{number}.tif" for number in range(3)], [bands(number) for number in range(3)])
+    source = EncodedImages([f"{number}.tif" for number in range(3)], [bands(number) for number in range(3)])
     Snapshots(source, known, SIZE, tmp_path, 10).run(learner, 0)
     assert [picture.shape for picture in colors(tmp_path, 0, 3)] == [(*GRID, 3)] * 3
     with Image.open(tmp_path / "photo_0.jpg") as image:
@@ -347,7 +347,7 @@ def test__spaced_numbers_hold_both_ends() -> None:
 
 
 def test__a_sheet_has_a_row_for_each_image_and_columns_from_the_first_to_the_last_step(
-    learner: Learner, photos: Encoded, tmp_path: Path, small_config: Config
+    learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config
 ) -> None:
     drawer = taken(photos, tmp_path, small_config, count=2)
     for step in (0, 10, 20):

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-import capi.runtime.allocator
-from capi.runtime.allocator import keep_freed_memory
+import capi.runtime.devices
+from capi.runtime.devices import keep_freed_memory
 
 FAULTS = """
 import resource, torch
-from capi.runtime.allocator import keep_freed_memory
+from capi.runtime.devices import keep_freed_memory
 {call}
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -37,5 +37,5 @@ def test__a_large_tensor_is_not_paged_in_again() -> None:
 
 def test__other_c_libraries_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
-    monkeypatch.setattr(capi.runtime.allocator.ctypes, "CDLL", lambda _: pytest.fail("must not be called"))
+    monkeypatch.setattr(capi.runtime.devices.ctypes, "CDLL", lambda _: pytest.fail("must not be called"))
     assert keep_freed_memory() is False

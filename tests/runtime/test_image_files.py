@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from PIL import Image, UnidentifiedImageError
 
-from capi.data.image_lists import list_images
-from capi.data.opening import open_images
+from capi.data.locations import list_images, open_images
 from capi.data.sources import csv_images, image_folder
 from capi.errors import CapiError
 from capi.runtime.image_files import open_image, read_image

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from capi.errors import CapiError
-from capi.runtime.leading import ALONE, Done, lead
-from capi.runtime.leading import follow as follow_main
-from capi.runtime.processes import LostProcessError, SharedError
+from capi.runtime.processes import ALONE, Done, LostProcessError, SharedError, lead
+from capi.runtime.processes import follow as follow_main
 from tests.runtime.threads import ThreadExchange, exchanges, together
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from capi.errors import CapiError
-from capi.runtime.links import make_folder, open_nofollow, refuse_outside_links, walk_folder
+from capi.runtime.atomic import make_folder, open_nofollow, refuse_outside_links, walk_folder
 from capi.runtime.lock import locked
 
 

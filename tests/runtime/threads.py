@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from capi.runtime.leading import Exchange
-from capi.runtime.processes import Processes
+from capi.runtime.processes import Exchange, Processes
 
 PATIENCE = 20.0
 

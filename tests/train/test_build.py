@@ -12,6 +12,7 @@ from capi.config.schema import Config
 from capi.data.crops import crop_draws, flips, random_box
 from capi.data.loader import LoadedBatch
 from capi.data.sources import image_folder
+from capi.errors import CapiError
 from capi.models.heads import MlpHead
 from capi.models.predictor import FusedPredictor, SelfPredictor
 from capi.runtime.randomness import sample_keys
@@ -211,3 +212,20 @@ def test__training_crops_are_cut_before_they_are_resized(small_config: Config, t
         cut = Image.fromarray(image).crop(tuple(map(int, box))).resize((width, height), Image.Resampling.BICUBIC)
         expected = torch.tensor(np.asarray(cut)).permute(2, 0, 1)
         assert torch.equal(found, expected.flip(2) if mirrored else expected)
+
+
+@pytest.mark.parametrize(("images", "epochs", "steps"), [(100, 3, 75), (101, 1, 26), (3, 0.5, 1), (10, 2.0, 5)])
+def test__epochs_become_the_steps_that_see_every_image_so_often(
+    small_config: Config, images: int, epochs: float, steps: int
+) -> None:
+    overrides = [f"optimization.epochs={epochs}", "optimization.batch_size=4"]
+    config = parse_config(small_config.model_dump(mode="json"), overrides)
+    found = build.resolve_steps(config, images).optimization
+    assert (found.steps, found.epochs) == (steps, None)
+    assert build.resolve_steps(small_config, images) is small_config
+
+
+def test__epochs_without_images_are_told_and_not_passed_over(small_config: Config) -> None:
+    config = parse_config(small_config.model_dump(mode="json"), ["optimization.epochs=2"])
+    with pytest.raises(CapiError, match="epochs counts passes over images, and here it is not known"):
+        build_learner(config)

@@ -17,7 +17,7 @@ from capi.method.health import HealthMonitor
 from capi.method.masking import Grid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
-from capi.train.health import METRICS, RULES, Finding, Metric, RunFacts, Watchman, bar_text, range_text
+from capi.train.health import METRICS, RULES, Finding, Metric, RunFacts, Watchman, bar_parts, range_text
 from capi.train.run import run_facts
 from capi.train.step import train_step
 from capi.types import MaskedBatch
@@ -198,7 +198,7 @@ def test__every_metric_that_is_logged_stands_in_the_table(small_config: Config) 
 
 def test__the_bar_shows_the_speed_first() -> None:
     values = {"student_loss": 5.4321, "clustering_loss": 3.21, "target_entropy": 0.56, "images_per_second": 123.4}
-    assert bar_text({**values, "seconds": 3.0}) == "123 images/s  loss 5.432  clustering 3.210  entropy 0.56"
+    assert bar_parts({**values, "seconds": 3.0}) == ["123 images/s", "loss 5.432", "clustering 3.210", "entropy 0.56"]
 
 
 def batch_of(config: Config, images: Tensor, step: int) -> MaskedBatch:

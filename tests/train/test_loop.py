@@ -12,8 +12,8 @@ import torch
 from safetensors import safe_open
 
 from capi.config.schema import Config
-from capi.data.broken import BrokenImages
 from capi.data.loader import LoadedBatch
+from capi.data.reader import BrokenImages
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.runtime.randomness import sample_keys

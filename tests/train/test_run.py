@@ -17,7 +17,7 @@ import capi
 from capi.config.loading import dump_config, load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.runtime.yaml_documents import parse_yaml
+from capi.runtime.documents import parse_yaml
 from capi.train.health import RULES
 from capi.zoo.metrics import WALL_CLOCK, read_metrics
 

@@ -9,8 +9,8 @@ import capi
 from capi.errors import CapiError
 from capi.models.plain_vit import PlainViT
 from capi.zoo.baselines import is_baseline, is_on_this_machine
+from capi.zoo.baselines.load import find_weights, open_baseline
 from capi.zoo.baselines.registry import BASELINES
-from capi.zoo.baselines.weights import find_weights, open_baseline
 from capi.zoo.encoders import load_weights, open_encoder
 from capi.zoo.published import hub
 from tests.zoo.baseline_checkpoints import assert_same, images, original, random_model, save, small

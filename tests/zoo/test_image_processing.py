@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import AutoImageProcessor
 
 import capi
-from capi.data.crops import normalize
-from capi.data.frame import Frame
+from capi.data.crops import Frame, normalize
 from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.images import StillBatches, read_in_order

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.zoo.baselines.keys import Layout, Part, find_state, fits, rule, to_ours, with_bias
+from capi.zoo.baselines.keys import Layout, Subnetwork, find_state, fits, rule, to_ours, with_bias
 from tests.zoo.baseline_checkpoints import to_theirs
 
 LAYOUT = Layout(
@@ -17,7 +17,7 @@ LAYOUT = Layout(
     ),
     signature="table",
     ignored=(r"head\..*",),
-    parts={"one": Part((("model",),), ("", "net.")), "two": Part((("other",),))},
+    parts={"one": Subnetwork((("model",),), ("", "net.")), "two": Subnetwork((("other",),))},
     renamed=((r"stack\.", "layer."),),
 )
 

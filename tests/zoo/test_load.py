@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.models.plain_positions import column_first_sincos
-from capi.zoo.baselines.baseline import Baseline
+from capi.models.plain_vit import column_first_sincos
 from capi.zoo.baselines.load import fitting, load_baseline
-from capi.zoo.baselines.registry import BASELINES
+from capi.zoo.baselines.registry import BASELINES, Baseline
 from tests.zoo.baseline_checkpoints import images, original, random_model, save, small, to_theirs
 
 

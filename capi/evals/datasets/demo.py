@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from capi.data.demo import COUNTS, demo_photos
+from capi.data.sources import COUNTS, demo_photos
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.files import answered, check_splits_differ
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, LabelledImages

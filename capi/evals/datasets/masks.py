@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from capi.data.image_lists import SPLITS
+from capi.data.locations import SPLITS
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.files import (
     check_splits_differ,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from capi.evals.comparison_cells import Cell, Column, Comparison, Remark, short_names
+from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, Remark, short_names
 from capi.evals.results import Record, percent
 from capi.evals.table_view import as_html as table_html
 
@@ -142,7 +142,7 @@ def _charts(comparison: Comparison) -> Iterator[str]:
     yield "</div>"
 
 
-def _chart(comparison: Comparison, column: Column) -> Iterator[str]:
+def _chart(comparison: Comparison, column: BenchmarkColumn) -> Iterator[str]:
     cells = [comparison.cells[model, column.name] for model in comparison.models]
     scale = scale_of(cell.value for cell in cells if cell.value is not None)
     best = comparison.best(column.name)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from capi.evals.comparison_cells import Cell, Column, Comparison, Remark, shareable, short_names
+from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, Remark, shareable, short_names
 from capi.evals.results import percent, table
 from capi.evals.table_view import NOT_IN_TABLE
 from capi.evals.table_view import as_markdown as table_markdown
@@ -127,7 +127,7 @@ def plain_text(text: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _head(comparison: Comparison, columns: Sequence[Column]) -> list[str]:
+def _head(comparison: Comparison, columns: Sequence[BenchmarkColumn]) -> list[str]:
     titles = [(plain_text(column.name), plain_text(comparison.score_name(column.name))) for column in columns]
     return ["model", "image size", *(f"{name} ({score})" if score else name for name, score in titles)]
 

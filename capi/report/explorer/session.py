@@ -17,12 +17,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from capi.data.crops import normalize
+from capi.data.crops import image_size_of, normalize
 from capi.data.decoding import Decoder
-from capi.data.frame import image_size_of
 from capi.data.reader import Reader
 from capi.data.recorded import spaced
-from capi.data.sources import Encoded, ImageSource, find_images
+from capi.data.sources import EncodedImages, ImageSource, find_images
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
 from capi.method.masking import Grid, MaskSampler
@@ -198,7 +197,7 @@ class Explorer:
             content = read_image(path)
         except OSError as error:
             raise CapiError(f"{name} cannot be read ({error.strerror or error}): give another file") from error
-        return self._made(Encoded([name], [content]), 0, None)
+        return self._made(EncodedImages([name], [content]), 0, None)
 
     def collect(self) -> None:
         """Fill the library; what is there stays. Meant for a thread of its own."""

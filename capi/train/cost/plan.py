@@ -279,7 +279,7 @@ def effort(
     """Time from FLOP, energy from time. Blocks that are computed anew cost one more forward pass."""
     again = (flop.student_encoder + flop.predictor) / TRAINING if saving.checkpointing == "full" else 0.0
     peak = gpu.peak("bfloat16" if saving.mixed_precision else "float32")
-    batch, steps = config.optimization.batch_size, config.optimization.steps
+    batch, steps = config.optimization.batch_size, config.optimization.known_steps
     seconds = (sum(flop) + again) * batch / (gpus * peak * assumptions.mfu_of(gpu))
     hours = seconds * steps / 3600
     kwh = None if gpu.watts is None else hours * gpus * gpu.watts / 1000 * assumptions.pue

@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 from capi.config.loading import load_config
 from capi.config.schema import Config
 from capi.data.decoding import BrokenImageError, ChannelsError
-from capi.data.opening import Data, open_images
+from capi.data.locations import Data, open_images
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
-from capi.data.statistics import evenly, quick_statistics, significant, statistics_warning
+from capi.data.survey import evenly, quick_statistics, significant, statistics_warning
 from capi.errors import CapiError
 from capi.train.build import build_reader
 from capi.train.cost.hardware import Gpu, find_gpu

@@ -7,7 +7,7 @@ may be several of ours, one after the other in its first dimension: a fused map 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -21,7 +21,7 @@ _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 
 
 @dataclass(frozen=True)
-class Rule:
+class KeyRule:
     """One of their names, and what it is of ours; None stands for a part that is not used."""
 
     theirs: str
@@ -30,19 +30,19 @@ class Rule:
     """Whether their table of positions is (1, rows, columns, width), where ours is (1, rows x columns, width)."""
 
 
-def rule(theirs: str, *ours: str | None, as_grid: bool = False) -> Rule:
+def rule(theirs: str, *ours: str | None, as_grid: bool = False) -> KeyRule:
     """One tensor of theirs, which is one of ours or several."""
-    return Rule(theirs, ours, as_grid)
+    return KeyRule(theirs, ours, as_grid)
 
 
-def with_bias(theirs: str, *ours: str) -> tuple[Rule, Rule]:
+def with_bias(theirs: str, *ours: str) -> tuple[KeyRule, KeyRule]:
     """Weight and bias of a linear map or a norm, or of several that are fused."""
     names = {kind: tuple(f"{name}.{kind}" for name in ours) for kind in ("weight", "bias")}
-    return Rule(f"{theirs}.weight", names["weight"]), Rule(f"{theirs}.bias", names["bias"])
+    return KeyRule(f"{theirs}.weight", names["weight"]), KeyRule(f"{theirs}.bias", names["bias"])
 
 
 @dataclass(frozen=True)
-class Part:
+class Subnetwork:
     """One of the networks that a checkpoint holds: where its dict may lie, and what its names may begin with."""
 
     places: tuple[tuple[str, ...], ...] = ((),)
@@ -54,12 +54,12 @@ class Layout:
     """How a source names its tensors."""
 
     method: str
-    rules: tuple[Rule, ...]
+    rules: tuple[KeyRule, ...]
     signature: str
     """A name that every checkpoint in this layout has."""
     ignored: tuple[str, ...] = ()
     """Patterns of names that are in such files and do not belong to the encoder: heads, decoders, mask tokens."""
-    parts: Mapping[str, Part] | None = None
+    parts: Mapping[str, Subnetwork] | None = None
     """By name, the one that is used unless told otherwise first."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Patterns of names that come in two forms, and what they are taken for."""
@@ -67,10 +67,12 @@ class Layout:
     """What the first blocks may be called, where some files count them by themselves."""
     periods: str = ""
     """What the periods of rotary positions are called, in files that have them; else they are computed."""
+    positions: Literal["column", "row", "learned"] | None = None
+    """Whether the table of positions is learned or fixed sines and cosines, of the column or of the row first."""
 
-    def part(self, name: str | None) -> Part:
+    def part(self, name: str | None) -> Subnetwork:
         """The part of a name; the first one where none is given."""
-        parts = self.parts or {"": Part()}
+        parts = self.parts or {"": Subnetwork()}
         if name is None:
             return next(iter(parts.values()))
         if name not in parts:
@@ -87,7 +89,7 @@ class _Place(NamedTuple):
     as_grid: bool
 
 
-def find_state(contents: Any, layout: Layout, part: Part) -> State | None:
+def find_state(contents: Any, layout: Layout, part: Subnetwork) -> State | None:
     """The tensors of one part of a checkpoint by their own names, without wrappers; None where they are not there."""
     for place in part.places:
         mapping = _descend(contents, place)

@@ -1,24 +1,28 @@
-"""A baseline out of its file: the original checkpoint, or a folder in the format of transformers.
+"""Where the weights of a baseline lie: `baseline:NAME`, `baseline:NAME=PLACE`, `baseline:NAME@PART`.
 
-Nothing that a file contains is run (capi/zoo/files.py). The names must be those of the layout, no more and no fewer;
-what is known not to belong to the encoder is listed in each layout. A checkpoint of another model says which one it
-looks like.
+`baseline:NAME+RESAMPLING`, as in `mae_vitl16+antialias`, brings its positions to other grids in another way than its
+authors do.
+
+Without a place they are looked for in the folder that CAPI_BASELINES names, then in the cache of torch.hub: under the
+baseline's own name (`mae_vitl16.pth`, or a folder `mae_vitl16`) or under the one that its authors gave the file. A
+place is a path, an id of the Hub (owner/name), or `hub` for the id that is known. Nothing is downloaded unless it is
+asked for.
 """
 
 import logging
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from capi.errors import CapiError
-from capi.models.plain_architecture import Architecture
-from capi.models.plain_positions import column_first_sincos, rotary_periods, row_first_sincos
-from capi.models.plain_vit import PlainViT
+from capi.models.plain_vit import PlainArchitecture, PlainViT, column_first_sincos, rotary_periods, row_first_sincos
 from capi.models.weightless import without_weights
-from capi.zoo.baselines.baseline import Baseline, shapes_of
+from capi.zoo.baselines import PREFIX, USUAL
 from capi.zoo.baselines.keys import Layout, State, find_state, fits, is_ignored, to_ours
-from capi.zoo.baselines.registry import BASELINES
+from capi.zoo.baselines.registry import BASELINES, Baseline, baseline_named, shapes_of
 from capi.zoo.baselines.transformers_layout import (
     CONFIG,
     PICKLE,
@@ -29,13 +33,74 @@ from capi.zoo.baselines.transformers_layout import (
     read_weights,
 )
 from capi.zoo.files import read_contents
+from capi.zoo.published import hub
+from capi.zoo.published.cache import cache_folder
 from capi.zoo.recognition import look_of
+
+FOLDER_VARIABLE = "CAPI_BASELINES"
+_BICUBIC = ("bicubic", "antialias")
+_ENDINGS = ("", ".pth", ".pt", ".th", ".pth.tar", ".safetensors", ".bin")
+
+
+def open_baseline(name: str) -> PlainViT:
+    """The frozen encoder that `baseline:NAME[+RESAMPLING][@PART][=PLACE]` stands for."""
+    whole, _, place = name.removeprefix(PREFIX).partition("=")
+    model, at, part = whole.partition("@")
+    model, plus, resampling = model.partition("+")
+    baseline = baseline_named(model)
+    if plus:
+        baseline = _with_resampling(baseline, resampling)
+    # A part that does not exist is told before a large file is read.
+    if at:
+        baseline.layout.part(part)
+    return load_baseline(baseline, _named_place(baseline, place) if place else find_weights(baseline), part or None)
+
+
+def _with_resampling(baseline: Baseline, resampling: str) -> Baseline:
+    """The same model, whose table of positions comes to other grids by plain or by antialiased bicubic resampling."""
+    own = baseline.architecture.resampling
+    if own not in _BICUBIC or baseline.architecture.positions != "table":
+        raise CapiError(f'{baseline.name} has one way to other sizes than its own: leave out "+{resampling}"')
+    if resampling not in _BICUBIC:
+        raise CapiError(f'{baseline.name} knows "+bicubic" and "+antialias", not "+{resampling}"; its own is {own}')
+    return replace(baseline, architecture=baseline.architecture.changed(resampling=resampling))
+
+
+def find_weights(baseline: Baseline) -> Path:
+    """The file or folder on this machine; where there is none, what to download and where to put it."""
+    folders = _folders()
+    names = [f"{baseline.name}{ending}" for ending in _ENDINGS] + [baseline.file]
+    for folder in folders:
+        for name in names:
+            if (folder / name).exists():
+                return folder / name
+    usual = f", or load {PREFIX}{baseline.name}={USUAL} ({baseline.hub_id} on the Hub)" if baseline.hub_id else ""
+    raise CapiError(
+        f"the weights of {baseline.name} are not on this machine: put {baseline.file} of {baseline.source} at "
+        f"{folders[0] / baseline.name}.pth, or name the file with {PREFIX}{baseline.name}=PATH{usual}"
+    )
+
+
+def _folders() -> list[Path]:
+    named = os.environ.get(FOLDER_VARIABLE)
+    return ([Path(named).expanduser()] if named else []) + [cache_folder()]
+
+
+def _named_place(baseline: Baseline, place: str) -> Path:
+    path = Path(place).expanduser()
+    if path.exists() and place != USUAL:
+        return path
+    if place == USUAL and baseline.hub_id is None:
+        raise CapiError(f"{baseline.name} is not known to be on the Hub: get {baseline.file} of {baseline.source}")
+    name = baseline.hub_id if place == USUAL else place
+    assert name is not None
+    if not hub.is_hub_id(name):
+        raise CapiError(f"there is no {place}: expected {baseline.file} of {baseline.source}, or a folder or Hub id")
+    return hub.hub_folder(name, kind=None)
+
 
 _LOG = logging.getLogger("capi")
 _MOST_NAMES = 4
-# What comes first in fixed tables of sines and cosines, by method.
-_FIXED_POSITIONS = {"MAE": "column", "I-JEPA": "column", "data2vec 2.0": "column", "MoCo v3": "row"}
-_LEARNED_POSITIONS = ("DINO", "iBOT", "MSN", "DINOv2")
 
 
 def load_baseline(baseline: Baseline, path: Path, part: str | None = None) -> PlainViT:
@@ -68,7 +133,7 @@ def _load_original(baseline: Baseline, path: Path, part: str | None) -> PlainViT
 
 
 def _build(
-    baseline: Baseline, architecture: Architecture, contents: Any, layout: Layout, part: str | None, source: str
+    baseline: Baseline, architecture: PlainArchitecture, contents: Any, layout: Layout, part: str | None, source: str
 ) -> PlainViT:
     state = find_state(contents, layout, layout.part(part))
     if state is None:
@@ -110,20 +175,20 @@ def _tell_ignored(state: State, layout: Layout, source: str) -> None:
         _LOG.info("%s: left out, as they are no part of the encoder: %s", source, ", ".join(left))
 
 
-def _tell_doubtful(weights: State, architecture: Architecture, baseline: Baseline, source: str) -> None:
+def _tell_doubtful(weights: State, architecture: PlainArchitecture, baseline: Baseline, source: str) -> None:
     """Names and shapes of several methods are the same; whether positions are learned tells some of them apart."""
     if "positions" not in weights:
         return
     side, width = architecture.grid, architecture.width
     table = weights["positions"][:, -side * side :]
     tables = {"column": column_first_sincos(side, side, width), "row": row_first_sincos(side, side, width, 1)}
-    found = {name for name, known in tables.items() if torch.allclose(table, known, atol=1e-3)}
-    fixed = _FIXED_POSITIONS.get(baseline.layout.method)
-    if fixed is not None and fixed not in found:
+    same = {name for name, fixed in tables.items() if torch.allclose(table, fixed, atol=1e-3)}
+    expected = baseline.layout.positions
+    if expected in tables and expected not in same:
         _LOG.warning(
             "%s has other positions than the fixed ones of %s: is it another method's?", source, baseline.title
         )
-    if baseline.layout.method in _LEARNED_POSITIONS and found:
+    if expected == "learned" and same:
         _LOG.warning("%s has fixed positions, where %s learns them: is it another's?", source, baseline.title)
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.models.plain_architecture import Architecture
+from capi.models.plain_vit import PlainArchitecture
 from capi.runtime.documents import read_object
-from capi.zoo.baselines.baseline import Baseline
-from capi.zoo.baselines.keys import Layout, Part, Rule, rule, with_bias
+from capi.zoo.baselines.keys import KeyRule, Layout, Subnetwork, rule, with_bias
+from capi.zoo.baselines.registry import Baseline
 from capi.zoo.files import read_contents
 
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -65,7 +65,7 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def layout_for(architecture: Architecture, model_type: str) -> Layout:
+def layout_for(architecture: PlainArchitecture, model_type: str) -> Layout:
     """The names of transformers for a model of these options."""
     rules = _dinov3_rules(architecture) if model_type == "dinov3_vit" else _vit_rules(architecture)
     signature = "embeddings.patch_embeddings.weight" if model_type == "dinov3_vit" else _PATCHES
@@ -74,14 +74,14 @@ def layout_for(architecture: Architecture, model_type: str) -> Layout:
         rules=rules,
         signature=signature,
         ignored=_IGNORED,
-        parts={"": Part(((),), _PREFIXES)},
+        parts={"": Subnetwork(((),), _PREFIXES)},
     )
 
 
 _PATCHES = "embeddings.patch_embeddings.projection.weight"
 
 
-def _vit_rules(of: Architecture) -> tuple[Rule, ...]:
+def _vit_rules(of: PlainArchitecture) -> tuple[KeyRule, ...]:
     attention = f"{_LAYER}.attention.attention"
     norms = (("norm1", "norm2"), ("layernorm_before", "layernorm_after"))[not _is_dinov2(of)]
     scales = (("layer_scale1.lambda1", "layer_scale2.lambda1"), ("lambda_1", "lambda_2"))[not _is_dinov2(of)]
@@ -104,12 +104,12 @@ def _vit_rules(of: Architecture) -> tuple[Rule, ...]:
     )
 
 
-def _is_dinov2(of: Architecture) -> bool:
+def _is_dinov2(of: PlainArchitecture) -> bool:
     """The others with layer scale are BEiT and data2vec 1, which have no positions of their own."""
     return of.layer_scale and of.positions == "table"
 
 
-def _mlp_rules(of: Architecture) -> tuple[Rule, ...]:
+def _mlp_rules(of: PlainArchitecture) -> tuple[KeyRule, ...]:
     if of.gated_mlp:
         gate = with_bias(f"{_LAYER}.mlp.weights_in", f"{_BLOCK}.mlp.gate", f"{_BLOCK}.mlp.expand")
         return (*gate, *with_bias(f"{_LAYER}.mlp.weights_out", f"{_BLOCK}.mlp.contract"))
@@ -120,7 +120,7 @@ def _mlp_rules(of: Architecture) -> tuple[Rule, ...]:
     )
 
 
-def _dinov3_rules(of: Architecture) -> tuple[Rule, ...]:
+def _dinov3_rules(of: PlainArchitecture) -> tuple[KeyRule, ...]:
     maps = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
     pairs = [
         with_bias(f"layer.{{n}}.attention.{theirs}", f"{_BLOCK}.attention.{ours}") for theirs, ours in maps.items()
@@ -141,7 +141,7 @@ def _dinov3_rules(of: Architecture) -> tuple[Rule, ...]:
     )
 
 
-def architecture_in(config: Mapping[str, Any], baseline: Baseline, source: str) -> Architecture:
+def architecture_in(config: Mapping[str, Any], baseline: Baseline, source: str) -> PlainArchitecture:
     """The baseline's architecture with what config.json adds to it; a model of another kind or size is told."""
     kind = config.get("model_type")
     if kind != baseline.model_type:
@@ -159,7 +159,7 @@ def architecture_in(config: Mapping[str, Any], baseline: Baseline, source: str) 
     return baseline.architecture.changed(**found)
 
 
-def _sizes(config: Mapping[str, Any], of: Architecture, source: str) -> dict[str, Any]:
+def _sizes(config: Mapping[str, Any], of: PlainArchitecture, source: str) -> dict[str, Any]:
     """The options that config.json speaks of."""
     try:
         width, patch_size = int(config["hidden_size"]), int(config["patch_size"])

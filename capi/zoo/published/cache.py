@@ -15,8 +15,7 @@ from typing import Any
 import torch.hub
 
 from capi.errors import CapiError
-from capi.runtime.atomic import atomic_write, scratch_folder
-from capi.runtime.links import open_nofollow
+from capi.runtime.atomic import atomic_write, open_nofollow, scratch_folder
 from capi.zoo.published.downloads import Patience, Report, UnreachableError, download, partial_of
 from capi.zoo.published.registry import ReleasedModel
 

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from capi.errors import CapiError
-from capi.runtime.atomic import atomic_write
-from capi.runtime.links import open_nofollow, refuse_link
+from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
 from capi.runtime.retry import retry
 
 # Called with the bytes that are here and the bytes that there are, where that is known.

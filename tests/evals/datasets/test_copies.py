@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capi.data.sources import Encoded, Files
+from capi.data.sources import EncodedImages, Files
 from capi.evals.datasets import copies as copies_module
 from capi.evals.datasets import load_classification, load_segmentation
 from capi.evals.datasets.copies import copies
@@ -64,7 +64,7 @@ def test__only_files_of_equal_size_are_opened_and_few_are_read_whole(
 
 def test__what_is_no_file_or_cannot_be_read_is_left_to_others(tmp_path: Path) -> None:
     train = written(tmp_path / "train", a=b"one")
-    assert copies(Encoded(["a"], [b"one"]), train) == {}
+    assert copies(EncodedImages(["a"], [b"one"]), train) == {}
     assert copies(Files(tmp_path, ["missing", "train/a"]), train) == {
         tmp_path / "train" / "a": tmp_path / "train" / "a"
     }

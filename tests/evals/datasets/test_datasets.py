@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capi.data.demo import LabelledPhotos
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages, LabelledPhotos
 from capi.errors import CapiError
 from capi.evals.datasets import DATASETS, load_classification, load_segmentation
 from capi.evals.tasks import (
@@ -54,7 +53,9 @@ def _few_photos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three photos instead of all that are built in, since reading those takes seconds."""
 
     def photos(split: str) -> LabelledPhotos:
-        return LabelledPhotos(Encoded([f"{split}/{i}" for i in range(3)], [b"photo"] * 3), [2, 0, 1], ["a", "b", "c"])
+        return LabelledPhotos(
+            EncodedImages([f"{split}/{i}" for i in range(3)], [b"photo"] * 3), [2, 0, 1], ["a", "b", "c"]
+        )
 
     monkeypatch.setattr("capi.evals.datasets.demo.demo_photos", photos)
 

@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.data.demo import LabelledPhotos
-from capi.data.sources import Encoded
+from capi.data.sources import EncodedImages, LabelledPhotos
 from capi.errors import CapiError
 from capi.evals.datasets.demo import load
 from capi.evals.tasks import DataOptions
@@ -12,7 +11,9 @@ from capi.evals.tasks import DataOptions
 @pytest.fixture(autouse=True)
 def _photos(monkeypatch: pytest.MonkeyPatch) -> None:
     def photos(split: str) -> LabelledPhotos:
-        return LabelledPhotos(Encoded([f"{split}/1", f"{split}/2"], [b"one", b"two"]), [2, 0], ["ant", "bee", "cat"])
+        return LabelledPhotos(
+            EncodedImages([f"{split}/1", f"{split}/2"], [b"one", b"two"]), [2, 0], ["ant", "bee", "cat"]
+        )
 
     monkeypatch.setattr("capi.evals.datasets.demo.demo_photos", photos)
 

@@ -1,1 +1,0 @@
-"""One small map of names for each source, with where its facts come from."""

@@ -1,0 +1,54 @@
+"""One of many processes without the others: FSDP2's own step on tensors without values, over a network that is none."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from capi.config.schema import Config
+from capi.runtime.processes import Processes
+from capi.train.distribute import distribute
+from capi.train.guard import Guard
+from capi.train.step import Learner
+
+CPU = torch.device("cpu")
+
+
+@contextmanager
+def fake_learner(config: Config, processes: int, rank: int = 0) -> Iterator[Learner]:
+    """The learner of a process, spread over all of them. Within this every new tensor is a fake one."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=processes)
+    # What torch makes itself is real, such as the number of a mesh's axis.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        # Fake tensors cannot be swapped, by which `to_empty` brings a module to life.
+        with (
+            patch("capi.train.distribute.fill_from_main"),
+            patch.object(nn.Module, "to_empty", lambda module, device: _fill(module, device, mode)),
+        ):
+            learner = distribute(config, None, Processes(rank, processes), CPU)
+        with mode:
+            learner.guard = Guard(CPU, learner.guard.patience)
+            yield learner
+    finally:
+        dist.destroy_process_group()
+
+
+def _fill(root: nn.Module, device: torch.device, mode: FakeTensorMode) -> None:
+    for module in root.modules():
+        with mode:
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    empty = torch.empty_like(parameter, device=device)
+                    module._parameters[name] = nn.Parameter(empty, parameter.requires_grad)
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device=device)
+    for module in root.modules():
+        group = module._get_fsdp_state()._fsdp_param_group if hasattr(module, "_get_fsdp_state") else None
+        for parameter in group.fsdp_params if group else ():
+            parameter.reset_sharded_param()
