@@ -32,8 +32,7 @@ from capi.train.checkpoint import Checkpoints
 from capi.train.health import RULES, Finding, RunFacts, Watchman, spoken
 from capi.train.run import run_facts
 from capi.types import Statistics
-from capi.zoo.metrics import FILE
-from capi.zoo.run_folder import CONFIG, RunFolder, run_config
+from capi.zoo.run_folder import CONFIG, FILE, RunFolder, run_config
 
 State = Literal["alarm", "look", "well", "unknown"]
 _LOSSES = {"student_loss": "Loss of the student", "clustering_loss": "Loss of the clustering"}

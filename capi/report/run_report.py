@@ -23,8 +23,7 @@ from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of
 from capi.train.health import Finding, Rule, RunFacts, Watchman
 from capi.train.run import run_facts
 from capi.zoo.build import recorded_loss, recorded_target
-from capi.zoo.metrics import FILE
-from capi.zoo.run_folder import CONFIG, RECORD, RunFolder, run_config
+from capi.zoo.run_folder import CONFIG, FILE, RECORD, RunFolder, run_config
 
 REPORT = "report.html"
 _STARTS_SHOWN = 20

@@ -16,7 +16,7 @@ from typing import IO, Any
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
 from capi.runtime.privacy import hide_paths
-from capi.zoo.metrics import read_metrics
+from capi.zoo.run_folder import read_metrics
 
 Record = Mapping[str, float | int | None]
 Logger = Callable[[Record], None]

@@ -3,9 +3,8 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from capi.config.loading import load_config, parse_config
-from capi.config.run_sections import EvaluationConfig
-from capi.config.schema import Config, MaskingConfig, ModelConfig, PredictorConfig, TargetConfig
+from capi.config.files import load_config, parse_config
+from capi.config.schema import Config, EvaluationConfig, MaskingConfig, ModelConfig, PredictorConfig, TargetConfig
 from capi.errors import CapiError
 from capi.method.masking import MASKS
 from capi.models.heads import HEADS
