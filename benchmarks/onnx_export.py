@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from capi.zoo.encoders import untrained
-from capi.zoo.onnx.check import compare_speed
-from capi.zoo.onnx.trace import Precision
-from capi.zoo.onnx.write import write_onnx
+from capi.zoo.onnx import Precision, compare_speed, write_onnx
 
 COLUMNS = f"{'':14} {'MB':>7} {'ms':>8} {'PyTorch':>9}   {'cosine':>9} {'least':>9} {'largest':>9}"
 

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from measure import Work, interleaved_best, peak_extra_bytes
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
 from capi.method.masking import Grid

@@ -10,9 +10,7 @@ except ImportError as missing:
 
     raise CapiError("capi.huggingface needs the transformers library: pip install 'capi[transformers]'") from missing
 
-from capi.zoo.huggingface.configuration import CapiConfig
-from capi.zoo.huggingface.image_processing import CapiImageProcessor
-from capi.zoo.huggingface.modeling import CapiModel, CapiOutput
+from capi.zoo.huggingface.library import CapiConfig, CapiImageProcessor, CapiModel, CapiOutput
 
 __all__ = ["CapiConfig", "CapiImageProcessor", "CapiModel", "CapiOutput"]
 

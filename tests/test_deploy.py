@@ -9,7 +9,7 @@ import typer
 import yaml
 
 from capi.cli.app import app
-from capi.config.loading import load_config
+from capi.config.files import load_config
 
 ROOT = Path(__file__).parent.parent
 

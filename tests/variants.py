@@ -1,6 +1,6 @@
 """Every switch of the method, as overrides of a config."""
 
-from capi.config.loading import overridden, parse_config
+from capi.config.files import overridden, parse_config
 from capi.config.schema import Config
 from capi.train.build import build_learner, resolve_target
 from capi.train.step import Learner

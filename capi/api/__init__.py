@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from capi.api.hub import push as push
     from capi.api.tables import compare_table as compare_table
     from capi.api.training import pretrain as pretrain
-    from capi.config.loading import load_config as load_config
+    from capi.config.files import load_config as load_config
     from capi.data.crops import transform as transform
     from capi.data.shard_writer import pack_shards as pack_shards
     from capi.data.sources import ENDINGS as ENDINGS
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from capi.zoo.export import ExportOptions as ExportOptions
     from capi.zoo.export import export as export
     from capi.zoo.export import write_export as write_export
-    from capi.zoo.onnx.write import OnnxExported as OnnxExported
+    from capi.zoo.onnx import OnnxExported as OnnxExported
     from capi.zoo.published.registry import REFERENCE_REPOSITORY as REFERENCE_REPOSITORY
     from capi.zoo.published.registry import list_models as list_models
 
@@ -110,7 +110,7 @@ PUBLIC = {
     "train_step": "capi.train.step",
     "transform": "capi.data.crops",
     "watch": "capi.report.watch",
-    "load_config": "capi.config.loading",
+    "load_config": "capi.config.files",
     "CapiError": "capi.errors",
     "Features": "capi.types",
     "MaskedBatch": "capi.types",
@@ -163,7 +163,7 @@ _COMMANDS = {
     "list_baselines": "capi.zoo.baselines.registry",
     "ExportOptions": "capi.zoo.export",
     "write_export": "capi.zoo.export",
-    "OnnxExported": "capi.zoo.onnx.write",
+    "OnnxExported": "capi.zoo.onnx",
     "REFERENCE_REPOSITORY": "capi.zoo.published.registry",
     "list_models": "capi.zoo.published.registry",
 }

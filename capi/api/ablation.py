@@ -26,7 +26,8 @@ from rich.console import Console
 
 from capi.api.comparison import compare
 from capi.api.training import pretrain
-from capi.config.ablations import (
+from capi.config.benchmarks import PROTOCOLS
+from capi.config.experiments import (
     DEFAULT_RUN,
     Benchmarks,
     Options,
@@ -37,11 +38,8 @@ from capi.config.ablations import (
     find_scale,
     plan_table,
 )
-from capi.config.benchmark_loading import load_benchmark, protocols_with
-from capi.config.benchmarks import PROTOCOLS
-from capi.config.loading import dump_config, overridden
-from capi.config.run_sections import EvaluationConfig
-from capi.config.schema import Config
+from capi.config.files import dump_config, load_benchmark, overridden, protocols_with
+from capi.config.schema import Config, EvaluationConfig
 from capi.config.trust import trusted_code
 from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
@@ -58,8 +56,7 @@ from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths, hide_paths_within
 from capi.train.cost.summary import planned_cost
-from capi.zoo.metrics import FILE, read_metrics
-from capi.zoo.run_folder import RunFolder
+from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
 LABELS = "labels.csv"
 # Columns of a CSV that are taken for the class, in this order, where none is named.

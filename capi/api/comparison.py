@@ -21,9 +21,8 @@ import torch
 from rich.console import Console
 
 from capi.api.evaluation import evaluate
-from capi.config.benchmark_loading import EXAMPLE, load_benchmark, protocols_with
 from capi.config.benchmarks import BenchmarkConfig
-from capi.config.loading import FILE_ENDINGS, overridden, validated
+from capi.config.files import EXAMPLE, FILE_ENDINGS, load_benchmark, overridden, protocols_with, validated
 from capi.data.crops import image_size_of
 from capi.data.sources import Files
 from capi.errors import CapiError, nearest

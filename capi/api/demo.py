@@ -10,7 +10,7 @@ from PIL import Image
 from rich.console import Console
 
 from capi.api.training import pretrain
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.config.trust import trusted_code
 from capi.data.crops import Frame, normalize
@@ -27,8 +27,7 @@ from capi.report.pictures.pca import contact_sheet, pca_pictures, photos_of
 from capi.report.pictures.sheets import save_picture
 from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained
-from capi.zoo.metrics import FILE, read_metrics
-from capi.zoo.run_folder import RunFolder, run_config
+from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
 
 RECIPE = "demo"
 # Best for the trained encoder, the untrained one and raw pixels alike, when each training photo is left out in turn.

@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from capi.config.benchmark_loading import as_benchmark
 from capi.config.benchmarks import BenchmarkConfig
+from capi.config.files import as_benchmark
 from capi.data.crops import image_size_of
 from capi.evals.build import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.evals.features import Encoding

@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 
 from capi.api.comparison import compare_columns
-from capi.config.result_tables import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
+from capi.config.experiments import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import BenchmarkColumn, Comparison
 from capi.evals.datasets.imagenet_shifts import TEST_SETS

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from capi.config.loading import Recipe, as_config
+from capi.config.files import Recipe, as_config
 from capi.config.trust import Trust, trusted_code
 from capi.data.locations import Data
 from capi.errors import expect

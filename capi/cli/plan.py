@@ -14,7 +14,7 @@ from capi import api
 from capi.cli.app import Overrides, app, duration, echo, results
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between, others_than, refuse_idle
-from capi.config import loading
+from capi.config import files
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def plan(
         _suggest(suggest, gpu, gpus, hours, assumptions, as_json)
         return
     assert recipe is not None
-    config = loading.load_config(recipe, overrides or [])
+    config = files.load_config(recipe, overrides or [])
     if measure:
         _measure(config, images, assumptions, as_json)
         return

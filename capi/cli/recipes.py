@@ -9,7 +9,7 @@ from rich.table import Table
 from capi import api
 from capi.cli.app import Overrides, app, echo, results
 from capi.cli.usage import Commands
-from capi.config import loading
+from capi.config import files
 from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable, paper_models, paper_table, paper_tables
 from capi.config.schema import Config
 from capi.errors import CapiError
@@ -45,15 +45,15 @@ def show(
     overrides: Overrides = None,
 ) -> None:
     """Show a recipe: its opening comment, then the whole config that it resolves to."""
-    config = loading.load_config(name, overrides or [])
+    config = files.load_config(name, overrides or [])
     for line in _opening(name, config):
         echo(line)
-    echo(loading.dump_config(config), nl=False)
+    echo(files.dump_config(config), nl=False)
 
 
 def _opening(name: str, config: Config) -> Iterator[str]:
     """The opening comment of a recipe; what a model of the paper costs is computed from its config."""
-    for line in loading.recipe_text(name).splitlines():
+    for line in files.recipe_text(name).splitlines():
         if not line.startswith("#"):
             return
         yield line
@@ -74,8 +74,8 @@ def _cost(config: Config) -> str:
 def _print_recipes() -> None:
     console = results()
     packaged = Table("recipe", "what it is", box=None, pad_edge=False)
-    for name in loading.recipe_names():
-        packaged.add_row(name, loading.recipe_title(name))
+    for name in files.recipe_names():
+        packaged.add_row(name, files.recipe_title(name))
     console.print(packaged)
     console.print("\nThe paper's models (`capi recipes --tables` names the tables that compare them)\n", soft_wrap=True)
     listed = Table("recipe", "what it is", "data", box=None, pad_edge=False)

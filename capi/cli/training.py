@@ -16,8 +16,8 @@ from capi import api
 from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.terminal import Terminal
 from capi.cli.usage import Commands, between, others_than, refuse_idle
-from capi.config import loading
-from capi.config.ablations import ablations
+from capi.config import files
+from capi.config.experiments import ablations
 from capi.config.paper import paper_table
 from capi.config.trust import trusted_code
 from capi.errors import INTERRUPTED, PREEMPTED, CapiError
@@ -147,7 +147,7 @@ def _check(
     device: str | None,
     rounds: int,
 ) -> None:
-    config, chosen = loading.load_config(recipe, overrides), api.choose_device(device)
+    config, chosen = files.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
         found = api.check(

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from typer.core import TyperGroup
 
 from capi.config.benchmarks import PROTOCOLS
-from capi.config.loading import nearest_key
+from capi.config.files import nearest_key
 from capi.config.schema import Config
 from capi.errors import CapiError, nearest
 

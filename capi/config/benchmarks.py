@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from capi.config.section import Batch, Count, NotNegative, Pictures, Positive, Section, Seed, Share, Side, Workers
+from capi.config.schema import Batch, Count, NotNegative, Pictures, Positive, Section, Seed, Share, Side, Workers
 from capi.runtime.protocol import (
     OUR_NEIGHBOURS,
     OUR_TEMPERATURE,

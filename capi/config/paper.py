@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import Field, model_validator
 
-from capi.config.section import Section
+from capi.config.schema import Section
 from capi.errors import CapiError, nearest
 
 FIGURE_ONLY = "figure only"

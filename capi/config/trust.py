@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from capi.config.loading import overridden
+from capi.config.files import overridden
 from capi.errors import expect
 
 Trust = str | Path | Iterable[str | Path]

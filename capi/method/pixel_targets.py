@@ -22,7 +22,7 @@ from capi.method.targets import (
     value_summary,
 )
 from capi.method.teacher import Teacher
-from capi.models.pixels import patch_pixels
+from capi.models.features import patch_pixels
 from capi.types import Float, Int
 
 # What MAE adds to the variance of a patch.

@@ -8,10 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.errors import CapiError, expect
-from capi.models.layers import Block
-from capi.models.norms import final_norm
-from capi.models.positions import POSITIONS, Grid, PositionKind, Positions
-from capi.models.rope import patch_coordinates, register_coordinates
+from capi.models.layers import Block, final_norm
+from capi.models.positions import POSITIONS, Grid, PositionKind, Positions, patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
 INITIAL_TOKEN_STD = 0.02

@@ -1,23 +1,158 @@
 """How tokens know where they stand: rotary positions in every attention, or a learned table that is added once.
 
-Positions are functions of coordinates in [0, 1] x [0, 1], row first, so that either kind reads any resolution.
+Positions are coordinates in [0, 1] x [0, 1], first row, then column, so that either kind reads any resolution.
 
-- `axial` and `released` (capi/models/rope.py) turn queries and keys. RoPE-2D as in EVA-02 and the paper.
-- `learned` (ViT, ICLR 2021): a table of vectors, one for each patch of the native grid, is added to the patch
-  embeddings; the predictor's mask tokens have a table of their own, registers have none, and nothing is turned.
-  Between the points of the table it is bicubic, corners on corners as for all coordinates here (ours).
+Rotary (RoPE-2D as in EVA-02 and the paper) turns queries and keys, of patches and registers. Each attention head of
+width w has w/4 frequencies; the angle of its channels is [a, a, c, c] with row angles a and column angles c. Two
+variants differ only in which channels are paired:
+
+- `axial` swaps within each half of the head. Every pair shares one angle, so it is a rotation and q.k depends on the
+  relative position alone. What the paper describes, and the default.
+- `released` swaps the two halves, which pairs a row angle with a column angle and is no rotation. The published
+  weights were trained with it.
+
+`learned` (ViT, ICLR 2021) adds a table of vectors, one for each patch of the native grid, to the patch embeddings; the
+predictor's mask tokens have a table of their own, registers have none, and nothing is turned. Between the points of the
+table it is bicubic, corners on corners as for all coordinates here (ours).
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.models.rope import RopeVariant, RotaryTable, rotary_table
 from capi.types import Float
+
+RopeVariant = Literal["axial", "released"]
+# The head is seen as this many parts, each of two halves that are swapped.
+_PARTS: dict[RopeVariant, int] = {"axial": 2, "released": 1}
+
+HIGHEST_FREQUENCY = 7.0
+FREQUENCY_RATIO = 10000.0
+
+
+class RotaryTable(NamedTuple):
+    """Cosines and signed sines for a sequence, computed once and used by every block.
+
+    The sine carries the minus sign of the swap: rotated = x * cosine + swapped(x) * sine.
+    """
+
+    cosine: Float[Tensor, "s t 1 w"]
+    sine: Float[Tensor, "s t 1 w"]
+    parts: int
+
+    def select(self, index: Tensor) -> "RotaryTable":
+        """The tables of some images of the batch; a table shared by all images stays as it is."""
+        if self.cosine.shape[0] == 1:
+            return self
+        return RotaryTable(self.cosine.index_select(0, index), self.sine.index_select(0, index), self.parts)
+
+
+def frequencies(head_width: int, device: torch.device | str | None = None) -> Float[Tensor, " f"]:
+    """Geometric from 7 down to 7e-4 cycles per image, in radians, always in float32: bf16 steps by 0.25 at 44 rad."""
+    exponent = torch.linspace(0, 1, head_width // 4, device=device, dtype=torch.float32)
+    return HIGHEST_FREQUENCY * FREQUENCY_RATIO**-exponent * 2 * math.pi
+
+
+def rotary_table(coordinates: Float[Tensor, "s t 2"], head_width: int, variant: RopeVariant) -> RotaryTable:
+    """The table of a sequence of positions; s is the batch, or 1 when all images share their positions."""
+    angles = coordinates.float()[..., None] * frequencies(head_width, coordinates.device)
+    cosine = torch.cat([angles.cos()] * 2, dim=-1).flatten(-2)
+    sine = angles.sin()
+    if variant == "axial":
+        signed = torch.cat([-sine, sine], dim=-1)
+    else:
+        # Both quarters of the first half are negated: the halves [x1, x2] become [-x2, x1].
+        signed = torch.stack([-sine[..., 0, :], sine[..., 1, :]], dim=-2).repeat(1, 1, 1, 2)
+    return RotaryTable(cosine[:, :, None], signed.flatten(-2)[:, :, None], _PARTS[variant])
+
+
+def rotate(x: Float[Tensor, "b t h w"], table: RotaryTable | None) -> Float[Tensor, "b t h w"]:
+    """Apply the table to queries or keys; without one they stay as they are."""
+    if table is None:
+        return x
+    cosine, sine = table.cosine.to(x.dtype), table.sine.to(x.dtype)
+    if torch.compiler.is_exporting():
+        # A graph for other runtimes has no writing in place, and they fuse what is written plainly.
+        return x * cosine + _swapped(x, table.parts) * sine
+    rotated: Tensor = _Rotate.apply(x, cosine, sine, table.parts)
+    return rotated
+
+
+class _Rotate(torch.autograd.Function):
+    """x * cosine + swapped(x) * sine without materialising swapped(x), forward and backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor, parts: int) -> Tensor:
+        ctx.save_for_backward(cosine, sine)
+        ctx.parts = parts
+        rotated = x * cosine
+        _add_swapped_product(rotated, x, sine, parts)
+        return rotated
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        cosine, sine = ctx.saved_tensors
+        # The swap is its own transpose, and it moves the factor along: swapped(gradient * sine).
+        result = gradient * cosine
+        _add_swapped_product(result, gradient, _swapped(sine, ctx.parts), ctx.parts)
+        return result, None, None, None
+
+
+def _halves(x: Tensor, parts: int) -> tuple[Tensor, Tensor]:
+    first, second = x.unflatten(-1, (parts, 2, -1)).unbind(-2)
+    return first, second
+
+
+def _swapped(x: Tensor, parts: int) -> Tensor:
+    return x.unflatten(-1, (parts, 2, -1)).flip(-2).flatten(-3)
+
+
+def _add_swapped_product(total: Tensor, x: Tensor, factor: Tensor, parts: int) -> None:
+    """total += swapped(x) * factor, in place."""
+    total_first, total_second = _halves(total, parts)
+    x_first, x_second = _halves(x, parts)
+    factor_first, factor_second = _halves(factor, parts)
+    total_first.addcmul_(x_second, factor_first)
+    total_second.addcmul_(x_first, factor_second)
+
+
+def patch_coordinates(rows: int, columns: int, device: torch.device | str | None = None) -> Float[Tensor, "n 2"]:
+    """Row-major coordinates of a patch grid, its corners at 0 and 1."""
+    down, across = _from_zero_to_one(rows, device), _from_zero_to_one(columns, device)
+    return torch.cartesian_prod(down, across).view(rows * columns, 2)
+
+
+def _from_zero_to_one(count: int, device: torch.device | str | None) -> Float[Tensor, " n"]:
+    if torch.compiler.is_exporting():
+        # The count is a symbol then, and a translated linspace divides by zero where it turns out to be 1.
+        index = torch.arange(count, device=device)
+        return index / index[-1].clamp(min=1)
+    return torch.linspace(0, 1, count, device=device, dtype=torch.float32)
+
+
+def register_coordinates(visible: Float[Tensor, "s v 2"], count: int) -> Float[Tensor, "s {count} 2"]:
+    """Registers spread evenly over the border of the visible patches' bounding box, per image.
+
+    Register i stands i / count of the way around, in four sides of equal length; where count is a multiple of 4 each
+    side holds count / 4 of them.
+    """
+    low, high = visible.amin(1, keepdim=True), visible.amax(1, keepdim=True)
+    return low + _unit_border(count, visible.device) * (high - low)
+
+
+def _unit_border(count: int, device: torch.device) -> Float[Tensor, "{count} 2"]:
+    way = 4 * torch.arange(count, device=device)
+    side, along = way // max(count, 1), (way % max(count, 1)).float() / max(count, 1)
+    zero, one = torch.zeros_like(along), torch.ones_like(along)
+    row = torch.stack([along, one, 1 - along, zero])
+    column = torch.stack([zero, along, one, 1 - along])
+    return torch.stack([row, column], dim=-1)[side, torch.arange(count, device=device)]
+
 
 PositionKind = Literal["axial", "released", "learned"]
 Grid = tuple[int, int]

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
-from capi.models.layers import Block, linear
-from capi.models.norms import final_norm
+from capi.models.layers import Block, final_norm, linear
 from capi.models.positions import POSITIONS, Grid, PositionKind
 from capi.types import Float, Int
 

@@ -26,8 +26,7 @@ from capi.train.checkpoint import Checkpoints
 from capi.train.health import Finding, RunFacts, State, Watchman, number_text, verdict
 from capi.train.run import run_facts
 from capi.types import Statistics
-from capi.zoo.metrics import FILE
-from capi.zoo.run_folder import CONFIG, RunFolder, run_config
+from capi.zoo.run_folder import CONFIG, FILE, RunFolder, run_config
 
 # Images of a batch for each prototype: with 1/16 the targets stay vague and less is learnt (docs/small-data.md).
 _IMAGES_A_PROTOTYPE = 1 / 8

@@ -11,7 +11,7 @@ import numpy as np
 from capi.errors import CapiError
 from capi.report.pages.data import Column
 from capi.runtime.documents import open_regular
-from capi.zoo.metrics import LONGEST_LINE, MOST_METRICS, parse_record
+from capi.zoo.run_folder import LONGEST_LINE, MOST_METRICS, parse_record
 
 # Bytes read at a time.
 _BLOCK = 2**24

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from capi.config.loading import differences, parse_config
+from capi.config.files import differences, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column
 from capi.runtime.documents import parse_object
-from capi.zoo.metrics import FILE, WALL_CLOCK
-from capi.zoo.run_folder import RunFolder, run_config
+from capi.zoo.run_folder import FILE, WALL_CLOCK, RunFolder, run_config
 
 FORMAT_VERSION = 1
 POINTS = 20

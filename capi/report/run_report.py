@@ -19,8 +19,7 @@ from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
 from capi.train.health import Finding
 from capi.zoo.build import recorded_loss, recorded_target
-from capi.zoo.metrics import FILE
-from capi.zoo.run_folder import CONFIG, RECORD
+from capi.zoo.run_folder import CONFIG, FILE, RECORD
 
 REPORT = "report.html"
 _STARTS_SHOWN = 20

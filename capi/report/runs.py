@@ -25,8 +25,7 @@ from capi.runtime.progress import EvaluationProgress
 from capi.train.loop import Evaluation
 from capi.zoo.build import recorded_loss, recorded_target, statistics
 from capi.zoo.checkpoint_files import CheckpointFolder
-from capi.zoo.metrics import FILE, read_metrics
-from capi.zoo.run_folder import RunFolder, run_config
+from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
 
 _LOG = logging.getLogger("capi")
 

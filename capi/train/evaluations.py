@@ -6,10 +6,8 @@ from pathlib import Path
 
 import torch
 
-from capi.config.benchmark_loading import load_benchmark
-from capi.config.loading import FILE_ENDINGS
-from capi.config.run_sections import EvaluationConfig
-from capi.config.schema import Config
+from capi.config.files import FILE_ENDINGS, load_benchmark
+from capi.config.schema import Config, EvaluationConfig
 from capi.evals.build import build_encoding, build_protocol, count_images, load_data
 from capi.evals.results import EvaluationProtocol
 from capi.method.student import Student

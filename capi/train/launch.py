@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusted_code
 from capi.errors import PREEMPTED, CapiError

@@ -17,7 +17,7 @@ from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
 from capi.runtime.privacy import hide_paths
 from capi.train.health import metric_of
-from capi.zoo.metrics import read_metrics
+from capi.zoo.run_folder import read_metrics
 
 Record = Mapping[str, float | int | None]
 Logger = Callable[[Record], None]

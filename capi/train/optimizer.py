@@ -18,8 +18,7 @@ from capi.method.health import gradient_norm
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.models.encoder import PatchEmbedding
-from capi.models.layers import Block
-from capi.models.norms import RMSNorm
+from capi.models.layers import Block, RMSNorm
 from capi.types import Float
 
 BETAS = (0.9, 0.95)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from capi.config.loading import differences, dump_config
+from capi.config.files import differences, dump_config
 from capi.config.schema import Config
 from capi.data.locations import Data, describe_data, open_images
 from capi.data.reader import BrokenImages
@@ -35,8 +35,7 @@ from capi.train.step import Learner
 from capi.types import Statistics, VisionEncoder
 from capi.zoo import build as networks
 from capi.zoo.checkpoint_files import StoredTensors
-from capi.zoo.metrics import FILE, read_metrics
-from capi.zoo.run_folder import CONFIG, RunFolder, run_config
+from capi.zoo.run_folder import CONFIG, FILE, RunFolder, read_metrics, run_config
 
 _LOG = logging.getLogger("capi")
 # What may change when a run is resumed, since it does not change what is computed.

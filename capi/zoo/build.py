@@ -6,8 +6,7 @@ from typing import Any, overload
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from capi.config.schema import Config
-from capi.config.section import Section
+from capi.config.schema import Config, Section
 from capi.errors import CapiError
 from capi.method.registry import TARGETS
 from capi.method.student import Student, student_of

@@ -14,11 +14,10 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.config.trust import is_trusted
 from capi.errors import CapiError, expect
-from capi.models.features import CapiEncoder
-from capi.models.pixels import PixelEncoder
+from capi.models.features import CapiEncoder, PixelEncoder
 from capi.models.plain_vit import PlainViT
 from capi.types import Statistics, VisionEncoder
 from capi.zoo import build

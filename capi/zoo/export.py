@@ -12,8 +12,7 @@ from capi.models.features import CapiEncoder
 from capi.runtime.protocol import PAPER_SIZE
 from capi.zoo.encoders import Trainee, load_weights
 from capi.zoo.huggingface.files import write_transformers
-from capi.zoo.onnx.trace import OLDEST_OPSET, Precision
-from capi.zoo.onnx.write import OnnxExported, write_onnx
+from capi.zoo.onnx import OLDEST_OPSET, OnnxExported, Precision, write_onnx
 from capi.zoo.run_folder import RunFolder
 from capi.zoo.weights import Weights, export_encoder, export_run
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from capi.config.loading import dump_config, load_config
+from capi.config.files import dump_config, load_config
 from capi.train.build import build_learner
 from capi.train.checkpoint import Checkpoints, Position
 from tests.report.run_folders import add_pictures, make_run, records

@@ -19,7 +19,7 @@ def test__a_row_can_be_run_again_by_hand_from_its_recipe(done: Study) -> None:
 
 
 def capi_config(path: Path):
-    from capi.config.loading import load_config
+    from capi.config.files import load_config
 
     return load_config(path)
 

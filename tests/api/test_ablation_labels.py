@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from capi.api.ablation import StudyData, check_options, curve_evaluations, find_data, score_columns
-from capi.config.ablations import find_scale
+from capi.config.experiments import find_scale
 from capi.errors import CapiError
 from tests.api.studies import labelled_photos
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from capi.api.ablation import FAILURE, Study, gather, outcome_of, training_clock
-from capi.zoo.metrics import read_metrics
+from capi.zoo.run_folder import read_metrics
 
 
 def test__a_finished_study_has_scores_curves_costs_and_pictures(done: Study) -> None:

@@ -10,7 +10,7 @@ from PIL import Image
 
 import capi.api.comparison as comparing
 from capi.api.comparison import compare, identify_data, resolve_columns
-from capi.config.benchmark_loading import load_benchmark
+from capi.config.files import load_benchmark
 from capi.errors import CapiError
 from capi.evals.comparison_cells import BenchmarkColumn
 from capi.evals.datasets import DATASETS, load_classification, load_segmentation
@@ -130,7 +130,7 @@ def test__a_file_with_other_weights_is_computed_anew(
 ) -> None:
     source = tmp_path / "weighted.py"
     source.write_text(
-        "import torch\nfrom pathlib import Path\nfrom capi.models.pixels import PixelEncoder\n"
+        "import torch\nfrom pathlib import Path\nfrom capi.models.features import PixelEncoder\n"
         "def trained():\n    encoder = PixelEncoder(8)\n"
         f"    encoder.register_buffer('weight', torch.load({str(tmp_path / 'weight.pt')!r}))\n    return encoder\n"
     )

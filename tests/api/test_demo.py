@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from capi.api.demo import run_demo
-from capi.config.loading import load_config
-from capi.zoo.metrics import FILE, read_metrics
+from capi.config.files import load_config
+from capi.zoo.run_folder import FILE, read_metrics
 
 SMALL = [
     "evaluations=[]",

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from capi.api import evaluation
 from capi.api.evaluation import evaluate
-from capi.config.benchmark_loading import load_benchmark
+from capi.config.files import load_benchmark
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.evals import features

@@ -46,7 +46,7 @@ def test__a_file_of_features_runs_no_python_of_its_own_accord(
 ) -> None:
     """Whoever wrote the file chose the name in it; whoever gives the model has chosen it themselves."""
     monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text("from capi.models.pixels import PixelEncoder\nmake = lambda: PixelEncoder(4)\n")
+    Path("own.py").write_text("from capi.models.features import PixelEncoder\nmake = lambda: PixelEncoder(4)\n")
     capi.extract("own.py:make", class_folders, out="f.safetensors", image_size=8, device="cpu")
     Path("own.py").write_text("raise SystemExit('run')")
     image = class_folders / "val" / "bee" / "deep" / "1.jpg"

@@ -11,9 +11,9 @@ import yaml
 from PIL import Image
 
 from capi.api.share_folder import prepare_folder
-from capi.config.loading import dump_config, load_config, parse_config
+from capi.config.files import dump_config, load_config, parse_config
 from capi.errors import CapiError
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.report.card import MARK
 from capi.report.costs import CostAssumptions
 from capi.train.build import build_learner

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from capi.api.tables import _model_notes, chosen_rows, compare_table, weights_reason
-from capi.config.result_tables import table_named
+from capi.config.experiments import table_named
 from capi.errors import CapiError
 from capi.zoo.baselines.registry import BASELINES
 from tests.conftest import REFERENCE

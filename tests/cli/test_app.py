@@ -18,7 +18,7 @@ import capi
 from capi.cli import app as shared
 from capi.cli.app import duration, messages, one_of
 from capi.cli.usage import PANELS
-from capi.config import loading
+from capi.config import files
 from capi.data import shard_writer
 from capi.errors import CapiError
 from capi.report.draw import DEFAULT_KINDS
@@ -28,7 +28,7 @@ from capi.runtime.processes import SharedError
 from capi.runtime.protocol import PAPER_SIZE
 from capi.train.cost.plan import MFU_OF_DATA_SHEET
 from capi.train.cost.power import CARBON_INTENSITY
-from capi.zoo.onnx.trace import OLDEST_OPSET
+from capi.zoo.onnx import OLDEST_OPSET
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
@@ -154,7 +154,7 @@ def test__sentences_are_printed_as_they_are(run_here: RunHere, monkeypatch: pyte
     def fail() -> None:
         raise CapiError(sentence)
 
-    monkeypatch.setattr(loading, "recipe_names", fail)
+    monkeypatch.setattr(files, "recipe_names", fail)
     ran = run_here("recipes")
     assert_refused(ran, sentence.strip())
 
@@ -164,13 +164,13 @@ def test__a_full_disk_is_told_in_a_sentence(run_here: RunHere, monkeypatch: pyte
     def fail() -> None:
         raise OSError(number, "no room", "x.json")
 
-    monkeypatch.setattr(loading, "recipe_names", fail)
+    monkeypatch.setattr(files, "recipe_names", fail)
     assert_refused(run_here("recipes"), "the disk is full (x.json): make room")
 
 
 def test__a_command_that_is_aborted_ends_as_ctrl_c_does(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (KeyboardInterrupt, typer.Abort):
-        monkeypatch.setattr(loading, "recipe_names", Mock(side_effect=error))
+        monkeypatch.setattr(files, "recipe_names", Mock(side_effect=error))
         assert run_here("recipes").code == 130
 
 
@@ -178,7 +178,7 @@ def test__other_errors_of_the_system_are_ours_to_see(run_here: RunHere, monkeypa
     def fail() -> None:
         raise OSError(errno.EIO, "broken")
 
-    monkeypatch.setattr(loading, "recipe_names", fail)
+    monkeypatch.setattr(files, "recipe_names", fail)
     monkeypatch.setattr(sys, "argv", ["capi", "recipes"])
     with pytest.raises(OSError, match="broken"):
         shared.main()
@@ -245,7 +245,7 @@ def test__what_all_processes_know_the_first_one_tells(
     def fail() -> None:
         raise errors[which]
 
-    monkeypatch.setattr(loading, "recipe_names", fail)
+    monkeypatch.setattr(files, "recipe_names", fail)
     which = "shared"
     assert run_here("recipes") == (2, "", "")
     assert len(started) == 1

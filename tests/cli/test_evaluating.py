@@ -202,7 +202,7 @@ def test__names_are_printed_as_they_are(run_here: RunHere, here: Path, class_fol
     assert ran.code == 0
     assert "[bold]a.png" in ran.stdout
     (here / "[i]data").symlink_to(class_folders)
-    (here / "[i]own.py").write_text("from capi.models.pixels import PixelEncoder\nmake = lambda: PixelEncoder(4)\n")
+    (here / "[i]own.py").write_text("from capi.models.features import PixelEncoder\nmake = lambda: PixelEncoder(4)\n")
     ran = run_here("evaluate", "[i]own.py:make", "folder/knn", "data='[i]data'", SMALL)
     assert ran.stdout.splitlines()[0] == "folder/knn: [i]own.py:make"
 

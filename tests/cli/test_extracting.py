@@ -15,7 +15,7 @@ from tests.cli.conftest import RunHere
 
 SLOW = """
 import time
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 
 class Slow(PixelEncoder):
     def __init__(self):

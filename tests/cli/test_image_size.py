@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import capi
 from capi.evals.feature_files import read_features
 from capi.report.explorer import page
-from capi.zoo.metrics import FILE, read_metrics
+from capi.zoo.run_folder import FILE, read_metrics
 from tests.cli.conftest import RunHere
 
 MODEL = {"width": 16, "depth": 1, "heads": 1, "patch_size": 4, "registers": 4}
@@ -24,7 +24,7 @@ def trained(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, class_folders: Path, mask_folders: Path
 ) -> tuple[Path, tuple[int, int]]:
     """A folder with a run that was scored by two benchmarks on the way, and the size that it has."""
-    from capi.config.loading import parse_config
+    from capi.config.files import parse_config
 
     place, size = tmp_path_factory.mktemp("trained"), SIZES[request.param]
     benchmarks = {

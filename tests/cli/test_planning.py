@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.train.cost.hardware import gpus
 from tests.cli.conftest import RunHere, assert_refused
 

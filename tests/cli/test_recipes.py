@@ -3,7 +3,7 @@
 import pytest
 import yaml
 
-from capi.config.loading import load_config, parse_config
+from capi.config.files import load_config, parse_config
 from capi.config.paper import paper_models, paper_tables
 from tests.cli.conftest import RunHere, assert_refused
 

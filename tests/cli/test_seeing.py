@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import capi
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from tests.cli.conftest import RunHere
 

@@ -21,7 +21,7 @@ SMALL = [
 ]
 CODE = """
 from pathlib import Path
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 
 Path("marker").touch()
 

@@ -8,7 +8,7 @@ import yaml
 from PIL import Image
 
 import capi
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 
 TREE: dict[str, Any] = {
     "data": {"image_size": 32, "workers": 0},

@@ -1,8 +1,7 @@
 import pytest
 
-from capi.config.ablations import ablations, base_config, find_ablation, find_scale, plan_table, scales
-from capi.config.benchmark_loading import load_benchmark
-from capi.config.loading import differences, load_config
+from capi.config.experiments import ablations, base_config, find_ablation, find_scale, plan_table, scales
+from capi.config.files import differences, load_benchmark, load_config
 from capi.config.paper import paper_tables
 from capi.config.schema import Config
 from capi.errors import CapiError

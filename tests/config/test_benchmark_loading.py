@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from capi.config.benchmark_loading import EXAMPLE, load_benchmark, split_name
 from capi.config.benchmarks import PROTOCOLS, KnnConfig, KnnSegmentationConfig, LinearConfig
+from capi.config.files import EXAMPLE, load_benchmark, split_name
 from capi.errors import CapiError
 
 

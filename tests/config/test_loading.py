@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from capi.config import loading
-from capi.config.benchmark_loading import load_benchmark
-from capi.config.loading import as_config, differences, dump_config, load_config, merge, parse_config
+from capi.config import files
+from capi.config.files import as_config, differences, dump_config, load_benchmark, load_config, merge, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 
@@ -160,8 +159,8 @@ def test__older_configs_are_migrated_step_by_step(monkeypatch: pytest.MonkeyPatc
     def drop(tree: dict) -> dict:
         return {key: value for key, value in tree.items() if key not in ("obsolete", "layers")}
 
-    monkeypatch.setattr(loading, "CONFIG_VERSION", 3)
-    monkeypatch.setattr(loading, "MIGRATIONS", {1: rename, 2: drop})
+    monkeypatch.setattr(files, "CONFIG_VERSION", 3)
+    monkeypatch.setattr(files, "MIGRATIONS", {1: rename, 2: drop})
     config = parse_config({"version": 1, "layers": 5, "obsolete": True})
     assert config.model.depth == 5
     assert config.version == 3
@@ -170,8 +169,8 @@ def test__older_configs_are_migrated_step_by_step(monkeypatch: pytest.MonkeyPatc
 
 
 def test__each_file_is_migrated_before_it_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "CONFIG_VERSION", 2)
-    monkeypatch.setattr(loading, "MIGRATIONS", {1: lambda tree: {"model": {"depth": tree["layers"]}}})
+    monkeypatch.setattr(files, "CONFIG_VERSION", 2)
+    monkeypatch.setattr(files, "MIGRATIONS", {1: lambda tree: {"model": {"depth": tree["layers"]}}})
     (tmp_path / "base.yaml").write_text("layers: 5\n")
     (tmp_path / "mine.yaml").write_text("version: 2\nextends: base.yaml\nmodel:\n  width: 48\n")
     config = load_config(str(tmp_path / "mine.yaml"))
@@ -234,7 +233,7 @@ def test__rotary_positions_were_called_rope(version: dict) -> None:
 def test__the_evaluations_of_version_1_become_benchmarks(old: dict, new: dict, version: dict) -> None:
     migrated = parse_config({**version, "seed": 5, "evaluations": [old]})
     assert migrated == parse_config({"version": 2, "seed": 5, "evaluations": [new]})
-    assert migrated.version == loading.CONFIG_VERSION
+    assert migrated.version == files.CONFIG_VERSION
     (evaluation,) = migrated.evaluations
     # What it becomes is a benchmark that can be read.
     assert load_benchmark(evaluation.benchmark, options=evaluation.options).protocol == "knn"

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from capi.config.loading import load_config, recipe_names, recipe_text
+from capi.config.files import load_config, recipe_names, recipe_text
 from capi.config.paper import FIGURE_ONLY, describe_results, paper_models, paper_table, paper_tables, results_of
 from capi.errors import CapiError
 from capi.method.masking import Grid

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.config.loading import load_config, recipe_names, recipe_text, recipe_title
+from capi.config.files import load_config, recipe_names, recipe_text, recipe_title
 from capi.config.paper import paper_models
 from capi.config.schema import CONFIG_VERSION
 from capi.errors import CapiError

@@ -2,8 +2,8 @@
 
 import pytest
 
+from capi.config.experiments import asked_for, result_tables, table_named
 from capi.config.paper import paper_tables
-from capi.config.result_tables import asked_for, result_tables, table_named
 from capi.errors import CapiError
 from capi.zoo.baselines.registry import BASELINES
 from capi.zoo.published.registry import RELEASED

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from capi.config.run_sections import DataConfig, EvaluationConfig, InitConfig
+from capi.config.schema import DataConfig, EvaluationConfig, InitConfig
 
 
 def test__a_side_is_a_square() -> None:

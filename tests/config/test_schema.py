@@ -3,15 +3,14 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from capi.config.loading import load_config, parse_config
-from capi.config.run_sections import EvaluationConfig
-from capi.config.schema import Config, MaskingConfig, ModelConfig, PredictorConfig, TargetConfig
+from capi.config.files import load_config, parse_config
+from capi.config.schema import Config, EvaluationConfig, MaskingConfig, ModelConfig, PredictorConfig, TargetConfig
 from capi.errors import CapiError
 from capi.method.masking import MASKS
+from capi.method.registry import TARGETS
 from capi.models.heads import HEADS
 from capi.models.positions import POSITIONS
 from capi.models.predictor import PREDICTORS
-from capi.train.build import _TARGETS
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
@@ -50,7 +49,7 @@ def test__every_mask_can_be_chosen() -> None:
         (PredictorConfig, "kind", PREDICTORS),
         (ModelConfig, "positions", POSITIONS),
         (ModelConfig, "head", HEADS),
-        (TargetConfig, "kind", _TARGETS),
+        (TargetConfig, "kind", TARGETS),
     ],
 )
 def test__every_variant_can_be_chosen(section: type[BaseModel], key: str, known: dict[str, object]) -> None:

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from capi.config.section import Count, NotNegative, Positive, Section, Share
+from capi.config.schema import Count, NotNegative, Positive, Section, Share
 
 
 class Example(Section):

@@ -12,8 +12,7 @@ from capi.data.crops import Frame, normalize, transform
 from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.images import StillBatches
-from capi.models.features import CapiEncoder
-from capi.models.pixels import PixelEncoder
+from capi.models.features import CapiEncoder, PixelEncoder
 from capi.types import IMAGENET, Statistics
 from tests.data.pictures import DTYPES, noise, of_dtype, photo
 

@@ -8,9 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.config.benchmark_loading import load_benchmark
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
-from capi.config.loading import parse_config
+from capi.config.files import load_benchmark, parse_config
 from capi.config.schema import Config
 from capi.data.reader import Reader
 from capi.errors import CapiError

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from capi.config.benchmark_loading import load_benchmark
+from capi.config.files import load_benchmark
 from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, short_names
 
 

@@ -19,8 +19,7 @@ from capi.evals import extraction
 from capi.evals.extraction import Extracted, extract_features
 from capi.evals.feature_files import FeatureWriter, read_features
 from capi.evals.features import Encoding
-from capi.models.features import CapiEncoder
-from capi.models.pixels import PixelEncoder
+from capi.models.features import CapiEncoder, PixelEncoder
 from capi.types import Features, Statistics
 from tests.data.pictures import encoded, photo
 

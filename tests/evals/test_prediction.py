@@ -11,8 +11,7 @@ from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.evals.fitted_probes import LinearClassifier, Probe, encoder_facts
 from capi.evals.prediction import Prediction
-from capi.models.features import CapiEncoder
-from capi.models.pixels import PixelEncoder
+from capi.models.features import CapiEncoder, PixelEncoder
 from capi.types import VisionEncoder
 from tests.data.pictures import noise
 

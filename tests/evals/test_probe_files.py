@@ -25,7 +25,7 @@ from capi.evals.fitted_probes import (
     save_probe,
 )
 from capi.evals.probes import AttentiveProbes
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.types import Features, Statistics
 from tests.evals.toys import PatchColors, RandomPatches
 

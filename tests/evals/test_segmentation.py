@@ -19,7 +19,7 @@ from capi.evals.segmentation import (
     is_among,
 )
 from capi.evals.tasks import MaskedImages, SegmentationData
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.runtime.protocol import PAPER_STRENGTHS
 from capi.types import IMAGENET, Features, VisionEncoder
 from tests.data.pictures import noise

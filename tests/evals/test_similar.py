@@ -15,8 +15,7 @@ from capi.evals.extraction import extract_features
 from capi.evals.feature_files import FeatureFile, read_features
 from capi.evals.features import Encoding, encoded_batches
 from capi.evals.retrieval import find_similar
-from capi.models.features import CapiEncoder
-from capi.models.pixels import PixelEncoder
+from capi.models.features import CapiEncoder, PixelEncoder
 from capi.types import IMAGENET, Statistics, VisionEncoder
 from tests.data.pictures import encoded, photo
 

@@ -16,13 +16,13 @@ from PIL import Image
 import capi
 from capi.api.comparison import compare
 from capi.api.evaluation import evaluate
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.data.locations import list_images
 from capi.errors import CapiError
 from capi.evals.extraction import extract_features
 from capi.evals.features import Encoding
 from capi.evals.team import lead_encoding, prepared, sources_of
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.runtime.processes import ALONE
 from tests.data.pictures import photo
 from tests.evals.toys import colored_data

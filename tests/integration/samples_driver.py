@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.data.locations import open_images
 from capi.runtime.processes import Processes, joined
 from capi.train.build import batch_loader, training_batches

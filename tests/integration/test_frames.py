@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 import capi
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.train import loop
 from tests.cli.conftest import RunHere, run_here
 from tests.cli.tiny_runs import TREE, draw_images

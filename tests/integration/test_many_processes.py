@@ -15,7 +15,7 @@ from PIL import Image
 from capi.errors import PREEMPTED
 from capi.train.checkpoint import Checkpoints
 from capi.zoo.checkpoint_files import StoredTensors
-from capi.zoo.metrics import WALL_CLOCK, read_metrics
+from capi.zoo.run_folder import WALL_CLOCK, read_metrics
 from tests.integration import many_driver
 from tests.integration.launched import ended, start, succeeded
 

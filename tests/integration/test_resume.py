@@ -17,7 +17,7 @@ from PIL import Image
 
 from capi.train.checkpoint import Checkpoints
 from capi.zoo.checkpoint_files import StoredTensors
-from capi.zoo.metrics import WALL_CLOCK, read_metrics
+from capi.zoo.run_folder import WALL_CLOCK, read_metrics
 
 DRIVER = Path(__file__).with_name("driver.py")
 LAST_STEP = 44

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import capi
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.zoo.metrics import read_metrics
+from capi.zoo.run_folder import read_metrics
 from tests.data.pictures import encoded, photo
 
 

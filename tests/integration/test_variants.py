@@ -12,7 +12,7 @@ import capi
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.train.checkpoint import Checkpoints, tensors
-from capi.zoo.metrics import read_metrics
+from capi.zoo.run_folder import read_metrics
 from tests.variants import VARIANTS, learner_of, varied
 
 

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from capi.errors import CapiError
 from capi.method.frozen_targets import FrozenTargets, renormalized, resampled, to_whole_patches
 from capi.method.teacher import Teacher
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.types import IMAGENET, Features, Statistics
 
 GREY = Statistics((0.5,) * 3, (0.25,) * 3)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sklearn.metrics import mutual_info_score
 from torch import Tensor
 
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.method import health
 from capi.method.clustering import OnlineClustering

@@ -3,7 +3,7 @@ import torch
 
 from capi.errors import CapiError
 from capi.models.encoder import Encoder, PatchEmbedding
-from capi.models.norms import final_norm
+from capi.models.layers import final_norm
 
 
 def encoder(**changes) -> Encoder:

@@ -3,7 +3,7 @@ import torch
 
 from capi.errors import CapiError
 from capi.models.layers import MLP, Attention, Block
-from capi.models.rope import rotary_table, rotate
+from capi.models.positions import rotary_table, rotate
 
 
 def table(images: int, tokens: int, head_width: int = 8):

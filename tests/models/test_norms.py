@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.models.norms import NORM_EPS, RMSNorm, _Norm, final_norm
+from capi.models.layers import NORM_EPS, RMSNorm, _Norm, final_norm
 
 
 def slow_rms_norm(x: Tensor) -> Tensor:

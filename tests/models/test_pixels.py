@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.types import IMAGENET, Statistics, VisionEncoder, statistics_of
 
 

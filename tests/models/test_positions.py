@@ -3,8 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from capi.models.encoder import Encoder
-from capi.models.positions import POSITIONS, LearnedPositions, Positions
-from capi.models.rope import patch_coordinates
+from capi.models.positions import POSITIONS, LearnedPositions, Positions, patch_coordinates
 
 
 def learned(grid: tuple[int, int] = (5, 3), width: int = 8) -> LearnedPositions:

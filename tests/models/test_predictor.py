@@ -3,7 +3,7 @@ import torch
 
 from capi.method.student import student_of
 from capi.models.encoder import Encoded, Encoder, MaskTokens
-from capi.models.norms import final_norm
+from capi.models.layers import final_norm
 from capi.models.predictor import (
     PREDICTORS,
     CrossPredictor,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.models.rope import (
+from capi.models.positions import (
     RopeVariant,
     frequencies,
     patch_coordinates,

@@ -6,7 +6,7 @@ import sys
 import torch
 from torch import nn
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.models.heads import MlpHead
 from capi.models.weightless import without_weights
 from tests.conftest import REFERENCE

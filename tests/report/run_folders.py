@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from capi.config.loading import dump_config, load_config
+from capi.config.files import dump_config, load_config
 
 START = {
     "step": 0,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from capi.config.benchmark_loading import load_benchmark
+from capi.config.files import load_benchmark
 from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison
 from capi.report.comparison.page import as_csv, as_json, as_markdown, facts, plain_text, write_pages
 

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from capi.config.loading import dump_config, parse_config
+from capi.config.files import dump_config, parse_config
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError
 from capi.report.doctor import Diagnosis, diagnosis_text, doctor

@@ -7,12 +7,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from capi.config.loading import dump_config
+from capi.config.files import dump_config
 from capi.config.schema import Config
 from capi.data.sources import Files, demo_photos
 from capi.errors import CapiError
 from capi.evals.features import Encoding
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.report.draw import KINDS, Prototypes, built_in_photos, load_prototypes, picture
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame
 from capi.report.pictures.painters import PcaColors, paint

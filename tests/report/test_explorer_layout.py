@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from capi.errors import CapiError
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.report.explorer.layout import ExplorerLayout
 from capi.report.explorer.session import Explorer
 from tests.report.small_models import photo_folder, some_prototypes, untrained_model

@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 import capi
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.models.features import CapiEncoder
 from capi.report.explorer import open, page

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from capi.errors import CapiError
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.report.explorer.page import MAX_UPLOAD, _wait, free_port, serve, serving
 from capi.report.explorer.session import Explorer
 from tests.browser import browser, page  # noqa: F401

@@ -10,8 +10,7 @@ from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.method.masking import MaskSampler
-from capi.models.features import CapiEncoder
-from capi.models.pixels import PixelEncoder
+from capi.models.features import CapiEncoder, PixelEncoder
 from capi.report.draw import Prototypes, built_in_photos
 from capi.report.explorer import session
 from capi.report.explorer.session import Explorer, Kept, View

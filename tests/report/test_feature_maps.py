@@ -8,7 +8,7 @@ from torch import Tensor
 
 from capi.data.sources import EncodedImages
 from capi.evals.features import Encoding
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.report.pictures.feature_maps import LONGEST_ASPECT, FeatureMaps, PictureFrame, photos
 from capi.types import Features, Statistics
 from tests.data.pictures import encoded, noise, photo

@@ -45,7 +45,7 @@ def some_predictions() -> HiddenPredictions:
 
 
 def test__probabilities_are_those_of_predicting_each_patch_alone(predictor: CapiEncoder) -> None:
-    from capi.models.rope import patch_coordinates
+    from capi.models.positions import patch_coordinates
 
     image, hidden = torch.randn(1, 3, 16, 20), rectangle((1, 2), (2, 3), (4, 5))
     found = hidden_probabilities(predictor, image, hidden, temperature=0.2)

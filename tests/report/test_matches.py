@@ -12,7 +12,7 @@ from capi.evals.extraction import extract_features
 from capi.evals.feature_files import Framing, read_features
 from capi.evals.features import Encoding
 from capi.evals.retrieval import Match, find_similar
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.report.pictures.matches import match_tile, query_tile, similarity_sheet
 from tests.data.pictures import encoded
 

@@ -7,7 +7,7 @@ import pytest
 
 from capi.report.metrics_reader import MetricsReader
 from capi.train.metrics import cut_after
-from capi.zoo.metrics import read_metrics
+from capi.zoo.run_folder import read_metrics
 from tests.report.run_folders import append, records
 
 

@@ -14,7 +14,7 @@ from capi.evals import prediction as module
 from capi.evals.features import Encoding
 from capi.evals.fitted_probes import load_probe
 from capi.evals.prediction import Prediction
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.report.pictures.labels import color_of
 from capi.report.predictions import Predicted, picture_names, write_predictions
 from tests.data.pictures import noise

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from capi.api.demo import EVALUATION
-from capi.config.loading import dump_config, load_config
+from capi.config.files import dump_config, load_config
 from capi.errors import CapiError
 from capi.report import references
 from capi.report.pages.data import Column

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import capi
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.report import runs
 from capi.report.snapshots import snapshot_steps

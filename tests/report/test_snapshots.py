@@ -14,7 +14,7 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.data.crops import normalize
 from capi.data.recorded import spaced

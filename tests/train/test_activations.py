@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.masking import Grid
 from capi.train.build import build_learner, mask_sampler

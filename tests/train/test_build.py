@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 import capi
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.data.crops import crop_draws, flips, random_box
 from capi.data.loader import LoadedBatch

@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.masking import Grid

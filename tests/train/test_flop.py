@@ -3,7 +3,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from capi.config.loading import load_config, parse_config
+from capi.config.files import load_config, parse_config
 from capi.config.schema import Config
 from capi.train.build import build_learner
 from capi.train.cost.flop import encoder_flop, iteration_flop

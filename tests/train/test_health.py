@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.method.health import HealthMonitor
 from capi.method.masking import Grid

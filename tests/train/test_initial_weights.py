@@ -17,7 +17,7 @@ from torch import Tensor
 
 import capi
 from capi.api import training
-from capi.config.loading import load_config, parse_config
+from capi.config.files import load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.report.draw import load_prototypes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.errors import CapiError
 from capi.train.launch import FIRST_PORT, PORTS, SlurmOptions, check_job, slurm_script, submit
 

@@ -3,7 +3,7 @@ import sys
 import pytest
 import torch
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.train.cost.hardware import Gpu
 from capi.train.cost.measure import Measured, measure, measured_config
 from capi.train.cost.plan import plan_run

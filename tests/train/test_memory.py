@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.train.build import build_learner
 from capi.train.cost.hardware import gpus
 from capi.train.cost.memory import ALWAYS, CLUSTERING, STUDENT, TEACHER, UPDATE, MemoryPlan, Part, Saving

@@ -7,7 +7,7 @@ import pytest
 
 from capi.errors import CapiError
 from capi.train.metrics import LOGGERS, JsonLines, close, cut_after, require_loggers
-from capi.zoo.metrics import read_metrics
+from capi.zoo.run_folder import read_metrics
 
 
 def test__records_come_back_and_nan_is_null(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.errors import CapiError
 from capi.train.cost.hardware import gpus
 from capi.train.cost.memory import Saving

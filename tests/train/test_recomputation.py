@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from capi.config.loading import overridden, parse_config
+from capi.config.files import overridden, parse_config
 from capi.config.schema import Config
 from capi.method.student import Student
 from capi.train.build import build_networks

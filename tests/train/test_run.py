@@ -14,12 +14,12 @@ import yaml
 from PIL import Image
 
 import capi
-from capi.config.loading import dump_config, load_config, parse_config
+from capi.config.files import dump_config, load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.runtime.documents import parse_yaml
 from capi.train.health import RULES
-from capi.zoo.metrics import WALL_CLOCK, read_metrics
+from capi.zoo.run_folder import WALL_CLOCK, read_metrics
 
 DEVICE = "cpu"
 

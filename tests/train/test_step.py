@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
 from capi.method.health import HealthMonitor

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.data.sources import image_folder
 from capi.errors import CapiError
 from capi.train.build import mask_sampler

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.method.masking import Grid
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.flop import iteration_flop

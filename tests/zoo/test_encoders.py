@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 import capi
-from capi.config.loading import dump_config, load_config, parse_config
+from capi.config.files import dump_config, load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.models.features import CapiEncoder
-from capi.models.pixels import PixelEncoder
+from capi.models.features import CapiEncoder, PixelEncoder
 from capi.train.build import build_learner
 from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
 from capi.zoo.encoders import load_weights, open_encoder, open_noted_encoder, untrained

@@ -15,7 +15,7 @@ from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.images import StillBatches, read_in_order
 from capi.huggingface import CapiImageProcessor
-from capi.models.pixels import PixelEncoder
+from capi.models.features import PixelEncoder
 from capi.types import IMAGENET
 from tests.data.pictures import DTYPES, of_dtype
 

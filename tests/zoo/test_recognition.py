@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from capi.errors import CapiError
-from capi.zoo.recognition import find_released
+from capi.zoo.released import find_released
 
 STATE = {
     "backbone.patch_embed.weight": torch.zeros(4, 3, 2, 2),

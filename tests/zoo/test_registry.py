@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.models.encoder import Encoder
 from capi.zoo.published.registry import RELEASED, list_models, similar_names
 

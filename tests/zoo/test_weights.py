@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import capi
-from capi.config.loading import dump_config, parse_config
+from capi.config.files import dump_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.train.build import build_learner

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.train.cost.hardware import Gpu
 from capi.train.cost.plan import Assumptions, PlanComparison, RunPlan, plan_run

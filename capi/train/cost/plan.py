@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from capi.config.loading import Recipe, as_config, differences, load_config
+from capi.config.files import Recipe, as_config, differences, load_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.masking import Grid

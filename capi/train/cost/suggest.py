@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Literal, NamedTuple
 
-from capi.config.loading import load_config
+from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.data.decoding import BrokenImageError, ChannelsError
 from capi.data.locations import Data, open_images

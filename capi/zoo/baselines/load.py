@@ -35,7 +35,7 @@ from capi.zoo.baselines.transformers_layout import (
 from capi.zoo.files import read_contents
 from capi.zoo.published import hub
 from capi.zoo.published.cache import cache_folder
-from capi.zoo.recognition import look_of
+from capi.zoo.released import look_of
 
 FOLDER_VARIABLE = "CAPI_BASELINES"
 _BICUBIC = ("bicubic", "antialias")

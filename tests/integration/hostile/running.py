@@ -51,7 +51,7 @@ class Answer:
 def make_template(folder: Path) -> None:
     """What every case finds in its folder: photos, a run of two steps, weights, features and a probe made from it."""
     import capi
-    from capi.config.loading import parse_config
+    from capi.config.files import parse_config
 
     for split in ("train", "test"):
         for number, kind in enumerate("ab"):

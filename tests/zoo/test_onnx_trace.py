@@ -10,12 +10,10 @@ from capi.errors import CapiError
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
-from capi.models.positions import PositionKind
+from capi.models.positions import PositionKind, patch_coordinates, rotary_table, rotate
 from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, PredictorKind, SelfPredictor
-from capi.models.rope import patch_coordinates, rotary_table, rotate
 from capi.types import Statistics
-from capi.zoo.onnx.check import check_onnx
-from capi.zoo.onnx.trace import NEWEST_OPSET, OLDEST_OPSET, facts, plain_copy, quietly, refuse_opset, trace
+from capi.zoo.onnx import NEWEST_OPSET, OLDEST_OPSET, check_onnx, facts, plain_copy, quietly, refuse_opset, trace
 
 GRID = (4, 4)
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
-from capi.zoo.onnx import check
-from capi.zoo.onnx.check import check_onnx, compare_speed, difference
+from capi.zoo import onnx as onnx_files
+from capi.zoo.onnx import check_onnx, compare_speed, difference
 
 onnx = pytest.importorskip("onnx")
 
@@ -37,7 +37,7 @@ class Session:
 def stand_in(model: CapiEncoder, monkeypatch: pytest.MonkeyPatch) -> Any:
     def use(added: float, *names: str) -> Session:
         session = Session(model, added, names or ("pooled", "registers", "feature_map"))
-        monkeypatch.setattr(check, "open_session", lambda path: session)
+        monkeypatch.setattr(onnx_files, "open_session", lambda path: session)
         return session
 
     return use

@@ -8,10 +8,9 @@ import torch
 
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
-from capi.zoo.onnx import write
-from capi.zoo.onnx.check import Difference
-from capi.zoo.onnx.write import write_onnx
-from tests.zoo.test_trace import small_encoder
+from capi.zoo import onnx as onnx_files
+from capi.zoo.onnx import Difference, write_onnx
+from tests.zoo.test_onnx_trace import small_encoder
 
 SAME = Difference(absolute=1e-6, relative=1e-6, cosine=1.0, least_cosine=1.0)
 
@@ -26,9 +25,9 @@ def without_tracing(monkeypatch: pytest.MonkeyPatch) -> Any:
             if beside:
                 path.with_name(f"{path.name}.data").write_bytes(b"weights")
 
-        monkeypatch.setattr(write, "_save", save)
-        monkeypatch.setattr(write, "check_onnx", lambda encoder, path: {"feature_map": found})
-        monkeypatch.setattr(write, "compare_speed", lambda encoder, files: dict.fromkeys(files, 1.0))
+        monkeypatch.setattr(onnx_files, "_save", save)
+        monkeypatch.setattr(onnx_files, "check_onnx", lambda encoder, path: {"feature_map": found})
+        monkeypatch.setattr(onnx_files, "compare_speed", lambda encoder, files: dict.fromkeys(files, 1.0))
 
     return use
 
@@ -81,7 +80,7 @@ def test__an_overflow_in_half_precision_is_not_kept(
     without_tracing()
     nan = float("nan")
     found = iter([SAME, Difference(absolute=nan, relative=nan, cosine=nan, least_cosine=nan)])
-    monkeypatch.setattr(write, "check_onnx", lambda encoder, path: {"feature_map": next(found)})
+    monkeypatch.setattr(onnx_files, "check_onnx", lambda encoder, path: {"feature_map": next(found)})
     with pytest.raises(CapiError, match="in float16 this model gives feature_map that are no numbers"):
         write_onnx(model, tmp_path / "encoder.onnx", precision="float16")
     assert list(tmp_path.iterdir()) == []
@@ -151,7 +150,7 @@ def test__the_file_says_what_its_user_must_know_and_nothing_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("onnxscript")
-    monkeypatch.setattr(write, "LARGEST_WEIGHTS", 100)
+    monkeypatch.setattr(onnx_files, "LARGEST_WEIGHTS", 100)
     encoder = small_encoder("axial", "fused", 2)
     encoder.image_size = (8, 12)
     written = write_onnx(encoder, tmp_path / "encoder.onnx", pooled=False, opset=20)
