@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pytest
 
-from capi.config.loading import parse_config
+from capi.config.files import parse_config
 from capi.train.health import Finding, Watchman
 from capi.train.run import run_facts
 from tests.variants import TARGETS
