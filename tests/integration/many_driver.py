@@ -57,6 +57,7 @@ RUNS: dict[str, list[str]] = {
     # Its third batch is bad, while the queue has room for another.
     "skipped": ["run.non_finite=skip", "run.log_steps=2", "clustering.queue=36"],
     "muon": ["optimization.optimizer=muon", "optimization.clip=1.0"],
+    "layered": ["target.layers=all", "target.normalize=instance", "run.activation_checkpointing=full"],
     "lowered": ["run.precision=bfloat16"],
     "resumed": [],
     "muon_resumed": ["optimization.optimizer=muon", "optimization.clip=1.0"],
