@@ -28,7 +28,12 @@ TOGETHER = {
     "self, learned, frozen": [*PREDICTORS["self at all masked"], "model.positions=learned", *TARGETS["frozen"]],
     "fused, mlp, ema_head": [*PREDICTORS["fused"], "model.head=mlp", *TARGETS["ema_head"]],
 }
-SETTINGS = {
+LAYERS = {
+    "all layers": ["target.layers=all", "target.normalize=instance"],
+    "some layers, features": ["target.layers=[1,0]", "target.normalize=layer", "target.kind=features"],
+    "last layer normalized, ema_head": ["target.normalize=instance", "target.kind=ema_head"],
+}
+SETTINGS = LAYERS | {
     "muon": ["optimization.optimizer=muon"],
     "random masks": ["masking.kind=random", "masking.roll=false"],
     "block masks": ["masking.kind=block"],

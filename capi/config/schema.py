@@ -312,6 +312,12 @@ class TargetConfig(Section):
 
     kind: Literal["clustering", "ema_head", "features", "pixels", "frozen"] = "clustering"
     """`clustering`: CAPI's; `ema_head`: iBOT's; `features`: I-JEPA's; `pixels`: MAE's; `frozen`: of a fixed encoder."""
+    layers: Literal["last", "all"] | Annotated[list[Annotated[int, Field(ge=0, lt=1024)]], Field(min_length=1)] = "last"
+    """What targets are made from: the teacher's output, as in the paper, or (ours) the mean of what all its blocks
+    give, or of those that are listed, counted from 0."""
+    normalize: Literal["none", "instance", "layer"] = "none"
+    """How each layer is normalized: not at all, each channel over the patches of an image, or each patch over its
+    channels."""
     ema_head: EmaHeadConfig = EmaHeadConfig()
     """Of kind `ema_head`."""
     frozen: FrozenConfig = FrozenConfig()
@@ -325,6 +331,8 @@ class TargetConfig(Section):
                     f"target.{name}.{changed[0]} has no meaning with target.kind={self.kind}: leave it out, or set "
                     f"target.kind={name}"
                 )
+        if not isinstance(self.layers, str) and len({*self.layers}) < len(self.layers):
+            raise ValueError(f"target.layers names a block twice in {self.layers}: name each once")
         if self.kind == "frozen" and self.frozen.encoder is None:
             raise ValueError("target.kind=frozen needs the encoder that makes the targets: set target.frozen.encoder")
         return self
@@ -451,6 +459,15 @@ class Config(Section):
             raise ValueError(
                 f"optimization.batch_size = {self.optimization.batch_size} cannot be split into "
                 f"{self.optimization.micro_batches} equal micro-batches"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _layers_are_there(self) -> "Config":
+        layers, depth = self.target.layers, self.model.depth
+        if not isinstance(layers, str) and max(layers) >= depth:
+            raise ValueError(
+                f"target.layers names block {max(layers)}, but model.depth is {depth}: choose from 0 to {depth - 1}"
             )
         return self
 

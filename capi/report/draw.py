@@ -14,6 +14,7 @@ from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
+from capi.config.schema import Config
 from capi.data.crops import image_size_of
 from capi.data.sources import EncodedImages, ImageSource, demo_photos, find_images, places_of_name
 from capi.errors import CapiError, nearest
@@ -173,13 +174,23 @@ def built_in_photos() -> EncodedImages:
     return EncodedImages([images.names[number] for number in firsts], [images.contents[number] for number in firsts])
 
 
-def load_prototypes(run: Path) -> Prototypes:
-    """The prototypes of a run's newest checkpoint."""
+def in_features(config: Config) -> bool:
+    """Whether prototypes and the features of the encoder can be compared."""
+    return (config.target.layers, config.target.normalize) == ("last", "none")
+
+
+def load_prototypes(run: Path, *, any_layers: bool = False) -> Prototypes:
+    """The prototypes of a run's newest checkpoint; only if asked for `any_layers` those that no features belong to."""
     folder = RunFolder(run)
     config = run_config(folder)
     if not recorded_target(folder.record(), config).clusters:
         raise CapiError(
             f"{run} has no prototypes: it was trained with target.kind={config.target.kind}; choose other pictures"
+        )
+    if not any_layers and not in_features(config):
+        raise CapiError(
+            f"the prototypes of {run} stand among averages of the teacher's layers (target.layers, target.normalize), "
+            "not among its features: choose other pictures"
         )
     steps = CheckpointFolder(folder.checkpoints).steps()
     if not steps:

@@ -12,18 +12,21 @@ from typing import Any
 
 import torch
 from PIL import Image
+from torch import Tensor
 
 from capi.data.recorded import SAMPLE, spaced
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.evals.limits import PartOfImages
+from capi.method.teacher import Layers, Normalization, layer_tokens
+from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, load_prototypes
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, SizedImages
 from capi.report.pictures.gallery import FROM_ONE_IMAGE, PrototypeIndex, member_crops, spread_over_use, strip
 from capi.report.snapshots import photo_of, run_frame
 from capi.runtime.atomic import atomic_folder
-from capi.types import VisionEncoder, statistics_of
+from capi.types import Features, VisionEncoder, statistics_of
 from capi.zoo.run_folder import RunFolder, run_config
 from capi.zoo.weights import load_run
 
@@ -40,9 +43,10 @@ def write_gallery(
     `encoding` says how the encoder is run; its size is not used, since pictures have the run's own.
     """
     encoding = encoding or Encoding()
-    folder, encoder = RunFolder(run), load_run(run).to(encoding.device)
-    known = load_prototypes(run)
-    frame = run_frame(run_config(folder).data.height_and_width, encoder.patch_size)
+    folder = RunFolder(run)
+    config, known = run_config(folder), load_prototypes(run, any_layers=True)
+    encoder = TargetEncoder(load_run(run).to(encoding.device), config.target.layers, config.target.normalize)
+    frame = run_frame(config.data.height_and_width, encoder.patch_size)
     some = PartOfImages(source, torch.tensor(spaced(len(source), images), dtype=torch.int64))
     failed: dict[str, str] = {}
     index = index_images(encoder, known, some, frame, encoding, best=PATCHES, failed=failed)
@@ -60,6 +64,20 @@ def write_gallery(
     except OSError as error:
         raise CapiError(f"{place} cannot be written ({error.strerror or error})") from error
     return place
+
+
+class TargetEncoder:
+    """A `VisionEncoder` whose feature map is what a run's targets are made from."""
+
+    def __init__(self, encoder: CapiEncoder, layers: Layers, normalize: Normalization) -> None:
+        self.encoder, self.layers, self.normalize = encoder, layers, normalize
+        self.width, self.patch_size = encoder.width, encoder.patch_size
+        self.statistics, self.image_size = encoder.statistics, encoder.image_size
+
+    def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:  # noqa: ARG002 - nobody asks for it
+        rows, columns = self.encoder.encoder.patch_embedding.grid(images)
+        tokens = layer_tokens(self.encoder.encoder, images, self.layers, self.normalize)
+        return Features(None, tokens[:, :0], tokens.unflatten(1, (rows, columns)))
 
 
 def index_images(

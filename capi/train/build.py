@@ -72,10 +72,21 @@ def build_networks(
     """Student, teacher and target, as one of so many processes has them, freshly initialised from the config's seed."""
     torch.manual_seed(config.seed)
     student = build_student(config).to(device)
-    teacher = Teacher(student)
+    refuse_layers(config)
+    teacher = Teacher(student, layers=config.target.layers, normalize=config.target.normalize)
     context = run_context(config, frozen_encoder, processes)
     target = target_class(config).build(context, teacher, **target_settings(config))
     return Networks(student, teacher, target.to(device))
+
+
+def refuse_layers(config: Config) -> None:
+    """Not every target is made from the teacher's layers."""
+    for key, default in (("layers", "last"), ("normalize", "none")):
+        if getattr(config.target, key) != default and not target_class(config).reads_teacher:
+            raise CapiError(
+                f"target.{key} chooses among the teacher's layers, but target.kind={config.target.kind} reads none of "
+                "them: leave it out"
+            )
 
 
 def assemble(config: Config, networks: Networks, device: torch.device) -> Learner:

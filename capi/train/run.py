@@ -144,6 +144,7 @@ def _examine(
     config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
     build.mask_sampler(config)
     build.find_optimizer(config.optimization.optimizer)
+    build.refuse_layers(config)
     config, frozen_encoder = build.resolve_target(config, trusted=trusted, device=device)
     facts = describe_data(data, source)
     if going_on:

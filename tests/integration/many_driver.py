@@ -1,14 +1,19 @@
 """Several runs, one after the other, in processes that were started together: `many_driver.py IMAGES OUT NAME...`."""
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 import capi
 from capi.runtime.processes import joined
+from capi.train.step import Learner, StepMetrics, train_step
+from capi.types import MaskedBatch
 
 # Widths, registers and prototypes that neither 2 nor 3 divides.
 BASE = [
@@ -48,7 +53,11 @@ RUNS: dict[str, list[str]] = {
     "stochastic": ["model.stochastic_depth=0.3", "optimization.steps=12"],
     # Below the length of every gradient.
     "clipped": ["optimization.clip=0.01"],
+    "clipped_parts": ["optimization.clip=0.01", "optimization.micro_batches=2"],
+    # Its third batch is bad, while the queue has room for another.
+    "skipped": ["run.non_finite=skip", "run.log_steps=2", "clustering.queue=36"],
     "muon": ["optimization.optimizer=muon", "optimization.clip=1.0"],
+    "layered": ["target.layers=all", "target.normalize=instance", "run.activation_checkpointing=full"],
     "lowered": ["run.precision=bfloat16"],
     "resumed": [],
     "muon_resumed": ["optimization.optimizer=muon", "optimization.clip=1.0"],
@@ -71,16 +80,26 @@ class Weights:
         }
 
 
+def step_with_a_bad_batch(learner: Learner, batches: Sequence[MaskedBatch], step: int, *others: Any) -> StepMetrics:
+    """The images of one step are NaN in the last process alone."""
+    is_last = int(os.environ.get("RANK", "0")) + 1 == int(os.environ.get("WORLD_SIZE", "1"))
+    if step == 2 and is_last:
+        batches = [batch._replace(images=batch.images * torch.nan) for batch in batches]
+    return train_step(learner, batches, step, *others)
+
+
 def run(name: str, images: str, out: Path) -> None:
-    capi.pretrain(
-        "tiny4",
-        [*BASE, *RUNS[name]],
-        data=images,
-        out=out / name,
-        resume=name.endswith("resumed"),
-        device="cpu",
-        evaluations=[Weights()],
-    )
+    step = step_with_a_bad_batch if name == "skipped" else train_step
+    with patch("capi.train.loop.train_step", step):
+        capi.pretrain(
+            "tiny4",
+            [*BASE, *RUNS[name]],
+            data=images,
+            out=out / name,
+            resume=name.endswith("resumed"),
+            device="cpu",
+            evaluations=[Weights()],
+        )
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 from capi.errors import PREEMPTED
 from capi.train.checkpoint import Checkpoints
@@ -21,7 +22,8 @@ from tests.integration.launched import ended, start, succeeded
 
 DRIVER = Path(__file__).with_name("many_driver.py")
 OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "clipped", "stochastic", "lowered", "muon")
-OF_TWO = (*OF_ONE, "accumulated", "selective")
+OF_ONE += ("skipped", "layered")
+OF_TWO = (*OF_ONE, "accumulated", "selective", "clipped_parts")
 OF_THREE = ("replicated", "clipped", "resumed", "queue_resumed", "muon", "muon_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
@@ -99,7 +101,10 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         ("two/standard", "one/standard", 1e-5),
         ("two/clipped", "one/clipped", 1e-5),
         ("three/clipped", "one/clipped", 1e-5),
+        ("two/clipped_parts", "one/clipped", 1e-5),
+        ("two/skipped", "one/skipped", 1e-5),
         ("two/muon", "one/muon", 1e-5),
+        ("two/layered", "one/layered", 1e-5),
         ("three/muon", "one/muon", 1e-5),
         ("three/muon_resumed", "one/muon", 1e-5),
         ("one/muon_resumed", "one/muon", 1e-5),
@@ -133,6 +138,27 @@ def test__the_runs_were_worth_comparing(runs: Path) -> None:
     moment = "student_optimizer.encoder.registers.exp_avg"
     assert state(runs / "one/clipped")[moment].norm() < 0.5 * last[moment].norm()
     assert (state(runs / "one/standard")["clustering.prototypes"] - last["clustering.prototypes"]).norm() > 1e-2
+
+
+def test__a_bad_batch_of_one_process_updates_nothing_in_any(runs: Path) -> None:
+    for run in (runs / "two/skipped", runs / "one/skipped"):
+        before, after = state(run, 2), state(run, 4)
+        assert (
+            after["student_optimizer.encoder.registers.step"] == before["student_optimizer.encoder.registers.step"] + 1
+        )
+        assert after["clustering.queue.seen"] == 3
+        assert all(torch.isfinite(value).all() for value in after.values())
+    replays = [
+        sorted(path.name for path in (runs / name / "replay").iterdir()) for name in ("two/skipped", "one/skipped")
+    ]
+    assert replays[0] == ["step_00000002_process_0.safetensors", "step_00000002_process_1.safetensors"]
+    assert replays[1] == ["step_00000002.safetensors"]
+    # The batch of a step, made once more from its number: what the processes met is what one meets.
+    parts, whole = [
+        torch.cat([load_file(runs / name / "replay" / file)["predict_index.0"] for file in files])
+        for name, files in zip(("two/skipped", "one/skipped"), replays, strict=True)
+    ]
+    assert torch.equal(parts, whole)
 
 
 def test__with_stochastic_depth_and_in_bfloat16_many_processes_train_too(runs: Path) -> None:

@@ -1,8 +1,16 @@
+import gc
+from typing import Any
+
+import pytest
 import torch
 
 from capi.config.schema import Config
+from capi.errors import CapiError
 from capi.method.teacher import Teacher
+from capi.models.positions import register_coordinates
+from capi.train.build import build_learner
 from capi.zoo.build import build_student
+from tests.variants import LAYERS, TARGETS, learner_of, varied
 
 
 def test__follows_as_an_exponential_moving_average(small_config: Config) -> None:
@@ -54,3 +62,93 @@ def test__changing_the_student_does_not_change_the_teacher(small_config: Config)
         for parameter in student.parameters():
             parameter.zero_()
     assert torch.equal(before, teacher(images))
+
+
+def block_outputs(teacher: Teacher, images: torch.Tensor) -> list[torch.Tensor]:
+    """What each block gives of the patches, computed block by block."""
+    encoder = teacher.average.encoder
+    everywhere = encoder.coordinates(images)[None]
+    coordinates = torch.cat([register_coordinates(everywhere, encoder.num_registers), everywhere], dim=1)
+    rotary = encoder.positions.rotary(coordinates)
+    x = torch.cat([encoder.registers.expand(len(images), -1, -1), encoder.patch_embedding(images, None)], dim=1)
+    found = []
+    for block in encoder.blocks:
+        x = block(x, rotary)
+        found.append(x[:, encoder.num_registers :])
+    return found
+
+
+def per_channel(tokens: torch.Tensor) -> torch.Tensor:
+    return (tokens - tokens.mean(1, keepdim=True)) / (tokens.std(1, correction=0, keepdim=True) + 1e-5)
+
+
+def per_patch(tokens: torch.Tensor) -> torch.Tensor:
+    mean, variance = tokens.mean(2, keepdim=True), tokens.var(2, correction=0, keepdim=True)
+    return (tokens - mean) / (variance + 1e-5).sqrt()
+
+
+@pytest.mark.parametrize(("normalize", "by_hand"), [("none", None), ("instance", per_channel), ("layer", per_patch)])
+@pytest.mark.parametrize("layers", ["all", [1], [2, 0], "last"])
+def test__tokens_are_the_mean_of_the_normalized_layers(
+    small_config: Config, layers: str | list[int], normalize: str, by_hand: Any
+) -> None:
+    student = build_student(varied(small_config, "model.depth=3"))
+    images = torch.randn(2, 3, 32, 24)
+    with torch.no_grad():
+        for block in student.encoder.blocks:
+            block.attention_norm.weight.normal_(1.0, 0.3)
+        outputs = block_outputs(plain := Teacher(student), images)
+    if layers == "last":
+        chosen = [plain(images)]
+    else:
+        chosen = outputs if layers == "all" else [outputs[number] for number in layers]
+    expected = torch.stack([one if by_hand is None else by_hand(one) for one in chosen]).mean(0)
+    found = Teacher(student, layers=layers, normalize=normalize)(images)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    assert found.dtype == torch.float32
+    assert not found.requires_grad
+
+
+def test__the_layers_that_a_config_names_are_those_of_the_run(small_config: Config) -> None:
+    learner = build_learner(varied(small_config, *LAYERS["some layers, features"]))
+    assert (learner.teacher.layers, learner.teacher.normalize) == ([1, 0], "layer")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["target.layers=[0,2]"], r"target\.layers names block 2, but model\.depth is 2: choose from 0 to 1"),
+        (["target.layers=[1,1]"], r"target\.layers names a block twice"),
+        (["target.layers=[]"], r"target\.layers"),
+        (["target.layers=every"], r"target\.layers"),
+        (["target.layers=[-1]"], r"target\.layers"),
+        (["target.normalize=batch"], r"target\.normalize"),
+        (["target.layers=all", "target.kind=pixels"], r"target\.layers chooses .* target\.kind=pixels reads none of"),
+        (
+            ["target.normalize=layer", *TARGETS["frozen"]],
+            r"target\.normalize chooses .* target\.kind=frozen reads none of",
+        ),
+    ],
+)
+def test__layers_that_cannot_be_are_told_with_their_key(
+    small_config: Config, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(CapiError, match=message):
+        learner_of(varied(small_config, *overrides))
+
+
+def live_bytes() -> int:
+    gc.collect()
+    tensors = [one for one in gc.get_objects() if type(one) in {torch.Tensor, torch.nn.Parameter}]
+    plain = [one for one in tensors if one.layout is torch.strided and one.device.type == "cpu"]
+    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in plain}.values())
+
+
+def test__only_the_mean_is_kept_from_layer_to_layer(small_config: Config) -> None:
+    teacher = Teacher(build_student(varied(small_config, "model.depth=9")), layers="all", normalize="instance")
+    found: list[int] = []
+    for block in teacher.average.encoder.blocks:
+        block.register_forward_pre_hook(lambda *_: found.append(live_bytes()))
+    teacher(torch.randn(2, 3, 32, 24))
+    a_layer = 4 * 2 * 48 * 32
+    assert found[-1] - found[1] < a_layer < found[1] - found[0] + a_layer // 8

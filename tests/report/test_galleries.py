@@ -12,13 +12,18 @@ from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
+from capi.report.explorer.open import known_of
 from capi.report.galleries import index_images, write_gallery
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
 from capi.report.pictures.gallery import PrototypeIndex, patch_crop
 from capi.report.snapshots import run_frame
+from capi.train.build import build_learner
+from capi.train.checkpoint import Checkpoints
+from capi.types import Features, statistics_of
 from capi.zoo.weights import load_run
 from tests.data.pictures import photo
 from tests.evals.toys import COLORS, PatchColors, source_of
+from tests.variants import varied
 from tests.zoo.test_weights import make_run
 
 
@@ -81,6 +86,32 @@ def test__a_gallery_shows_the_patches_that_an_index_finds(run: Path, photos: Enc
     for one in listed:
         assert one["file"] == f"{one['number']:05d}.png"
         _check_strip(folder / one["file"], expected, one["number"], photos)
+
+
+def test__prototypes_of_averaged_layers_are_shown_patches_of_averaged_layers(
+    small_config: Config, photos: EncodedImages, tmp_path: Path
+) -> None:
+    config = varied(small_config, "target.layers=all", "target.normalize=instance")
+    run, seen = make_run(config, tmp_path / "run"), run_frame((32, 24), 4)
+    with pytest.raises(CapiError, match=r"prototypes of .* averages of the teacher's layers .*: choose other pictures"):
+        load_prototypes(run)
+    assert known_of(run)["prototypes"] is None
+    learner = build_learner(config)
+    Checkpoints(run / "checkpoints").load(learner)
+
+    class Tokens(torch.nn.Module):
+        """What the run's own teacher gives."""
+
+        width, patch_size, statistics = 32, 4, statistics_of(load_run(run))
+
+        def forward(self, images: torch.Tensor, *, pooled: bool = True) -> Features:
+            tokens = learner.teacher(images)
+            return Features(None, tokens[:, :1], tokens.unflatten(1, (24, 18)))
+
+    expected = index_images(Tokens(), load_prototypes(run, any_layers=True), photos, seen, Encoding())
+    listed = index_of(write_gallery(run, photos, prototypes=6))["prototypes"]
+    shares = [float(expected.shares[one["number"]]) for one in listed]
+    np.testing.assert_allclose([one["share"] for one in listed], shares, rtol=1e-5)
 
 
 def _check_strip(path: Path, index: PrototypeIndex, number: int, photos: EncodedImages) -> None:

@@ -25,7 +25,7 @@ from capi.types import MaskedBatch
 from tests.train.fake_processes import fake_learner
 from tests.train.test_loop import Noise, make_loop
 from tests.train.test_step import batch_of
-from tests.variants import NETWORKS, TARGETS, TOGETHER, varied
+from tests.variants import LAYERS, NETWORKS, TARGETS, TOGETHER, varied
 
 META = torch.device("meta")
 # The clustering is told with its micro-batches which rows it must give.
@@ -35,7 +35,7 @@ SETTINGS = {
     "clipped": ["optimization.clip=1.0"],
     "muon": ["optimization.optimizer=muon", "optimization.clip=1.0"],
 }
-CASES = NETWORKS | TARGETS | TOGETHER | SETTINGS
+CASES = NETWORKS | TARGETS | TOGETHER | LAYERS | SETTINGS
 
 
 class NoCopies(TorchDispatchMode):

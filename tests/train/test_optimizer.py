@@ -79,7 +79,13 @@ def test__gradients_are_clipped_to_a_length_and_keep_their_direction(small_confi
     gradient = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
     clip_gradients(optimizer, 2.0 * float(gradient.norm()))
     assert torch.equal(torch.cat([parameter.grad.flatten() for parameter in student.parameters()]), gradient)
+    expected = copy.deepcopy(student)
+    for ours, theirs in zip(expected.parameters(), student.parameters(), strict=True):
+        ours.grad = theirs.grad.clone()
+    torch.nn.utils.clip_grad_norm_(expected.parameters(), 3.0)
     clip_gradients(optimizer, 3.0)
+    for ours, theirs in zip(expected.parameters(), student.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=0)
     clipped = torch.cat([parameter.grad.flatten() for parameter in student.parameters()])
     torch.testing.assert_close(clipped, 3.0 * gradient / gradient.norm(), rtol=1e-5, atol=1e-7)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from capi.report.draw import load_prototypes
+from capi.report.draw import in_features, load_prototypes
 from capi.report.explorer import page
 from capi.runtime.devices import choose_device
 from capi.train.build import mask_sampler
@@ -55,6 +55,7 @@ def known_of(model: Path) -> dict[str, Any]:
         return {"prototypes": None}
     config = run_config(folder)
     # Only the clustering has prototypes that patches belong to.
-    prototypes = load_prototypes(model) if recorded_target(folder.record(), config).clusters else None
+    drawable = recorded_target(folder.record(), config).clusters and in_features(config)
+    prototypes = load_prototypes(model) if drawable else None
     temperature = config.optimization.student_temperature
     return {"prototypes": prototypes, "temperature": temperature, "masks": mask_sampler(config)}

@@ -171,8 +171,16 @@ class Planned:
         working = at_once * _encoding(self.learner.student.encoder, self.counts, saving.keeping)
         return [
             Part("teacher's forward pass", working, TEACHER),
+            # Beside it the one that is added, normalized.
+            Part("running mean of the teacher's layers", 2 * self._layer(at_once), TEACHER),
             *(Part("teacher's tokens", self._tokens(images), phase) for phase in (TEACHER, CLUSTERING, STUDENT)),
         ]
+
+    def _layer(self, images: int) -> int:
+        """The patches of one layer in float32, where targets are made from several."""
+        if self.learner.teacher.layers == "last":
+            return 0
+        return FLOAT32 * images * self.counts.patches * self.config.model.width
 
     def _tokens(self, images: int) -> int:
         """The teacher's output in float32, registers included: patches are a view of it."""
