@@ -45,9 +45,8 @@ from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
 from capi.errors import CapiError
 from capi.evals.comparison_cells import BenchmarkColumn
-from capi.report.ablation.outcomes import Point, RowOutcome, RunOutcome, TableOutcome
-from capi.report.ablation.page import write_table
-from capi.report.comparison.page import NAME as COMPARISON
+from capi.report.ablation import Point, RowOutcome, RunOutcome, TableOutcome, write_table
+from capi.report.comparison import NAME as COMPARISON
 from capi.report.doctor import doctor
 from capi.report.picture_files import read_emergence
 from capi.report.run_report import REPORT, write_report

@@ -36,7 +36,7 @@ from capi.evals.results import Record, read_record
 from capi.evals.table_view import TableView
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
 from capi.evals.team import Execution, executing, prepared
-from capi.report.comparison.page import write_pages
+from capi.report.comparison import write_pages
 from capi.runtime.atomic import atomic_write
 from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS

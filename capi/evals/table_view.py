@@ -1,8 +1,7 @@
 """A table of the paper over a comparison: its rows and columns as printed, our scores beside the paper's."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from capi.evals.results import table
@@ -131,37 +130,3 @@ def shown_score(row: ViewRow, entry: TableEntry, cells: "Cells", paper: bool) ->
 
 def _few(about: list[str], most: int = 4) -> str:
     return "; ".join(about[:most]) + (f" and {len(about) - most} more cells" if len(about) > most else "")
-
-
-def as_html(view: TableView, cells: "Cells") -> Iterator[str]:
-    """The same for the page; everything is escaped."""
-    yield f'<h2>{escape(view.title)} <span class="soft">{escape(view.label)}</span></h2>'
-    yield f'<p class="soft">{escape(_legend(view).replace("in brackets", "below"))}</p>'
-    heads = "".join(f"<th>{escape(head)}</th>" for head in view.heads)
-    names = "".join(
-        f'<th class="number">{f"<span class=soft>{escape(group)}</span><br>" if group else ""}{escape(name)}</th>'
-        for group, name in view.columns
-    )
-    body = "\n".join(_row(row, view, cells) for row in view.rows)
-    yield f'<div class="box" tabindex="0"><table><thead><tr>{heads}{names}</tr></thead>'
-    yield f"<tbody>{body}</tbody></table></div>"
-    yield "".join(f'<p class="soft">{escape(note)}</p>' for note in view.notes)
-    if reasons := missing_cells(view, cells):
-        lines = "".join(
-            f'<li>{escape(reason)}<br><span class="soft">{escape(_few(about))}</span></li>'
-            for reason, about in reasons.items()
-        )
-        yield f"<h3>Missing</h3><ul>{lines}</ul>"
-
-
-def _row(row: ViewRow, view: TableView, cells: "Cells") -> str:
-    texts = "".join(f"<td>{escape(text)}</td>" for text in row.cells)
-    return f"<tr>{texts}{''.join(_number(row, entry, view, cells) for entry in row.entries)}</tr>"
-
-
-def _number(row: ViewRow, entry: TableEntry, view: TableView, cells: "Cells") -> str:
-    found = ours(row, entry, cells)
-    reason = why_not(row, entry, cells)
-    own = f"{found:.1f}" if found is not None else f'<span title="{escape(reason)}">{_NOTHING}</span>'
-    printed = f'<br><span class="soft">{entry.printed:.1f}</span>' if view.paper and entry.printed is not None else ""
-    return f'<td class="number">{own}{printed}</td>'

@@ -21,9 +21,9 @@ from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
 from capi.evals.results import make_folder
+from capi.report.pages.page import render
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, photos
 from capi.report.pictures.figures import DrawnModel, Photo, figure_of
-from capi.report.pictures.page import Figure, ImageCard, Section, as_page
 from capi.report.pictures.painters import PAINTERS, Drawn, Painter, PrototypeMaps
 from capi.report.pictures.pca import photos_of
 from capi.report.pictures.sheets import save_picture, tiled
@@ -49,6 +49,33 @@ _BUILT_IN = 6
 # Short sides of the pictures that are written, and how much there is on a sheet at most.
 _SIDE, _SMALL_SIDE = 256, 128
 _SHEET_IMAGES = 12
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture beside the page, by its path from there."""
+
+    path: str
+    caption: str
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """The sheet of one kind of picture, with what there is to know."""
+
+    key: str
+    title: str
+    explanation: str
+    sheet: str
+
+
+@dataclass(frozen=True)
+class ImageCard:
+    """All pictures of one image."""
+
+    name: str
+    figures: Sequence[Figure]
 
 
 @dataclass(frozen=True)
@@ -353,3 +380,18 @@ class _Job:
         sides = ", ".join(str(side) for side in sorted({column.frame.side for column in self.columns}))
         aspect = "in their own aspect" if self.columns[0].frame.whole else "the square in their middle"
         return [f"{models} · {len(self.figures)} images, {aspect} · short side of {sides} px"]
+
+
+def as_page(
+    sections: Sequence[Section], cards: Sequence[ImageCard], failed: Mapping[str, str], facts: Sequence[str]
+) -> str:
+    """The page beside the pictures."""
+    return render(
+        "pictures.html",
+        "What the features show",
+        images="data: 'self' file:",
+        sections=sections,
+        cards=cards,
+        failed=failed,
+        facts=facts,
+    )

@@ -22,7 +22,8 @@ from typing import Any
 from capi.errors import CapiError
 from capi.report.costs import DEFAULT_COSTS, CostAssumptions
 from capi.report.pages.data import RunReport
-from capi.report.pages.run import CHARTS, Live, Pieces, comparison_pieces, page, policy, run_pieces
+from capi.report.pages.page import Live, policy
+from capi.report.pages.run import CHARTS, Pieces, comparison_pieces, page, run_pieces
 from capi.report.run_report import FollowedRun
 from capi.types import Names, listed
 

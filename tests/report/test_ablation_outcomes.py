@@ -3,7 +3,7 @@ import math
 import pytest
 
 from capi.config.paper import PaperRow, PaperTable, paper_table
-from capi.report.ablation.outcomes import (
+from capi.report.ablation import (
     Point,
     RowOutcome,
     RunOutcome,

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from capi.api.ablation import Study, gather
-from capi.report.ablation.page import as_markdown, as_plain, write_table
+from capi.report.ablation import as_markdown, as_plain, write_table
 
 
 def test__all_three_files_are_written(done: Study, tmp_path: Path) -> None:

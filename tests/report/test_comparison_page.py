@@ -6,7 +6,7 @@ from typing import Any
 
 from capi.config.files import load_benchmark
 from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison
-from capi.report.comparison.page import as_csv, as_json, as_markdown, facts, plain_text, write_pages
+from capi.report.comparison import as_csv, as_json, as_markdown, facts, plain_text, write_pages
 
 FACTS = {
     "deviations": ["image size: 32"],

@@ -4,8 +4,9 @@ import math
 import numpy as np
 import pytest
 
-from capi.report.pages.charts import STRETCHES, as_json, chart_list, charts_data, thin
+from capi.report.pages.charts import STRETCHES, chart_list, charts_data, thin
 from capi.report.pages.data import Column, RunReport
+from capi.report.pages.page import as_json
 from tests.report.report_runs import column, run_report
 
 

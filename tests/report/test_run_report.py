@@ -213,11 +213,11 @@ def test__every_picture_is_decoded(page: Page, run: Path) -> None:  # noqa: F811
 def test__alarms_are_listed_before_the_measures(page: Page, run: Path) -> None:  # noqa: F811
     open_report(page, run)
     assert "Position in the features" in page.locator(".alarms li").inner_text()
-    assert page.locator(".measure").first.inner_text().split("\n\n")[:3] == [
-        "Position in the features",
-        "▲ alarm",
-        "0.9",
-    ]
+    chip = page.locator(".chip.alarm")
+    assert chip.locator("summary").inner_text() == "▲ Position in the features 0.9"
+    chip.locator("summary").click()
+    assert "healthy: up to 0.08" in chip.inner_text()
+    assert page.locator(".chip.well").count() == 8
 
 
 def test__file_names_stay_text(page: Page, run: Path) -> None:  # noqa: F811

@@ -3,7 +3,6 @@
 A chart has one line for each run and metric. The page's own script draws them.
 """
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,12 +88,6 @@ def loss_meaning(runs: Sequence[RunReport]) -> str:
     return metric_of("student_loss", labels[0]).description if labels else metric_of("student_loss").description
 
 
-def as_json(data: Any) -> str:
-    """JSON that can stand inside a page: nothing in it can end the element that holds it."""
-    written = json.dumps(data, allow_nan=False, separators=(",", ":"))
-    return written.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def _score_charts(keys: Sequence[str]) -> list[Chart]:
     """A chart for each score, with teacher and student as its lines."""
     names = dict.fromkeys(key.rpartition("/")[0] for key in keys)
@@ -160,3 +153,34 @@ def _healthy(key: str, runs: Sequence[RunReport]) -> dict[str, Any]:
     limits = found.pop() or (-math.inf, math.inf)
     numbers = [float(f"{limit:.6g}") if math.isfinite(limit) else None for limit in limits]
     return {"limits": numbers, "healthy": range_text(limits)}
+
+
+def score_line(
+    label: str, number: int, points: Sequence[tuple[float, float]], *, faint: bool = False, level: bool = False
+) -> dict[str, Any]:
+    """A line of scores over anything; a faint one stands behind the others, a level does not depend on it."""
+    return {
+        "label": label,
+        "run": number,
+        "kind": int(level),
+        "faint": faint,
+        "records": len(points),
+        "missing": 0,
+        "steps": [x for x, _ in points],
+        "values": [_short(y) for _, y in points],
+    }
+
+
+def score_chart(
+    key: str,
+    title: str,
+    meaning: str,
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    across: str,
+    group: str = "curves",
+    logarithmic: bool = False,
+) -> dict[str, Any]:
+    """A chart of shares over something else than steps; `logarithmic` says that logarithms to base 10 are given."""
+    shape = {"percent": True, "limits": None, "healthy": "", "across": across, "logarithmic": logarithmic}
+    return {"key": key, "group": group, "title": title, "meaning": meaning, **shape, "lines": list(lines)}

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from capi.method.targets import LossLabel
-from capi.report.pictures.sheets import printable
-from capi.train.health import Finding, verdict
+from capi.train.health import Finding, is_score, verdict
 
 StateKind = Literal["running", "finished", "stopped", "unknown"]
 
@@ -86,6 +84,16 @@ class PrototypeStrip:
 
 
 @dataclass(frozen=True)
+class Gain:
+    """What an evaluation scored before the first step and scores now, and what raw pixels score."""
+
+    name: str
+    untrained: float
+    now: float
+    pixels: float | None
+
+
+@dataclass(frozen=True)
 class RunReport:
     """Everything that the report of a run shows."""
 
@@ -99,6 +107,10 @@ class RunReport:
     notes: Sequence[str] = ()
     emergence: Sequence[Emergence] = ()
     emergence_note: str = ""
+    neighbours: Sequence[Sequence[tuple[Picture, float | None]]] = ()
+    """Rows of a photo and the images nearest to it, with their cosines."""
+    pixels: Mapping[str, float] = field(default_factory=dict)
+    """What raw pixels score, by evaluation."""
     prototypes: Sequence[PrototypeStrip] = ()
     prototypes_note: str = ""
     cost: Sequence[tuple[str, str]] = ()
@@ -114,6 +126,22 @@ class RunReport:
         return [finding for finding in self.findings if finding.state == "alarm"]
 
     @property
+    def is_judged(self) -> bool:
+        """Whether anything is known to be well."""
+        return any(finding.state == "well" for finding in self.findings)
+
+    @property
+    def gains(self) -> list[Gain]:
+        """The score of each evaluation against the untrained encoder and raw pixels; the teacher's where it has one."""
+        gains: dict[str, Gain] = {}
+        for key in sorted(self.columns, key=lambda key: not key.endswith("/teacher")):
+            values, steps = self.columns[key].values, self.columns[key].steps
+            name = key.rpartition("/")[0]
+            if is_score(key) and name not in gains and steps[0] == 0 and ((values >= 0) & (values <= 1)).all():
+                gains[name] = Gain(name, float(values[0]), float(values[-1]), self.pixels.get(name))
+        return list(gains.values())
+
+    @property
     def measures(self) -> list[Finding]:
         """The findings of metrics with a healthy range."""
         return [finding for finding in self.findings if finding.limits is not None]
@@ -122,8 +150,3 @@ class RunReport:
     def verdict(self) -> str:
         """What is well and what is not, in one line."""
         return verdict(self.findings)
-
-
-def text(value: Any) -> str:
-    """Anything from outside, so that it can only be text in a page."""
-    return escape(printable(str(value)))

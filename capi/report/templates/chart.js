@@ -19,12 +19,18 @@ function fill(element, attributes, children) {
 
 const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 const spokenStep = (step) => step.toLocaleString("en");
+// What lies to the right of a chart: steps, or anything else, also as a logarithm to base 10.
+const SIZES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+function short(value) {
+  const found = SIZES.find(([size]) => Math.abs(value) >= size);
+  return found ? `${+(value / found[0]).toPrecision(3)}${found[1]}` : String(+value.toPrecision(3));
+}
 function shortStep(step) {
   if (step >= 1e6) return `${+(step / 1e6).toPrecision(4)}M`;
   return step >= 1e4 ? `${+(step / 1e3).toPrecision(4)}k` : spokenStep(step);
 }
 function spokenValue(value, percent) {
-  if (value === null || value === undefined) return "no number";
+  if (value === null || value === undefined) return "NaN";
   if (percent) return `${(value * 100).toFixed(2)} %`;
   const size = Math.abs(value);
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2) : String(+value.toPrecision(4));
@@ -78,9 +84,9 @@ function nearest(steps, wanted) {
 
 // ---- the range of steps
 
-function wholeRange() {
+function wholeRange(charts = data.charts) {
   let low = Infinity, high = -Infinity;
-  for (const chart of data.charts) for (const line of chart.lines) {
+  for (const chart of charts) for (const line of chart.lines) {
     low = Math.min(low, line.steps[0]);
     high = Math.max(high, line.steps[line.steps.length - 1]);
   }
@@ -143,8 +149,13 @@ class View {
     this.update(chart);
   }
 
+  // Charts over different things have each its own range.
+  range() { return data.apart ? wholeRange([this.chart]) : shownRange(); }
+  at(step) { return this.chart.logarithmic ? short(10 ** step) : data.apart ? short(step) : spokenStep(step); }
+
   update(chart) {
     this.chart = chart;
+    this.across = chart.across || "step";
     this.steps = [...new Set(chart.lines.flatMap((line) => line.steps))].sort((one, other) => one - other);
     this.title.textContent = chart.title;
     this.element.dataset.chart = chart.key;
@@ -157,8 +168,8 @@ class View {
     if (chart.lines.some((line) => line.steps.length < line.records))
       notes.push(`Drawn are the lowest and highest values of stretches of ${spokenStep(records)} records.`);
     const missing = chart.lines.reduce((sum, line) => sum + line.missing, 0);
-    if (missing) notes.push(`${spokenStep(missing)} value${missing === 1 ? " is" : "s are"} no number (marked ×).`);
-    if (!values.length) notes.push("There is no number to draw yet.");
+    if (missing) notes.push(`${spokenStep(missing)} value${missing === 1 ? " is" : "s are"} NaN (marked ×).`);
+    if (!values.length) notes.push("There is nothing to draw yet.");
     this.note = notes.join(" ");
     this.plot.setAttribute("aria-label", this.summary());
   }
@@ -167,7 +178,7 @@ class View {
     const said = this.chart.lines.map((line) => {
       const last = line.steps.length - 1;
       const value = (index) => spokenValue(line.values[index], this.chart.percent);
-      return `${line.label || "value"} ${value(0)} at step ${spokenStep(line.steps[0])}, ${value(last)} at step ${spokenStep(line.steps[last])}`;
+      return `${line.label || "value"} ${value(0)} at ${this.across} ${this.at(line.steps[0])}, ${value(last)} at ${this.across} ${this.at(line.steps[last])}`;
     });
     return `Curve of ${this.chart.title}: ${said.join("; ")}. Arrow keys read values, plus and minus zoom.`;
   }
@@ -176,13 +187,14 @@ class View {
     // Colours stand for runs, or for metrics where there is one run. Dashes tell lines apart without colours: by metric
     // where a chart has several, else by run.
     const alone = data.runs.length < 2, metrics = this.chart.lines.some((one) => one.kind > 0);
+    if (line.faint) return `faint run-${line.run % 8}`;
     return `run-${(alone ? line.kind : line.run) % 8} dash-${(metrics ? line.kind : line.run) % 4}`;
   }
 
   draw() {
     const width = this.plot.clientWidth, height = 224;
     if (!width) return;
-    const [low, high] = shownRange();
+    const [low, high] = this.range();
     const values = this.visible(low, high);
     const logarithmic = this.logarithmic && !this.log.hidden;
     const [bottom, top] = this.heights(values, logarithmic);
@@ -232,15 +244,16 @@ class View {
   axes(area, ticks, labels, up, across, low, high) {
     const marks = ticks.map((tick, index) => draw("text", { x: area.left - 6, y: area.top + up(tick) + 4, "text-anchor": "end" }, labels[index]));
     const { ticks: steps } = niceTicks(low, high, Math.max(Math.floor(area.width / 85), 2));
-    const whole = [...new Set(steps.map(Math.round))].filter((step) => step >= low && step <= high);
+    const placed = this.chart.logarithmic ? logTicks(10 ** low, 10 ** high).map(Math.log10) : data.apart ? steps : steps.map(Math.round);
+    const whole = [...new Set(placed)].filter((step) => step >= low && step <= high);
     const below = area.top + area.height;
     for (const step of whole) {
       const x = area.left + across(step);
       marks.push(draw("line", { class: "grid", x1: x, x2: x, y1: area.top, y2: below }));
       const anchor = across(step) > area.width - 16 ? "end" : "middle";
-      marks.push(draw("text", { x: anchor === "end" ? area.left + area.width + 12 : x, y: below + 16, "text-anchor": anchor }, shortStep(step)));
+      marks.push(draw("text", { x: anchor === "end" ? area.left + area.width + 12 : x, y: below + 16, "text-anchor": anchor }, data.apart ? this.at(step) : shortStep(step)));
     }
-    marks.push(draw("text", { x: area.left + area.width / 2, y: below + 32, "text-anchor": "middle" }, "step"));
+    marks.push(draw("text", { x: area.left + area.width / 2, y: below + 32, "text-anchor": "middle" }, this.across));
     return marks;
   }
 
@@ -259,7 +272,7 @@ class View {
     const parts = [], dots = [], gaps = [];
     let down = false;
     const first = Math.max(nearest(line.steps, low) - 1, 0), last = Math.min(nearest(line.steps, high) + 1, line.steps.length - 1);
-    const few = last - first < 40;
+    const few = last - first < 40 && !line.faint;
     for (let index = first; index <= last; index++) {
       const x = across(line.steps[index]).toFixed(1), value = line.values[index];
       if (value === null) {
@@ -279,8 +292,9 @@ class View {
   // The legend says the values at the cursor, or the last ones.
   read() {
     const at = this.cursor;
-    const [low, high] = shownRange();
-    const rows = this.chart.lines.map((line) => {
+    const [low, high] = this.range();
+    const named = this.chart.lines.filter((line) => !line.faint);
+    const rows = named.map((line) => {
       let index = at === null ? line.steps.length - 1 : nearest(line.steps, at);
       const near = at === null || Math.abs(line.steps[index] - at) <= (high - low) * 0.03;
       const value = near ? spokenValue(line.values[index], this.chart.percent) : "–";
@@ -288,9 +302,9 @@ class View {
         draw("path", { class: `line ${this.classes(line)}`, d: "M0 4H24" }));
       return line.label ? make("li", {}, key, make("span", {}, line.label), make("b", {}, value)) : make("li", {}, make("b", {}, value));
     });
-    const ends = new Set(this.chart.lines.map((line) => line.steps[line.steps.length - 1]));
-    const last = ends.size > 1 ? "last values:" : `last, step ${spokenStep([...ends][0])}:`;
-    const when = at === null ? last : `step ${spokenStep(at)}:`;
+    const ends = new Set(named.map((line) => line.steps[line.steps.length - 1]));
+    const last = ends.size > 1 ? "last values:" : `last, ${this.across} ${this.at([...ends][0])}:`;
+    const when = at === null ? last : `${this.across} ${this.at(at)}:`;
     this.legend.replaceChildren(make("li", { class: "when" }, when), ...rows);
     if (this.live.textContent !== this.note) this.live.textContent = this.note;
     if (!this.pointer) return;
@@ -333,7 +347,7 @@ class View {
       const drag = this.drag;
       this.drag = null;
       if (this.selection) this.selection.setAttribute("width", 0);
-      if (drag && Math.abs(event.clientX - drag.x) > 6) zoomTo(drag.step, this.stepAt(event));
+      if (drag && !data.apart && Math.abs(event.clientX - drag.x) > 6) zoomTo(drag.step, this.stepAt(event));
     });
     plot.addEventListener("pointercancel", () => { this.drag = null; });
     plot.addEventListener("pointerleave", () => { if (!this.drag) { this.cursor = null; this.read(); } });
@@ -343,7 +357,7 @@ class View {
   }
 
   press(event) {
-    const steps = this.steps, [low, high] = shownRange();
+    const steps = this.steps, [low, high] = this.range();
     const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (move) {
@@ -364,15 +378,15 @@ class View {
   // Filled when it is opened: nobody opens all of them.
   fillTable() {
     if (!this.details.open) return;
-    const [low, high] = shownRange();
+    const [low, high] = this.range();
     const steps = this.steps.filter((step) => step >= low && step <= high), every = Math.ceil(steps.length / 60);
     const chosen = steps.filter((_, index) => (steps.length - 1 - index) % every === 0);
     const heads = this.chart.lines.map((line) => make("th", { scope: "col", class: "number" }, line.label || "value"));
-    const rows = chosen.map((step) => make("tr", {}, make("th", { scope: "row", class: "number" }, spokenStep(step)),
+    const rows = chosen.map((step) => make("tr", {}, make("th", { scope: "row", class: "number" }, this.at(step)),
       ...this.chart.lines.map((line) => {
         const index = nearest(line.steps, step);
         return make("td", { class: "number" }, line.steps[index] === step ? spokenValue(line.values[index], this.chart.percent) : "–");
       })));
-    this.table.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, make("th", { scope: "col", class: "number" }, "step"), ...heads)), make("tbody", {}, ...rows)));
+    this.table.replaceChildren(make("table", {}, make("thead", {}, make("tr", {}, make("th", { scope: "col", class: "number" }, this.across), ...heads)), make("tbody", {}, ...rows)));
   }
 }

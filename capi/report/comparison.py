@@ -7,16 +7,16 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, Remark, shareable, short_names
 from capi.evals.results import percent, table
-from capi.evals.table_view import NOT_IN_TABLE
+from capi.evals.table_view import NOT_IN_TABLE, TableView, ViewRow, missing_cells, ours, why_not
 from capi.evals.table_view import as_markdown as table_markdown
 from capi.evals.table_view import as_plain as plain_table
-from capi.report.comparison.html import as_html
+from capi.report.pages.page import render
 from capi.runtime.atomic import atomic_write
 from capi.runtime.privacy import hide_paths
 from capi.zoo.run_folder import versions
@@ -194,3 +194,106 @@ def _model_lines(comparison: Comparison, names: dict[str, str]) -> Iterator[str]
         line = f"- {names[model]}" + (f": {whole}" if whole != names[model] else "")
         line += "".join(f"; {note}" for note in comparison.model_notes(model))
         yield line
+
+
+# Where the bars of a benchmark may end.
+_SCALES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)
+_IOU = "IoU by class"
+
+
+def as_html(comparison: Comparison, facts: Mapping[str, str]) -> str:
+    """One file for screens of any width, light and dark."""
+    view, cells = comparison.table, comparison.cells
+    titled = {title: kind for kind, title in comparison.remark_titles.items()}
+    remarks = [
+        (
+            title,
+            {column.name: found for column in comparison.columns if (found := comparison.remarks(column.name, kind))},
+        )
+        for title, kind in titled.items()
+    ]
+    return render(
+        "comparison.html",
+        "Models compared",
+        comparison=comparison,
+        facts=facts,
+        names=short_names(comparison.models),
+        view=view,
+        table_rows=[] if view is None else [_table_row(row, view, cells) for row in view.rows],
+        missing={} if view is None else missing_cells(view, cells),
+        bars=[_bars(comparison, column) for column in comparison.columns],
+        remarks=[(title, found) for title, found in remarks if found],
+        details=[*_score_details(comparison), *_class_details(comparison)],
+        model_facts={model: _model_facts(comparison, model) for model in comparison.models},
+    )
+
+
+def scale_of(values: Iterable[float]) -> float:
+    """Where the bars of a benchmark end: the first round number that is not below the longest."""
+    longest = max(values, default=1.0)
+    return next((scale for scale in _SCALES if scale >= longest), 1.0)
+
+
+def _bars(comparison: Comparison, column: BenchmarkColumn) -> dict[str, Any]:
+    cells = [comparison.cells[model, column.name] for model in comparison.models]
+    return {
+        "name": column.name,
+        "score": comparison.score_name(column.name),
+        "cells": cells,
+        "best": comparison.best(column.name),
+        "scale": scale_of(cell.value for cell in cells if cell.value is not None),
+    }
+
+
+def _table_row(row: ViewRow, view: TableView, cells: Mapping[tuple[str, str], Cell]) -> dict[str, Any]:
+    scores = [
+        (ours(row, entry, cells), entry.printed if view.paper else None, why_not(row, entry, cells))
+        for entry in row.entries
+    ]
+    return {"cells": row.cells, "scores": scores}
+
+
+Details = tuple[str, list[str], list[list[str]]]
+
+
+def _score_details(comparison: Comparison) -> Iterator[Details]:
+    names = short_names(comparison.models)
+    for column in comparison.columns:
+        if finished := comparison.finished(column.name):
+            scores = list(dict.fromkeys(name for record in finished.values() for name in record["scores"]))
+            rows = [
+                [
+                    names[model],
+                    *(percent(record["scores"].get(name)) for name in scores),
+                    ", ".join(f"{name} {_setting(value)}" for name, value in record["chosen"].items()),
+                ]
+                for model, record in finished.items()
+            ]
+            title = f"All scores of {column.name}, and the settings chosen"
+            yield title, ["model", *scores, "chosen settings"], rows
+
+
+def _setting(value: Any) -> str:
+    short = float(f"{value:.4g}") if isinstance(value, float) else value
+    return short if isinstance(short, str) else json.dumps(short)
+
+
+def _class_details(comparison: Comparison) -> Iterator[Details]:
+    names = short_names(comparison.models)
+    for column in comparison.columns:
+        by_model = {
+            model: record["details"][_IOU]
+            for model, record in comparison.finished(column.name).items()
+            if record["details"].get(_IOU)
+        }
+        if by_model:
+            classes = dict.fromkeys(name for values in by_model.values() for name in values)
+            rows = [[name, *(percent(values.get(name)) for values in by_model.values())] for name in classes]
+            yield f"IoU by class of {column.name}", ["class", *(names[model] for model in by_model)], rows
+
+
+def _model_facts(comparison: Comparison, model: str) -> list[str]:
+    records = [cell.record for cell in comparison.done if cell.model == model and cell.record is not None]
+    encoder = [record["encoder"] for record in records[:1]]
+    facts = [f"width {each['width']}, patches of {each['patch_size']} px" for each in encoder]
+    return [*facts, *comparison.model_notes(model)]

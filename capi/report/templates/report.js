@@ -1,4 +1,4 @@
-// Puts the charts of report_chart.js into the page, moves through pictures, and, where the page is served, keeps it up to
+// Puts the charts of chart.js into the page, moves through pictures, and, where the page is served, keeps it up to
 // date.
 // ---- all charts
 
@@ -18,7 +18,7 @@ function showCharts() {
     document.querySelector(`[data-missing="${name}"]`).hidden = wanted.length > 0;
     for (const element of wanted) watcher.observe(element);
   }
-  bar.element.hidden = bar.hint.hidden = !data.charts.length;
+  bar.element.hidden = bar.hint.hidden = !data.charts.length || Boolean(data.apart);
   redraw();
 }
 const watcher = new ResizeObserver((entries) => {
@@ -118,7 +118,7 @@ async function stayFresh() {
   setTimeout(stayFresh, live.seconds * 1000);
 }
 
-document.querySelector(".zoomed").prepend(bar.hint, bar.element);
+document.querySelector(".zoomed")?.prepend(bar.hint, bar.element);
 showCharts();
 document.querySelectorAll("[data-part]").forEach(bindTimeline);
 if (live) setTimeout(stayFresh, live.seconds * 1000);
