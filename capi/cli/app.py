@@ -60,7 +60,9 @@ def main() -> None:
         # What older releases of typer make of Ctrl-C.
         sys.exit(INTERRUPTED)
     except CapiError as error:
-        if _is_told_elsewhere(error):
+        # The first process says the same.
+        processes = _processes()
+        if not is_first() and processes is not None and isinstance(error, processes.SharedError):
             fail_silently()
         _fail(str(error))
     except (MemoryError, RuntimeError) as error:
@@ -115,12 +117,6 @@ def is_first() -> bool:
 def _processes() -> ModuleType | None:
     """What knows of other processes; commands that need no torch have not imported it."""
     return sys.modules.get("capi.runtime.processes")
-
-
-def _is_told_elsewhere(error: CapiError) -> bool:
-    """Whether the first process says the same."""
-    processes = _processes()
-    return not is_first() and processes is not None and isinstance(error, processes.SharedError)
 
 
 def fail_silently(code: int = 2) -> None:

@@ -33,16 +33,16 @@ def print_record(record: Mapping[str, Any]) -> None:
     for name, value in record["scores"].items():
         table.add_row(name, api.percent(value))
     console.print(table)
-    chosen = ", ".join(f"{name} {_short(value)}" for name, value in record["chosen"].items() if name != "validation")
+    chosen = ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in record["chosen"].items()
+        if name != "validation"
+    )
     ran = f"images of {api.shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
     console.print(f"chosen: {chosen}; {ran}")
     for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
         for line in lines:
             console.print(f"{title}: {line}")
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def print_comparison(done: "Comparison") -> None:
@@ -57,7 +57,10 @@ def print_comparison(done: "Comparison") -> None:
             ("model", "image size"),
             [column.name for column in done.columns],
             [
-                ((model, done.image_size(model)), [_cell(record) for record in row])
+                (
+                    (model, done.image_size(model)),
+                    ["failed" if each is None else api.percent(next(iter(each["scores"].values()))) for each in row],
+                )
                 for model, row in zip(done.models, records, strict=True)
             ],
         )
@@ -108,10 +111,6 @@ def print_scores(
         for cells, numbers in rows:
             table.add_row(*cells, *(numbers[index] for index in block))
         console.print(table)
-
-
-def _cell(record: Mapping[str, Any] | None) -> str:
-    return "failed" if record is None else api.percent(next(iter(record["scores"].values())))
 
 
 MODEL_HELP = (

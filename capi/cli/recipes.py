@@ -10,7 +10,7 @@ from capi import api
 from capi.cli.app import Overrides, app, echo, results
 from capi.cli.usage import Commands
 from capi.config import files
-from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable, paper_models, paper_table, paper_tables
+from capi.config.paper import FIGURE_ONLY, PaperTable, paper_models, paper_table, paper_tables
 from capi.config.schema import Config
 from capi.errors import CapiError
 
@@ -100,16 +100,12 @@ def _print_table(table: PaperTable) -> None:
         shown.add_column(column, justify="right", overflow="fold")
     for row in table.rows:
         name = row.name + (" (default)" if row.default else "")
-        shown.add_row(name, ", ".join(row.models), *_cells(table, row))
+        figure = row.scores == FIGURE_ONLY
+        scores = [FIGURE_ONLY] * len(table.columns) if figure else [f"{score:.1f}" for score in row.scores]
+        shown.add_row(name, ", ".join(row.models), *scores)
     console.print(shown)
     for note in _notes(table):
         console.print(note, soft_wrap=True)
-
-
-def _cells(table: PaperTable, row: PaperRow) -> list[str]:
-    if row.scores == FIGURE_ONLY:
-        return [FIGURE_ONLY] * len(table.columns)
-    return [f"{score:.1f}" for score in row.scores]
 
 
 def _notes(table: PaperTable) -> Iterator[str]:

@@ -170,21 +170,20 @@ def _check(
 def _data_table(data: "DataSummary", images_per_second: float) -> Table:
     table = Table(title="Data", box=None, show_header=False, title_justify="left", pad_edge=False)
     kinds = ", ".join(f"{ending} {count}" for ending, count in data.endings.items())
+    broken = str(len(data.broken))
+    if data.broken:
+        first, reason = next(iter(data.broken.items()))
+        broken += f": {first} ({reason})" + (", ..." if len(data.broken) > 1 else "")
     rows = {
         "images": f"{data.total}, of which {data.looked_at} were looked at ({kinds})",
         "sizes": f"{data.smallest[1]} x {data.smallest[0]} to {data.largest[1]} x {data.largest[0]} pixels",
-        "broken": str(len(data.broken)) if not data.broken else f"{len(data.broken)}: {_first(data.broken)}",
+        "broken": broken,
         "mean, std": f"{_numbers(data.mean)}; {_numbers(data.std)}",
         "reading": f"{images_per_second:.0f} images/s in one process, from the files",
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
-
-
-def _first(broken: dict[str, str]) -> str:
-    name, reason = next(iter(broken.items()))
-    return f"{name} ({reason})" + (", ..." if len(broken) > 1 else "")
 
 
 def _numbers(values: list[float]) -> str:

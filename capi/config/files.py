@@ -263,31 +263,31 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     about_key = [each for each in error.errors() if [str(part) for part in each["loc"]][: len(fields)] == fields]
-    options = [_wording(each, alone=len(about_key) == 1) for each in about_key if not _follows_from_another(each)]
+    # A list whose only entry does not fit is also called too short, though it is not.
+    options = [
+        _wording(each, alone=len(about_key) == 1)
+        for each in about_key
+        if not (each["type"] == "too_short" and len(each["input"]) >= each["ctx"]["min_length"])
+    ]
     return f"{key} = {json.dumps(first['input'])} does not fit: {', or '.join(dict.fromkeys(options))}"
-
-
-def _follows_from_another(complaint: ErrorDetails) -> bool:
-    """A list whose only entry does not fit is also called too short, though it is not."""
-    return complaint["type"] == "too_short" and len(complaint["input"]) >= complaint["ctx"]["min_length"]
 
 
 def _wording(complaint: ErrorDetails, *, alone: bool) -> str:
     """A complaint in words of ours where pydantic's speak of Python or JSON."""
     kind, place = complaint["type"], complaint["loc"][-1]
     if kind in {"tuple_type", "list_type"}:
-        return _wanting_a_list(complaint) if alone else "input should be a list"
+        if not alone:
+            return "input should be a list"
+        # A single value may have been meant as a list of one.
+        single = isinstance(complaint["input"], str | int | float)
+        return "expected a list" + (
+            f", so write [{json.dumps(complaint['input'])}]" if single else " in square brackets"
+        )
     if kind == "too_short":
         return f"expected a list of at least {complaint['ctx']['min_length']}"
     if kind == "missing" and isinstance(place, int):
         return f"input should be a list of at least {place + 1}"
     return complaint["msg"][:1].lower() + complaint["msg"][1:]
-
-
-def _wanting_a_list(complaint: ErrorDetails) -> str:
-    """A single value may have been meant as a list of one."""
-    single = isinstance(complaint["input"], str | int | float)
-    return "expected a list" + (f", so write [{json.dumps(complaint['input'])}]" if single else " in square brackets")
 
 
 def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:

@@ -134,7 +134,12 @@ def describe_results(name: str) -> list[str]:
         # Numbers that a figure borrows from a table are told where the table is.
         if not result.row.numbers_in:
             places.setdefault(_scores_text(result), []).append(result)
-    return [f"{scores} ({_places_text(results)})" for scores, results in places.items()]
+    texts = []
+    for scores, results in places.items():
+        (table, row), *others = results
+        text = "; ".join(result.table.label for result in results) if others else f"{table.label}: {row.name}"
+        texts.append(f"{scores} ({text})")
+    return texts
 
 
 def _scores_text(result: Result) -> str:
@@ -143,12 +148,6 @@ def _scores_text(result: Result) -> str:
         return FIGURE_ONLY
     mean = f"mean of {' and '.join(row.models)}: " if len(row.models) > 1 else ""
     return mean + ", ".join(f"{column} {score:.1f}" for column, score in zip(table.columns, row.scores, strict=True))
-
-
-def _places_text(results: list[Result]) -> str:
-    if len(results) == 1:
-        return f"{results[0].table.label}: {results[0].row.name}"
-    return "; ".join(table.label for table, _ in results)
 
 
 def _comment_lines(name: str, model: PaperModel) -> Iterator[str]:

@@ -138,7 +138,8 @@ class Transform:
         mean, std = statistics_of(self.encoder)
         frame = Frame(self.size, channels=len(mean))
         pixels = torch.from_numpy(np.stack([_framed(image, frame) for image in listed]))
-        device, dtype = _home(self.encoder)
+        first = next(self.encoder.parameters(), None) if isinstance(self.encoder, nn.Module) else None
+        device, dtype = (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)
         return normalize(pixels, mean, std, device).to(dtype)
 
 
@@ -189,9 +190,3 @@ def _framed_array(image: npt.NDArray[Any] | Tensor, frame: Frame) -> Pixels:
         return resize(pixels, frame.box((pixels.shape[0], pixels.shape[1])), frame.size, frame.channels)
     except BrokenImageError as error:
         raise CapiError(f"the {type(image).__name__} cannot be used as an image ({error})") from error
-
-
-def _home(encoder: VisionEncoder) -> tuple[torch.device, torch.dtype]:
-    """Where an encoder's weights lie, and how precise they are."""
-    first = next(encoder.parameters(), None) if isinstance(encoder, nn.Module) else None
-    return (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)

@@ -165,7 +165,10 @@ class _Packer:
                 if self.stopped:
                     raise CapiError("stopped")
                 try:
-                    ending, content = self._read(int(self.order[place]))
+                    index = int(self.order[place])
+                    with self.alone:
+                        content = read_bytes(self.source, index)
+                    ending = _ending(self.source.name(index), content)
                 except (OSError, BrokenImageError) as error:
                     name = self.source.name(int(self.order[place]))
                     left_out[name] = hide_paths_within(str(error), *places_of_name(self.source, name))
@@ -177,12 +180,6 @@ class _Packer:
             notes = {"sha256": tar.digest.hexdigest(), "left_out": json.dumps(left_out)}
             # The index comes first, so that a shard under its own name always has one.
             return write_index(index_places(path)[0], members, os.fstat(file.fileno()), notes)
-
-    def _read(self, index: int) -> tuple[str, bytes]:
-        """How an image's name ends, and its bytes."""
-        with self.alone:
-            content = read_bytes(self.source, index)
-        return _ending(self.source.name(index), content), content
 
     def _add(self, tar: "_Tar", place: int, ending: str, content: bytes) -> Member:
         index, key = int(self.order[place]), f"{place:09d}"

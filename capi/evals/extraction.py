@@ -7,6 +7,7 @@ byte for byte that of an uninterrupted one.
 
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import shutil
@@ -297,7 +298,7 @@ def _fill(job: ExtractionJob, partial: Partial, done: int, copies: int) -> None:
     with filling(partial.features) as writer:
         saved = time.monotonic()
         try:
-            for batch in _from(first, batches):
+            for batch in itertools.chain([first], batches):
                 writer.write(done, {kind: features_of(batch.features, kind) for kind in job.kinds})
                 done += len(batch.read.numbers)
                 if time.monotonic() - saved >= SECONDS_BETWEEN_SAVES:
@@ -308,11 +309,6 @@ def _fill(job: ExtractionJob, partial: Partial, done: int, copies: int) -> None:
             # Also where it is interrupted, so that nothing is lost.
             writer.flush()
             partial.save(done)
-
-
-def _from(first: EncodedBatch, rest: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:
-    yield first
-    yield from rest
 
 
 def _finish(partial: Partial, out: Path) -> FeatureFacts:

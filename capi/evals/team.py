@@ -55,7 +55,7 @@ class SharedEncoding:
     def _asked(self, owner: int, item: int, encoding: Encoding) -> EncodedBatch:
         self.exchange.send(owner, True)
         failure, tensors = self.exchange.receive(owner)
-        if failure is not None or item + self.exchange.size >= self._count:
+        if failure is not None or item + self.exchange.size >= (0 if self._job is None else self._job.count):
             self._waiting.discard(owner)
         if failure is not None:
             raise CapiError(failure)
@@ -64,10 +64,6 @@ class SharedEncoding:
         found = pooled.to(encoding.device) if len(pooled) else None
         read = ReadBatch(numbers, _NO_PIXELS, masks if len(masks) else None)
         return EncodedBatch(read, Features(found, registers, feature_map))
-
-    @property
-    def _count(self) -> int:
-        return 0 if self._job is None else self._job.count
 
     def settle(self) -> None:
         """Let go of processes that still wait to be asked."""

@@ -60,10 +60,6 @@ class ShowsBar:
             self.bar.stop()
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: max(length - 1, 0)] + "…" * (length > 0)
-
-
 def clock_time(seconds: float) -> str:
     """Hours, minutes and seconds."""
     whole = int(seconds)
@@ -135,7 +131,10 @@ class RunProgress(ShowsBar):
         self.bar = None
         if console.is_terminal:
             self.bar = _progress(console, transient=False)
-            self.task = self.bar.add_task(_cut(title, self._room() - 30), total=total, completed=start, values="")
+            length = self._room() - 30
+            if len(title) > length:
+                title = title[: max(length - 1, 0)] + "…" * (length > 0)
+            self.task = self.bar.add_task(title, total=total, completed=start, values="")
 
     def update(self, step: int, numbers: Sequence[str]) -> None:
         """Show a step and its numbers, the most important first."""

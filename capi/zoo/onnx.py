@@ -337,7 +337,9 @@ def write_onnx(
     `pooled=False` leaves that output and the predictor's weights out. Weights above 2 GB lie in a file beside it.
     """
     refuse_opset(opset)
-    _refuse_without_libraries(precision)
+    needed = ("onnx", "onnxscript") if precision == "float32" else ("onnx", "onnxscript", "onnxruntime")
+    if not _installed(*needed):
+        raise CapiError(f"writing ONNX files in {precision} needs an extra: pip install 'capi[onnx]'")
     _refuse_place(out, overwrite=overwrite)
     encoder = plain_copy(encoder)
     try:
@@ -425,12 +427,6 @@ def _size(path: Path) -> int:
 
 def _installed(*libraries: str) -> bool:
     return all(importlib.util.find_spec(library) is not None for library in libraries)
-
-
-def _refuse_without_libraries(precision: Precision) -> None:
-    needed = ("onnx", "onnxscript") if precision == "float32" else ("onnx", "onnxscript", "onnxruntime")
-    if not _installed(*needed):
-        raise CapiError(f"writing ONNX files in {precision} needs an extra: pip install 'capi[onnx]'")
 
 
 def _refuse_place(out: Path, *, overwrite: bool) -> None:

@@ -92,8 +92,10 @@ class _Place(NamedTuple):
 def find_state(contents: Any, layout: Layout, part: Subnetwork) -> State | None:
     """The tensors of one part of a checkpoint by their own names, without wrappers; None where they are not there."""
     for place in part.places:
-        mapping = _descend(contents, place)
-        if mapping is None:
+        mapping = contents
+        for name in place:
+            mapping = mapping.get(name) if isinstance(mapping, Mapping) else None
+        if not isinstance(mapping, Mapping):
             continue
         plain = _named_tensors(mapping)
         for prefix in part.prefixes:
@@ -137,12 +139,6 @@ def _masked(state: State) -> State:
         if name.endswith(".bias") and f"{name}_mask" in state
     }
     return state | products
-
-
-def _descend(contents: Any, place: tuple[str, ...]) -> Mapping[Any, Any] | None:
-    for name in place:
-        contents = contents.get(name) if isinstance(contents, Mapping) else None
-    return contents if isinstance(contents, Mapping) else None
 
 
 def _named_tensors(mapping: Mapping[Any, Any]) -> State:
