@@ -217,7 +217,7 @@ def scores(job: dict[str, Any], learner: Any) -> dict[str, Any]:
     best = STRENGTHS[int(torch.stack(fits).argmax())]
     whole = LogisticRegression((best,), tolerance=1e-5).fit(bank, label_index)
     linear = whole.predict(queries) == wanted
-    found = {"photos": len(truth), "strength": best}
+    found: dict[str, Any] = {"photos": len(truth), "strength": best}
     for name, right in (("knn", by_neighbours), ("linear", linear)):
         bits = int("".join("1" if one else "0" for one in right.tolist()), 2)
         found |= {name: round(100 * float(right.float().mean()), 2), f"{name}_right": f"{bits:x}"}

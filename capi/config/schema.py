@@ -386,8 +386,12 @@ class OptimizationConfig(Section):
     """Peak learning rate."""
     matrix_rate_multiplier: Positive = 1.0
     """Learning rate of the 2-D weights inside blocks, in units of the student's."""
+    schedule: Literal["cosine", "warmup_stable_decay"] = "cosine"
+    """What the learning rate does after the warm-up: follow a cosine, or stay and fall to 0 at the end (ours)."""
     cosine_kept: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the cosine that is run through after the warm-up."""
+    """Share of the cosine that is run through after the warm-up; 1 is the full cosine."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the steps in which the learning rate falls, with `warmup_stable_decay`."""
     weight_decay: NotNegative = 0.1
     """Weight decay of the student; biases have none."""
     norm_decay_multiplier: NotNegative = 0.1
@@ -402,9 +406,27 @@ class OptimizationConfig(Section):
     student_temperature: Positive = 0.12
     """Temperature of the student's predictions."""
 
+    @model_validator(mode="after")
+    def _settings_are_of_the_schedule(self) -> "OptimizationConfig":
+        other = {"cosine": "decay_share", "warmup_stable_decay": "cosine_kept"}[self.schedule]
+        if getattr(self, other) != type(self).model_fields[other].default:
+            raise ValueError(
+                f"optimization.{other} has no meaning with optimization.schedule={self.schedule}: leave it out"
+            )
+        if self.schedule == "warmup_stable_decay" and self.warmup_share + self.decay_share > 1:
+            raise ValueError(
+                f"optimization.warmup_share = {self.warmup_share:g} and optimization.decay_share = "
+                f"{self.decay_share:g} are more than the whole run: lower one of them"
+            )
+        return self
+
     @property
     def warmup_steps(self) -> int:
         return int(self.known_steps * self.warmup_share)
+
+    @property
+    def decay_steps(self) -> int:
+        return int(self.known_steps * self.decay_share)
 
     @property
     def known_steps(self) -> int:

@@ -97,6 +97,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         total_steps=optimization.known_steps,
         warmup_steps=optimization.warmup_steps,
         cosine_kept=optimization.cosine_kept,
+        decay_steps=optimization.decay_steps if optimization.schedule == "warmup_stable_decay" else None,
     )
     return Learner(
         student=student,
