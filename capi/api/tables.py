@@ -9,6 +9,7 @@ from rich.console import Console
 
 from capi.api.comparison import compare_columns
 from capi.config.experiments import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
+from capi.config.paper import number_of
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import BenchmarkColumn, Comparison
 from capi.evals.datasets.imagenet_shifts import TEST_SETS
@@ -208,7 +209,7 @@ def _view(
     return TableView(
         name=name,
         title=table.title,
-        label=table.label,
+        label=number_of(table.label),
         heads=tuple(table.heads),
         columns=tuple((column.group, column.name) for column in table.columns),
         rows=tuple(

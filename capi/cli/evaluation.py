@@ -6,6 +6,7 @@ What evaluations and comparisons print at their end.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count as count_up
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -223,7 +224,10 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the tables, the page and the cells.")] = None,
     table: Annotated[
-        str | None, typer.Option(help="A table of the paper: main, dense, high-res, global, pooling, standardization.")
+        str | None,
+        typer.Option(
+            help='A table of the paper: main, dense, high-res, global, pooling, standardization; or "Table 3".'
+        ),
     ] = None,
     models: Annotated[
         list[str] | None, typer.Option(metavar="MODEL...", help="With --table: its rows to compute; others are added.")
@@ -343,7 +347,9 @@ def extract(
 def nearest(
     file: Annotated[Path, typer.Argument(help="A file of `capi extract`.")],
     image: Annotated[Path, typer.Argument(help="The image to find similar ones of.")],
-    out: Annotated[Path, typer.Option(help="Picture to write; .png or .jpg.")] = Path("nearest.png"),
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write, .png or .jpg; by default nearest.png, nearest_2.png, ...")
+    ] = None,
     count: Annotated[int, typer.Option(help="How many to find.", callback=between(1, 1000))] = 10,
     at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
     kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
@@ -353,6 +359,9 @@ def nearest(
     device: Device = None,
 ) -> None:
     """Find the most similar images, or patches, and show them on a sheet."""
+    if out is None:
+        names = (Path(f"nearest{'' if number == 1 else f'_{number}'}.png") for number in count_up(1))
+        out = next(name for name in names if overwrite or not name.exists())
     found = api.nearest(
         file,
         image,

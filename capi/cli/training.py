@@ -161,8 +161,8 @@ def _check(
     console = Terminal()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
-        if found.warning:
-            console.print(f"Warning: {found.warning}", markup=False, highlight=False, soft_wrap=True)
+        for warning in found.warnings:
+            console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     loss = api.loss_label(config)
     console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", found.steps))
 

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.files import dump_config, load_benchmark, load_config, merge, parse_config
-from capi.config.paper import PaperRow, PaperTable, paper_table
+from capi.config.paper import PaperRow, PaperTable, find_table, number_of, paper_table, paper_tables
 from capi.config.schema import Config, Count, Positive, Section
 from capi.errors import CapiError, nearest
 from capi.runtime.documents import parse_yaml
@@ -253,8 +253,14 @@ def result_tables() -> dict[str, ResultTable]:
 
 
 def table_named(name: str) -> ResultTable:
-    """A table; another name is an error with the closest one."""
+    """A table by name or number; another name is an error with the closest one."""
     tables = result_tables()
-    if name not in tables:
-        raise CapiError(f'there is no table "{name}"{nearest(name, tables)}: expected {", ".join(tables)}')
-    return tables[name]
+    found = find_table(name, {known: table.label for known, table in tables.items()})
+    if found is not None:
+        return tables[found]
+    if find_table(name, {known: table.label for known, table in paper_tables().items()}):
+        raise CapiError(
+            f"{name} compares trainings: `capi recipes --table` shows it, `capi ablate` runs it in miniature"
+        )
+    listed = ", ".join(f"{known} ({number_of(table.label)})" for known, table in tables.items())
+    raise CapiError(f'there is no table "{name}"{nearest(name, tables)}: expected {listed}')

@@ -43,6 +43,8 @@ _BLOCK = 512
 # What a sample takes in a tar beside its image: headers, its name, padding.
 _OVERHEAD = 5 * _BLOCK
 AT_ONCE = 8
+# Of the formats that training reads; what begins otherwise is opened, to see whether it is an image at all.
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II", b"MM", b"P5", b"P6")
 
 
 @dataclass(frozen=True)
@@ -263,14 +265,15 @@ def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
 def _ending(name: str, content: bytes) -> str:
     """The ending of the file, or of its format where a row of a table has none."""
     ending = name.rpartition(".")[2].lower()
-    if f".{ending}" in ENDINGS:
+    known = f".{ending}" in ENDINGS
+    if known and content.startswith(_BEGINNINGS):
         return ending
     try:
         with open_image(content) as image:
             kind = str(image.format)
     except Exception as error:
-        raise BrokenImageError("no image that can be read") from error
-    return "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
+        raise BrokenImageError(f"it is no image (it begins with {content[:12]!r})") from error
+    return ending if known else "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
 
 
 def _check(settings: PackingSettings) -> None:

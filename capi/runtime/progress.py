@@ -79,6 +79,13 @@ class Telling(ShowsBar):
             self.bar = _progress(console)
             self.task = self.bar.add_task(what, total=total, completed=done, values="")
 
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, value, trace)
+        if kind is KeyboardInterrupt:
+            _LOG.warning("%s: stopped after %d of %d", self.what, self.done, self.total)
+
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
         with self.counting:

@@ -227,6 +227,17 @@ def resolve_steps(config: Config, images: int) -> Config:
     )
 
 
+def batch_warning(config: Config, images: int) -> str | None:
+    """A batch with more samples than there are images holds some of them twice."""
+    batch = config.optimization.batch_size
+    if batch <= images:
+        return None
+    return (
+        f"optimization.batch_size = {batch} is more than the {images} images there are, so a batch holds one image "
+        f"several times: set optimization.batch_size={2 ** int(math.log2(max(images, 1)))} or less (docs/small-data.md)"
+    )
+
+
 def resolve_statistics(config: Config, source: ImageSource) -> Config:
     """The config with `auto` means and deviations replaced by those of the images."""
     if "auto" not in {config.data.mean, config.data.std}:

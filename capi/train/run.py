@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,7 +103,11 @@ def pretrain(
             given.folder.wait_until_seen()
         if processes.is_main:
             _tell(initialised, console)
-            _warn_of_range(given, console)
+            for warning in _warnings(given):
+                if console is None:
+                    _LOG.warning(warning)
+                else:
+                    console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
         with processes.together():
             if processes.is_main:
                 stack.enter_context(given.folder.locked())
@@ -151,7 +155,7 @@ def _examine(
         _refuse_other_run(folder, config, facts)
         if processes.is_main:
             _refuse_other_shapes(folder, config)
-    elif overwrite and folder.exists:
+    elif folder.exists and (overwrite or _is_unbegun(folder)):
         # Refuses a run of a newer version.
         folder.record()
     else:
@@ -164,6 +168,12 @@ def _examine(
         chosen_shards(processes, config.distributed.shards)
     require_loggers(config.run.loggers or [])
     return _Given(config, folder, source, facts, going_on, frozen_encoder)
+
+
+def _is_unbegun(folder: RunFolder) -> bool:
+    """Whether a run was stopped before its first step, so that nothing is lost when another takes its folder."""
+    trained = max(Checkpoints(folder.checkpoints).steps(), default=0)
+    return trained == 0 and all(record.get("step", 0) == 0 for record in read_metrics(folder.path / FILE))
 
 
 def _begin(given: _Given, device: torch.device, trusted: frozenset[str]) -> tuple[Learner, Initialised | None]:
@@ -399,14 +409,15 @@ def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
         )
 
 
-def _warn_of_range(given: _Given, console: Console | None) -> None:
-    """Images that are far from what the config normalizes them with look nearly constant to the model."""
+def _warnings(given: _Given) -> Iterator[str]:
+    """What makes it likely that little is learnt from these images."""
+    # Images that are far from what the config normalizes them with look nearly constant to the model.
     measured = given.facts.get("statistics")
     warning = statistics_warning(Statistics(**measured), networks.statistics(given.config)) if measured else None
-    if warning and console is None:
-        _LOG.warning(warning)
-    elif warning and console:
-        console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+    if warning:
+        yield warning
+    if warning := build.batch_warning(given.config, len(given.source)):
+        yield warning
 
 
 def _tell(initialised: Initialised | None, console: Console | None) -> None:

@@ -179,6 +179,9 @@ def test__features_are_extracted_and_searched(run_here: RunHere, work: Path) -> 
         assert sheet.width > 500
     ran = run_here("nearest", "f.safetensors", image, "--count", 1, "--at", "5,1", "--out", "patch.jpg")
     assert ran.stdout.splitlines()[1].endswith("row 0, column 1")
+    # Without a name each search has a picture of its own.
+    for name in ("nearest.png", "nearest_2.png"):
+        assert run_here("nearest", "f.safetensors", image, "--count", 1).stdout.endswith(f"{name} shows them.\n")
 
 
 def test__a_csv_gives_labels(run_here: RunHere, here: Path) -> None:
@@ -227,7 +230,7 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
             ["evaluate", "pixels:4", "folder/knn", "data=nowhere"],
             "nowhere is missing: the files must lie as `capi datasets show folder` says",
         ),
-        (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY has no test, no val and no other split"),
+        (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY holds no images"),
         (["evaluate", "pixels:4", "demo/knn", "data=classes"], "is built in: leave out data=classes"),
         (["evaluate", "pixels:4", "folder/knn-segmentation", "data=classes"], "no masks"),
         (["evaluate", "pixels:4", "masks/linear", "data=masks"], "no classes of images"),
@@ -300,7 +303,7 @@ def test__what_is_there_is_not_replaced_by_accident(run_here: RunHere, work: Pat
         ([*EVALUATE, "--out", "out"], "out already holds results"),
         (label, "p is not empty"),
         (extract, "f.safetensors is there already"),
-        (["nearest", "f.safetensors", "classes/val/ant/deep/0.jpg", "--count", "2"], "nearest.png is there already"),
+        (["nearest", "f.safetensors", "classes/val/ant/deep/0.jpg", "--out", "n.png"], "n.png is there already"),
     ):
         assert run_here(*command).code == 0
         assert_refused(run_here(*command), message)

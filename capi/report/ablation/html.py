@@ -33,7 +33,7 @@ def _opening(table: TableOutcome) -> str:
     total = sum(len(row.runs) for row in table.everything)
     state = "" if table.finished else f'<p class="notice">{done} of {total} models are done; the rest is to come.</p>'
     return (
-        f"<p>{text(table.paper.label)} of the paper, run again with small models. Numbers of the paper and numbers of "
+        f"<p>{text(table.paper.number)} of the paper, run again with small models. Numbers of the paper and numbers of "
         "this study are of other models on other data: what can be compared is the order of the rows.</p>"
         f"{open_question}{state}"
     )

@@ -143,6 +143,9 @@ class Ordering:
     def verdict(self) -> str:
         if self.uncertainty is not None and abs(self.here) < 2 * self.uncertainty:
             return "not told apart"
+        # As it is printed: with one seed and few test images two rows often score the same.
+        if round(self.here, 1) == 0:
+            return "no difference"
         return "holds" if self.here > 0 else "reversed"
 
 
@@ -202,4 +205,4 @@ def row_seconds(row: RowOutcome) -> str:
 
 def percent_points(value: float) -> str:
     """A difference of scores, with its sign."""
-    return f"{value:+.1f}"
+    return f"{value:+.1f}" if round(value, 1) else "0.0"

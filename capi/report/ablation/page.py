@@ -81,7 +81,7 @@ def _plain_spread(spread: Any) -> dict[str, Any] | None:
 
 def as_markdown(table: TableOutcome) -> str:
     """The numbers, and what became of the paper's orderings."""
-    parts = [f"# {table.paper.title}", f"{table.paper.label} of the paper, in miniature."]
+    parts = [f"# {table.paper.title}", f"{table.paper.number} of the paper, in miniature."]
     if not table.finished:
         parts.append("Not all of it has been run yet.")
     parts.append(markdown_table(_head(table), [_line(row, table) for row in table.everything]))
