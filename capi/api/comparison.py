@@ -1,7 +1,7 @@
 """Several models through several benchmarks: finished cells are kept, a cell that fails does not stop the others.
 
 A cell is kept as long as nothing that its score depends on has changed: model, weights, benchmark, data, version. The
-page of the comparison is written anew after every cell.
+page of the comparison is written again after every cell.
 """
 
 import hashlib

@@ -88,7 +88,7 @@ def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:
 
 
 def _full_name(model: str) -> str:
-    """With the prefix of baselines, which may be left out; what can be no model is told before anything is run."""
+    """With the prefix of baselines, which may be left out; what can be no model raises before anything is run."""
     plain, part = _plain_name(model), _part(model)
     if is_baseline(model) or (plain in BASELINES and not Path(model).exists()):
         layout = baseline_named(plain).layout

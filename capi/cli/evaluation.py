@@ -284,7 +284,7 @@ def _compared(
         "device": device,
         "console": messages(),
     }
-    with _resumable("Stopped. Finished cells are kept: the same command goes on."):
+    with _resumable("Stopped. Finished cells are saved: the same command resumes."):
         if table is None:
             return api.compare(names, on, overrides, **common)
         return api.compare_table(table, names, overrides, data_root=data_root, paper=paper, **common)
@@ -313,7 +313,7 @@ def extract(
     overwrite: Overwrite = False,
     device: Device = None,
 ) -> None:
-    """Write the features of many images to a file, with names and labels. The same command goes on where it stopped."""
+    """Write the features of many images to a file, with names and labels. The same command resumes where it stopped."""
     check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
     kinds = kind or ["mean_patch"]
@@ -322,7 +322,7 @@ def extract(
     if not api.is_csv(data):
         refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
     size = None if image_size is None else _size(image_size)
-    with _resumable("Stopped. What was extracted is kept: the same command goes on."):
+    with _resumable("Stopped. What was extracted is saved: the same command resumes."):
         done = api.extract(
             model,
             data,
@@ -437,7 +437,7 @@ def _is_image(word: str) -> bool:
 
 @contextmanager
 def _resumable(message: str) -> Iterator[None]:
-    """Someone who interrupts is told how to go on."""
+    """Who interrupts reads how to resume."""
     try:
         yield
     except KeyboardInterrupt:

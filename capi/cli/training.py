@@ -60,7 +60,7 @@ def pretrain(
         _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
-    # Given alike to all processes, so one of them tells what is wrong.
+    # Given alike to all processes, so one of them says what is wrong.
     if not data or out is None:
         raise typer.BadParameter(
             "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
@@ -81,7 +81,7 @@ def pretrain(
         )
         if not done.finished:
             if done.is_main:
-                echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
+                echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")
             request.turn_deaf()
             raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
@@ -93,9 +93,7 @@ def pretrain(
 
 def _refuse_both(resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
-        raise typer.BadParameter(
-            "--resume and --overwrite exclude each other: go on with the run in --out, or replace it"
-        )
+        raise typer.BadParameter("--resume and --overwrite exclude each other: resume the run in --out, or replace it")
 
 
 @app.command()
@@ -114,7 +112,7 @@ def demo(
         out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=messages()
     )
     if summary is None:
-        echo("Stopped and saved. The same command with --resume goes on.")
+        echo("Stopped and saved. The same command with --resume continues.")
         raise typer.Exit(INTERRUPTED)
     Terminal().print(_demo_table(summary))
 
@@ -222,7 +220,7 @@ def ablate(
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the benchmarks, such as label=breed; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", callback=between(1, 1024))] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs that train at once.", callback=between(1, 1024))] = 1,
     photos: Annotated[bool, typer.Option(help="Whether the page shows some of the images.")] = True,
     device: Device = None,
     listing: Annotated[bool, typer.Option("--list", help="Name the tables and their rows.")] = False,
@@ -254,7 +252,7 @@ def ablate(
         console=messages(),
     )
     if page is None:
-        echo("Stopped and saved. The same command goes on.")
+        echo("Stopped and saved. The same command resumes.")
         raise typer.Exit(INTERRUPTED)
     echo(f"wrote {page}: open it in a browser")
 
@@ -310,7 +308,7 @@ def slurm(
     python: Annotated[str | None, typer.Option(help="The Python of the nodes; by default this one.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script, submit nothing.")] = False,
 ) -> None:
-    """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and goes on."""
+    """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and resumes."""
     options = api.SlurmOptions(
         nodes=nodes,
         gpus_per_node=gpus_per_node,

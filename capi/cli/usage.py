@@ -33,7 +33,7 @@ _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 class Commands(TyperGroup):
-    """Commands in panels, of which a misspelt one is told with its nearest neighbour."""
+    """Commands in panels, where a misspelt one raises with its nearest neighbor."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = list(_PANEL_OF)

@@ -141,7 +141,7 @@ class SegmentationConfig(BenchmarkConfig):
     class_names: tuple[str, ...] | None = None
     """Names of the labels 0, 1, 2, ... where the data set has none."""
     standardize: bool = True
-    """Give every channel mean 0 and deviation 1 on the training patches."""
+    """Give every channel mean 0 and std 1 on the training patches."""
     pictures: Pictures = 8
     """Test images whose prediction is drawn."""
 

@@ -247,7 +247,7 @@ def _to_json(tree: Tree, source: str) -> str:
         return json.dumps(tree)
     except (TypeError, ValueError, RecursionError) as error:
         # A value may hold itself, by an anchor of YAML.
-        raise CapiError(f"{source} holds a value that is no number, text, list or section: {error}") from error
+        raise CapiError(f"{source} holds a value that is not a number, text, list or section: {error}") from error
 
 
 def _explain(error: ValidationError, root: type[BaseModel]) -> str:

@@ -177,7 +177,7 @@ def describe_results(name: str) -> list[str]:
     """What the paper says of a model: each set of scores once, with the labels of the tables they stand in."""
     places: dict[str, list[Result]] = {}
     for result in results_of(name):
-        # Numbers that a figure borrows from a table are told where the table is.
+        # Numbers that a figure borrows from a table are printed where the table is.
         if not result.row.numbers_in:
             places.setdefault(_scores_text(result), []).append(result)
     texts = []

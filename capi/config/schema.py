@@ -55,7 +55,7 @@ class DataConfig(Section):
     mean: PerChannel | Literal["auto"] = (0.485, 0.456, 0.406)
     """Mean of each channel, full scale being 1; `auto` takes it from the images."""
     std: PerChannel | Literal["auto"] = (0.229, 0.224, 0.225)
-    """Deviation of each channel, full scale being 1; `auto` takes it from the images."""
+    """Std of each channel, full scale being 1; `auto` takes it from the images."""
     max_megapixels: Annotated[float, Field(gt=0, le=1e5)] = 178.0
     """Images with more pixels are refused, since a small file may unpack to fill the memory."""
     broken_limit: Fraction = 0.1
@@ -110,7 +110,7 @@ class CheckpointConfig(Section):
     milestone_steps: Count | None = None
     """Checkpoints at multiples of this are kept for good; null keeps none."""
     asynchronous: bool | None = None
-    """Write a checkpoint while training goes on; null does so where an accelerator computes."""
+    """Write a checkpoint while training continues; null does so where an accelerator computes."""
 
 
 class RunConfig(Section):
@@ -123,7 +123,7 @@ class RunConfig(Section):
     activation_checkpointing: Literal["off", "full", "selective"] = "off"
     """Compute the student's blocks again in the backward pass, to save memory: all of them, or all but products."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"
-    """A loss that is no number stops the run, skips the batch, or goes back to the last checkpoint with other data."""
+    """A non-finite loss stops the run, skips the batch, or goes back to the last checkpoint with other data."""
     non_finite_limit: Count = 10
     """Batches in a row to skip, or times to roll back, before the run stops all the same."""
     log_steps: Count = 10
@@ -463,7 +463,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the run is saved, and how many saves are kept."""
     run: RunConfig = RunConfig()
-    """Precision, logging, health and what happens when a loss is no number."""
+    """Precision, logging, health and what happens when a loss is NaN or infinite."""
     distributed: DistributedConfig = DistributedConfig()
     """How weights are spread over processes."""
     evaluations: list[EvaluationConfig] = Field(default_factory=list)

@@ -92,7 +92,7 @@ def pack_shards(
     """Pack images, of a folder or of anything that `pretrain` takes, into tar shards with an index.
 
     A shard has about `shard_megabytes` (256 by default) or `per_shard` images, in an order shuffled by the seed
-    `shuffle` or, with None, as they lie. The same call goes on where an earlier one was ended.
+    `shuffle` or, with None, as they lie. The same call resumes where an earlier one ended.
     """
     images, labels = labelled_images(data, console)
     settings = PackingSettings(shard_megabytes, per_shard, shuffle)
@@ -108,7 +108,7 @@ def pack(
     workers: int | None = None,
     console: Console | None = None,
 ) -> Packed:
-    """Write a source's images as shards, with an index each and a manifest; go on where an earlier call ended."""
+    """Write a source's images as shards, with an index each and a manifest; resume where an earlier call ended."""
     _check(settings)
     order = _order(len(source), settings.shuffle)
     ends = _ends(source, order, settings)

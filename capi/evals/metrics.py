@@ -16,7 +16,7 @@ _PIXELS_AT_A_TIME = 2**18
 def chosen_classes(scores: Float[Tensor, "s c"], allowed: Bool[Tensor, " c"] | None = None) -> Int[Tensor, " s"]:
     """The class with the highest score, of equal ones the lowest; none but those `allowed`."""
     if scores.isnan().any():
-        raise CapiError("some scores are no numbers: the probe or the features are broken")
+        raise CapiError("some scores are NaN: the probe or the features are broken")
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     return scores.argmax(1)

@@ -2,7 +2,7 @@
 
 The main process runs the evaluation as if it were alone. What it wants encoded it tells the others, encodes its own
 share, and asks for theirs in order, so that it sees the very batches that one process would have made. The others work
-one batch ahead, hold one batch, and know nothing of probes. A batch that fails is told when its turn comes, which is
+one batch ahead, hold one batch, and know nothing of probes. A batch that fails raises when its turn comes, which is
 the error that one process would have met first. A job may be left in the middle: the next one, or the end, settles it.
 
 Evaluation by several processes: all of them open the same model and data, the main one evaluates, all encode.

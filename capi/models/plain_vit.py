@@ -87,7 +87,7 @@ class PlainArchitecture:
 def vit(
     width: int, depth: int, heads: int, patch_size: int, *, image_size: int = 224, **options: Any
 ) -> PlainArchitecture:
-    """The usual sizes: an MLP of four times the width, unless told otherwise."""
+    """The usual sizes: an MLP of four times the width by default."""
     options.setdefault("mlp_width", 4 * width)
     return PlainArchitecture(
         width=width, depth=depth, heads=heads, patch_size=patch_size, grid=image_size // patch_size, **options
@@ -294,7 +294,7 @@ class PlainViT(nn.Module):
     """A `VisionEncoder`: features of the patches after the last block that is used, in the order of the image.
 
     `pooled` is the class token; of a model without one, the mean of the patches. Both have passed the final norm, where
-    there is one. `registers` are the register tokens. `statistics` are the mean and deviation that images are
+    there is one. `registers` are the register tokens. `statistics` are the mean and std that images are
     normalised with before they come here. `licence` is that of the weights, and `verified` says how the map of their
     names was checked.
     """

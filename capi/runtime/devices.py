@@ -43,10 +43,10 @@ def choose_workers(asked: int | None, device: torch.device, *, images: int | Non
     return 1 if device.type == "cpu" else max(min(count_cores(processes) - 1, MOST_WORKERS), 1)
 
 
-# glibc maps every large block anew and unmaps it at free, so each training step pays page faults for the same gigabytes
-# again; raising two thresholds keeps the pages. From malloc.h; the values are C ints, so 2^31 - 1 is the largest trim
-# threshold. Blocks above the mmap threshold still go back at once: no tensor of a step should be that large, and
-# keeping such blocks would bloat the process.
+# glibc maps every large block again and unmaps it at free, so each training step pays page faults for the same
+# gigabytes again; raising two thresholds keeps the pages. From malloc.h; the values are C ints, so 2^31 - 1 is the
+# largest trim threshold. Blocks above the mmap threshold still go back at once: no tensor of a step should be that
+# large, and keeping such blocks would bloat the process.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST_INT = 2**31 - 1

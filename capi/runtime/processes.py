@@ -43,7 +43,7 @@ _OF_THE_NETWORK = re.compile(r"gloo|NCCL|connection (was )?(closed|reset)|timed 
 
 
 class SharedError(CapiError):
-    """Raised in all processes at once; the main one tells it."""
+    """Raised in all processes at once; the main one prints it."""
 
 
 class LostProcessError(CapiError):
@@ -318,7 +318,7 @@ def lost_process_is_an_error() -> Iterator[None]:
             raise
         raise LostProcessError(
             f"another process of the run has ended or does not answer any more ({_first_line(error)}): see what it "
-            "said last, then go on with --resume"
+            "said last, then resume with --resume"
         ) from error
 
 

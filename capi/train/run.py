@@ -84,7 +84,7 @@ def pretrain(
     processes: Processes = ALONE,
     console: Console | None = None,
 ) -> PretrainedRun:
-    """Train to the end or to a signal. Bad input is told before anything is written.
+    """Train to the end or to a signal. Bad input raises before anything is written.
 
     `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `trusted` is the
     Python code that the encoders of `target.frozen` and `init` may be imported from.
@@ -141,7 +141,7 @@ def _examine(
     processes: Processes,
     console: Console | None,
 ) -> _Given:
-    """Bad input is told here, before anything is written."""
+    """Bad input raises here, before anything is written."""
     source = open_images(data, console if processes.is_main else None)
     going_on = resume and folder.exists
     config = build.resolve_steps(config, len(source))
@@ -359,21 +359,21 @@ class _Run:
 
 
 def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
-    """Where the mean and deviation are `auto`, those that the run found when it was started."""
+    """Where the mean and std are `auto`, those that the run found when it was started."""
     known = run_config(folder).data
     found = {name: getattr(known, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
     return config.model_copy(update={"data": config.data.model_copy(update=found)})
 
 
 def _try_first_batch(config: Config, source: ImageSource, processes: Processes) -> None:
-    """Images that cannot be read at all are told before anything is written."""
+    """Images that cannot be read at all raise before anything is written."""
     failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
     if failure:
         raise CapiError(failure)
 
 
 def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) -> None:
-    """A run goes on with what it was started with, or not at all."""
+    """A run resumes with what it was started with, or not at all."""
     changed = differences(run_config(folder), config, _FREE_KEYS)
     if changed:
         raise CapiError(
@@ -384,7 +384,7 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) 
     if before.get("fingerprint") != facts["fingerprint"]:
         raise CapiError(
             f"{folder.path} was started with {before.get('images')} images of {before.get('path')}, and "
-            f"{facts['path']} now gives {facts['images']} images or other names: a run goes on with the same images, "
+            f"{facts['path']} now gives {facts['images']} images or other names: a run resumes with the same images, "
             "so restore them, or start another run"
         )
 
@@ -405,7 +405,7 @@ def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
     if before != initialised.sha256:
         raise CapiError(
             f"{folder.path} was started from other weights than {initialised.source} holds now, and has no checkpoint "
-            "yet: restore them, or start anew with --overwrite"
+            "yet: restore them, or start again with --overwrite"
         )
 
 

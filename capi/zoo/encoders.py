@@ -99,7 +99,7 @@ def _load_file(path: Path) -> CapiEncoder:
 
 
 def _load_named(name: str, kinds: str) -> CapiEncoder:
-    """A published model or one of the Hub; what has another name is told, with those that are spelt like it."""
+    """A published model or one of the Hub; what has another name raises, with those that are spelt like it."""
     if is_baseline(name):
         raise CapiError(f"{name} is no model of CAPI, which this asks for: it can be evaluated, compared and loaded")
     # Imported where a file may have to be fetched: most models lie on this machine.

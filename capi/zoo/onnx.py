@@ -439,7 +439,7 @@ def _refuse_place(out: Path, *, overwrite: bool) -> None:
 
 def _refuse_unequal(differences: dict[str, Difference] | None) -> None:
     for name, found in (differences or {}).items():
-        # Written so that what is no number is refused as well.
+        # Written so that NaN is refused as well.
         if not found.relative <= TOLERANCE:
             raise CapiError(
                 f"the ONNX file gives {name} that differ by {found.relative:.1e} of their size from PyTorch's, and "
@@ -451,6 +451,6 @@ def _refuse_overflow(differences: dict[str, Difference], precision: Precision) -
     for name, found in differences.items():
         if math.isnan(found.cosine) or not math.isfinite(found.absolute):
             raise CapiError(
-                f"in {precision} this model gives {name} that are no numbers, because some of its values are too large "
+                f"in {precision} this model gives {name} that are NaN, because some of its values are too large "
                 "for it: nothing was written; float32 holds them"
             )

@@ -104,7 +104,7 @@ def _owned(mapping: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _plain(mapping: Mapping[Any, Any], source: str) -> State:
-    """A dict of tensors by their own names; anything else in there is told."""
+    """A dict of tensors by their own names; anything else in there raises."""
     state: State = {}
     for name, value in mapping.items():
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -295,7 +295,7 @@ def _statistics(channels: int, source: str) -> Statistics:
     if channels == len(IMAGENET.mean):
         return IMAGENET
     _LOG.warning(
-        "%s does not say which mean and deviation its %d channels had: 0.5 is taken for both; set encoder.statistics "
+        "%s does not say which mean and std its %d channels had: 0.5 is taken for both; set encoder.statistics "
         "where they were others",
         source,
         channels,
@@ -335,7 +335,7 @@ def _depth(state: State, stack: str, source: str) -> int:
 
 
 def _agreed(sizes: Sequence[int], parts_of: int | None = None) -> int:
-    """The size that most tensors speak of, so that the misshapen one is told and not those that fit.
+    """The size that most tensors speak of, so that the misshapen one is named and not those that fit.
 
     Of sizes that equally many speak of, the first that divides `parts_of`, or simply the first.
     """

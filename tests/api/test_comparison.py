@@ -163,7 +163,7 @@ def test__an_encoder_without_weights_to_know_it_by_is_never_kept_and_the_page_sa
     assert len(computed) == 2
     assert found.unrecognised == [model]
     for ending in ("md", "html"):
-        assert "computed anew every time" in (tmp_path / "out" / f"comparison.{ending}").read_text("utf-8")
+        assert "computed again every time" in (tmp_path / "out" / f"comparison.{ending}").read_text("utf-8")
 
 
 def test__a_cell_that_fails_says_why_and_the_rest_goes_on(colored: Path, tmp_path: Path) -> None:

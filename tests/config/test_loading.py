@@ -113,7 +113,7 @@ def test__files_are_recipes_too(tmp_path: Path) -> None:
         ("model: [", "not valid YAML"),
         ("extends: nowhere\n", 'no recipe "nowhere"'),
         ("extends: 3\n", "extends must be the name"),
-        ("seed: 2026-01-01\n", "no number, text, list or section"),
+        ("seed: 2026-01-01\n", "not a number, text, list or section"),
         ("version: x\n", "version must be a whole number"),
         ("version: 99\n", "install a newer capi"),
         ("model: !!python/object/apply:os.mkdir [evil]\n", "not valid YAML"),

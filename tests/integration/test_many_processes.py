@@ -42,7 +42,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same runs by one process, by two and by three; the third lot goes on with a run of two processes."""
+    """The same runs by one process, by two and by three; the third lot resumes a run of two processes."""
     out = tmp_path_factory.mktemp("runs")
     two = start(2, "-m", "tests.integration.many_driver", str(images), str(out / "two"), *OF_TWO)
     (out / "two").mkdir()

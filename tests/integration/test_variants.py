@@ -1,4 +1,4 @@
-"""Every switch trains, goes on where it was interrupted, and can be loaded and exported."""
+"""Every switch trains, resumes where it was interrupted, and can be loaded and exported."""
 
 import shutil
 from pathlib import Path

@@ -89,7 +89,7 @@ def test__the_number_of_workers_changes_nothing(config: Config, images: Path, tm
 def test__a_run_is_never_overwritten_by_accident(config: Config, images: Path, tmp_path: Path) -> None:
     capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(CapiError, match="--resume goes on with it, --overwrite starts anew"):
+    with pytest.raises(CapiError, match="--resume continues it, --overwrite starts again"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     # A finished run that is resumed stays as it is.
@@ -149,7 +149,7 @@ def test__another_config_is_refused_with_the_difference(config: Config, images: 
 def test__other_images_are_refused(config: Config, images: Path, tmp_path: Path) -> None:
     capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     (images / "0.png").rename(images / "zero.png")
-    with pytest.raises(CapiError, match="a run goes on with the same images"):
+    with pytest.raises(CapiError, match="a run resumes with the same images"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
 
 

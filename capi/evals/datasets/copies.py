@@ -1,7 +1,7 @@
 """The same photo in training and in a test, where the split is the user's own: the same bytes, under any name.
 
 Files of different sizes differ, and most of equal size differ in their last bytes; only the rest is read as a whole.
-A photo that was stored anew (resized, recompressed, another format) has other bytes and is not found.
+A photo that was stored again (resized, recompressed, another format) has other bytes and is not found.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ def _of_common_sizes(*sources: ImageSource) -> list[list[Path]]:
 
 
 def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
-    """In bytes; -1 for what is no file, and for files that are missing, which is told where they are read."""
+    """In bytes; -1 for what is no file, and for files that are missing, which raises where they are read."""
 
     def size(number: int) -> int:
         path = source.read(number)

@@ -50,7 +50,7 @@ def open_baseline(name: str) -> PlainViT:
     baseline = baseline_named(model)
     if plus:
         baseline = _with_resampling(baseline, resampling)
-    # A part that does not exist is told before a large file is read.
+    # A part that does not exist raises before a large file is read.
     if at:
         baseline.layout.part(part)
     return load_baseline(baseline, _named_place(baseline, place) if place else find_weights(baseline), part or None)
