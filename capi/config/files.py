@@ -4,10 +4,13 @@ key.
 A benchmark is a name, `DATASET/PROTOCOL`, or YAML with a line `benchmark: DATASET/PROTOCOL` and its options.
 """
 
+import copy
 import difflib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -27,11 +30,14 @@ Recipe = str | Path | Config
 AnySection = TypeVar("AnySection", bound=BaseModel)
 FILE_ENDINGS = (".yaml", ".yml")
 
+_LOG = logging.getLogger("capi")
 # Far more than any config needs.
 _DEEPEST, _MOST_EXTENDED = 10, 20
 
 # What a file without a version is taken for.
 FIRST_VERSION = 1
+# The last version with names that are spelt otherwise now.
+_BRITISH = 3
 
 
 def _name_benchmarks(tree: Tree) -> Tree:
@@ -64,13 +70,44 @@ def _name_positions(tree: Tree) -> Tree:
     return tree | {"model": {"positions" if key == "rope" else key: value for key, value in model.items()}}
 
 
+def _spell_american(tree: Tree) -> Tree:
+    """Version 3 spelt some keys and a value the British way."""
+    tree = copy.deepcopy(tree)
+    head = tree.get("target")
+    head = head.get("ema_head") if isinstance(head, dict) else None
+    if isinstance(head, dict):
+        if "centre_momentum" in head:
+            head["center_momentum"] = head.pop("centre_momentum")
+        if head.get("balance") == "centring":
+            head["balance"] = "centering"
+    evaluations = tree.get("evaluations")
+    for evaluation in evaluations if isinstance(evaluations, list) else []:
+        options = evaluation.get("options") if isinstance(evaluation, dict) else None
+        if isinstance(options, dict) and "neighbours" in options:
+            options["neighbors"] = options.pop("neighbours")
+    return tree
+
+
+@cache
+def _warn_of_old_names(source: str, names: str) -> None:
+    _LOG.warning("%s has names of an earlier version (%s), which are read as today's", source, names)
+
+
 # Keys of older versions, which people remember.
-_RENAMED = {"model.rope": "model.positions"}
+_RENAMED = {
+    "model.rope": "model.positions",
+    "target.ema_head.centre_momentum": "target.ema_head.center_momentum",
+    "neighbours": "neighbors",
+}
 # How alike two names of keys must be, and what it counts that they stand in the same section: less than a letter.
 _LEAST_LIKENESS, _SAME_SECTION = 0.6, 0.09
 
 # From version to the function that lifts a config to the next one.
-MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks, 2: _name_positions}
+MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {
+    1: _name_benchmarks,
+    2: _name_positions,
+    3: _spell_american,
+}
 
 
 def recipe_names() -> list[str]:
@@ -180,7 +217,9 @@ def migrate(tree: Tree, source: str) -> Tree:
     for number in range(version, CONFIG_VERSION):
         if number not in MIGRATIONS:
             raise CapiError(f"{source} has config version {version}, which this capi can no longer read")
-        tree = MIGRATIONS[number](tree) | {"version": number + 1}
+        older, tree = tree, MIGRATIONS[number](tree) | {"version": number + 1}
+        if number == _BRITISH and {**older, "version": number + 1} != tree:
+            _warn_of_old_names(source, "centre_momentum, centring or neighbours")
     return tree | {"version": CONFIG_VERSION}
 
 
@@ -363,6 +402,9 @@ def load_benchmark(
     if name.endswith(FILE_ENDINGS):
         tree = _read(Path(name))
     tree = overridden(tree | dict(options or {}), overrides, example=EXAMPLE)
+    if "neighbours" in tree:
+        tree["neighbors"] = tree.pop("neighbours")
+        _warn_of_old_names(name, "neighbours")
     dataset, protocol = split_name(tree.pop("benchmark"), name)
     for key in ("dataset", "protocol"):
         if key in tree:

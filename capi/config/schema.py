@@ -156,7 +156,7 @@ class EvaluationConfig(Section):
     """Whose encoder is looked at."""
 
 
-CONFIG_VERSION = 3
+CONFIG_VERSION = 4
 # Over all processes. The paper's largest run has 4e8 parameters, 256 patches and 2.5e9 values in a batch of images.
 _MOST_PARAMETERS, _MOST_PATCHES, _MOST_VALUES = 10**11, 2**20, 2**38
 
@@ -283,7 +283,7 @@ class ClusteringConfig(Section):
 class EmaHeadConfig(Section):
     """The targets of iBOT: the moving average of the student's head on the teacher's tokens."""
 
-    balance: Literal["centring", "sinkhorn"] = "centring"
+    balance: Literal["centering", "sinkhorn"] = "centering"
     """Against collapse: take off a moving average of the logits, or balance them by Sinkhorn-Knopp."""
     student_temperature: Positive = 0.1
     """Temperature of the student's predictions, in place of optimization.student_temperature."""
@@ -291,8 +291,8 @@ class EmaHeadConfig(Section):
     """Temperature of the targets at the start."""
     temperature: Positive = 0.07
     """Temperature of the targets from the end of the warm-up on."""
-    centre_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Momentum of the centre."""
+    center_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Momentum of the center."""
     iterations: Iterations = 3
     """Sinkhorn-Knopp iterations."""
 

@@ -17,7 +17,7 @@ from tests.zoo.baseline_checkpoints import original, random_model, save, small
 
 COMMON = ["image_size=20", "verify_counts=false", "validation_share=0.25", "save_probe=false", "workers=0"]
 PROBES = ["schedule=small", "iterations=2", "batch_size=8", "learning_rates=[0.001]", "weight_decays=[0.001]"]
-SEGMENTATION = ["pictures=0", "neighbours=[1]", "distances=[cosine]", "strengths=[1.0]", "max_iterations=3"]
+SEGMENTATION = ["pictures=0", "neighbors=[1]", "distances=[cosine]", "strengths=[1.0]", "max_iterations=3"]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def _tiny_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("main", ["msn_vitl16", "capi_vitl14_lvd"], PROBES, 2 * 7),
         ("dense", ["beit_vitl16"], SEGMENTATION, 6),
         ("high-res", [], PROBES, 3 * 2),
-        pytest.param(*("global", [], [*PROBES, "neighbours=[1]", "votes=[majority]"], 2 * 4), marks=pytest.mark.long),
+        pytest.param(*("global", [], [*PROBES, "neighbors=[1]", "votes=[majority]"], 2 * 4), marks=pytest.mark.long),
         ("pooling", [], PROBES, 4 * 6),
         pytest.param("standardization", ["mae_vitl16"], SEGMENTATION, 2 * 6, marks=pytest.mark.long),
     ],
