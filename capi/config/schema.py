@@ -6,7 +6,7 @@ a run is carried out, shared and judged), those of the method (networks, targets
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from capi.errors import CapiError
 
@@ -15,6 +15,11 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+# YAML reads `on` and `off` as booleans, and earlier configs have those.
+Switch = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(lambda value: ("on" if value else "off") if isinstance(value, bool) else value),
+]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
 """Pixels."""
@@ -118,8 +123,9 @@ class RunConfig(Section):
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the networks' products; `auto` takes bfloat16 where a CUDA device has it, else float32."""
-    compile: bool = False
-    """Compile the blocks of student and teacher with torch.compile: slower to start, faster to run."""
+    compile: Switch = "auto"
+    """Compile the blocks and heads of student and teacher with torch.compile: slower to start, faster to run; `auto` is
+    on for CUDA. Where nothing can be compiled the run goes on without it."""
     activation_checkpointing: Literal["off", "full", "selective"] = "off"
     """Compute the student's blocks again in the backward pass, to save memory: all of them, or all but products."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"

@@ -25,6 +25,7 @@ from capi.runtime.progress import RunProgress
 from capi.runtime.sharding import chosen_shards
 from capi.train import build
 from capi.train.checkpoint import Checkpoints, Position
+from capi.train.compilation import compile_networks, compiler_warning, wants_compiling
 from capi.train.distribute import distribute, whole_view
 from capi.train.evaluations import build_evaluations
 from capi.train.health import ADVISED, RunFacts, Watchman
@@ -44,6 +45,7 @@ _FREE_KEYS = (
     "distributed",
     "evaluations",
     "run.activation_checkpointing",
+    "run.compile",
     "run.log_steps",
     "run.loggers",
     "run.report",
@@ -104,15 +106,15 @@ def pretrain(
         if processes.is_main:
             _tell(initialised, console)
             for warning in _warnings(given):
-                if console is None:
-                    _LOG.warning(warning)
-                else:
-                    console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+                _warn(warning, console)
+        compiled = _compiles(given.config, device, processes, console)
         with processes.together():
             if processes.is_main:
                 stack.enter_context(given.folder.locked())
         with lost_process_is_an_error():
             spread = _spread(given, learner, processes, device)
+        if compiled:
+            compile_networks(spread)
         run = _Run(given, spread, device, processes)
         everything = [*configured, *evaluations, *pictures(given.config, given.source, given.folder)]
         return run.train(loggers, everything, console if processes.is_main else None)
@@ -264,8 +266,6 @@ class _Run:
             self.folder.note_start(position.step, str(self.device), self.processes.size)
         if position.step == self.config.optimization.steps:
             return self._done(position, "finished")
-        if self.config.run.compile:
-            build.compile_blocks(self.learner)
         everywhere = self._loggers(position, loggers) if self.processes.is_main else []
         total, name = self.config.optimization.steps, self.folder.path.name
         try:
@@ -418,6 +418,26 @@ def _warnings(given: _Given) -> Iterator[str]:
         yield warning
     if warning := build.batch_warning(given.config, len(given.source)):
         yield warning
+
+
+def _compiles(config: Config, device: torch.device, processes: Processes, console: Console | None) -> bool:
+    """Whether the networks are compiled: in all processes or in none, as far as can be known before the first step."""
+    wanted = wants_compiling(config.run.compile, device)
+    warning = compiler_warning(device) if wanted else None
+    (fails,) = processes.any(warning is not None)
+    if fails:
+        everywhere = processes.gather(warning)
+        rank, first = next((rank, each) for rank, each in enumerate(everywhere) if each)
+        if processes.is_main:
+            _warn(f"process {rank}: {first}" if rank else first, console)
+    return wanted and not fails
+
+
+def _warn(warning: str, console: Console | None) -> None:
+    if console is None:
+        _LOG.warning(warning)
+    else:
+        console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _tell(initialised: Initialised | None, console: Console | None) -> None:

@@ -23,7 +23,7 @@ from tests.integration.launched import ended, start, succeeded
 DRIVER = Path(__file__).with_name("many_driver.py")
 OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "clipped", "stochastic", "lowered", "muon")
 OF_ONE += ("skipped", "layered")
-OF_TWO = (*OF_ONE, "accumulated", "selective", "clipped_parts")
+OF_TWO = (*OF_ONE, "accumulated", "selective", "clipped_parts", "compiled")
 OF_THREE = ("replicated", "clipped", "resumed", "queue_resumed", "muon", "muon_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
@@ -103,6 +103,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         ("three/clipped", "one/clipped", 1e-5),
         ("two/clipped_parts", "one/clipped", 1e-5),
         ("two/skipped", "one/skipped", 1e-5),
+        ("two/compiled", "one/plain", 1e-5),
         ("two/muon", "one/muon", 1e-5),
         ("two/layered", "one/layered", 1e-5),
         ("three/muon", "one/muon", 1e-5),

@@ -320,7 +320,7 @@ def test__what_goes_wrong_at_the_start_leaves_the_old_run(
 def test__compiled_networks_learn_the_same(config: Config, images: Path, tmp_path: Path) -> None:
     """In processes of their own: torch's compiler warns, and should not see the checks of annotations."""
     losses = []
-    for name, switch in (("plain", False), ("compiled", True)):
+    for name, switch in (("plain", "off"), ("compiled", "on")):
         recipe = tmp_path / f"{name}.yaml"
         # Compiled code draws other random numbers, so nothing is dropped here.
         changes = {"run": {"compile": switch}, "model": {"stochastic_depth": 0.0}}
