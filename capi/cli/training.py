@@ -1,4 +1,4 @@
-"""Commands that train: pretrain, demo.
+"""Commands that train: pretrain, demo, speedrun.
 
 The command that runs one of the paper's ablations again.
 
@@ -115,6 +115,28 @@ def demo(
         echo("Stopped and saved. The same command with --resume continues.")
         raise typer.Exit(INTERRUPTED)
     Terminal().print(_demo_table(summary))
+
+
+@app.command()
+def speedrun(
+    track: Annotated[str, typer.Argument(help="groceries or imagenette.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run; it must be empty or new.")] = Path("speedrun"),
+    data: Annotated[Path | None, typer.Option(help="Folder with train/CLASS and val/CLASS, for imagenette.")] = None,
+    device: Device = None,
+) -> None:
+    """Race to a fixed score on fixed photos, and write a record of what it cost (benchmarks/speedrun)."""
+    refuse_several("speedrun")
+    record = api.speedrun(track, recipe, overrides or [], out=out, data=data, device=device, console=messages())
+    if record is None:
+        echo("Stopped: a race is run in one piece, so start it anew in another folder.")
+        raise typer.Exit(INTERRUPTED)
+    reached = "reaches" if record["reached"] else "does not reach"
+    echo(f"{record['score']:.1%} {reached} the goal of {record['goal']:.0%} on {track}.")
+    echo(
+        f"It cost {record['cpu_seconds']:.1f} CPU seconds and {record['flop']:.3g} FLOP; {out}/speedrun.json says all."
+    )
 
 
 def _demo_table(summary: "DemoSummary") -> Table:

@@ -27,7 +27,7 @@ PANELS = {
     "Judge": ("datasets", "evaluate", "compare"),
     "Look": ("doctor", "report", "watch", "visualize", "explore"),
     "Scale": ("plan", "shards", "launch"),
-    "Paper": ("ablate",),
+    "Paper": ("ablate", "speedrun"),
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
