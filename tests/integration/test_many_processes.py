@@ -252,3 +252,7 @@ def test__other_configs_and_wrong_keys_are_told_once(images: Path, tmp_path: Pat
     assert sentence in " ".join(results[0][2].split())
     assert "Error" not in results[1][2]
     assert not (tmp_path / "run").exists()
+
+
+def test__each_matrix_is_put_together_once_on_meshes_of_replicas_and_shards() -> None:
+    succeeded(start(4, "-m", "tests.integration.matrices_driver"))
