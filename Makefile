@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types layers docs pytest long thorough format benchmarks dist upgrade clean
+.PHONY: demo test lint types layers docs pictures pytest long thorough format benchmarks dist upgrade clean
 
 demo:
 	@$(MAKE) $(STAMP)
@@ -39,6 +39,10 @@ layers: $(STAMP)
 # The site, in build/site; every warning is an error, a link that leads nowhere too.
 docs: $(STAMP)
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/site
+
+# Those of README and docs, from the run of `make demo`. Look at them before they are committed.
+pictures: demo
+	$(BIN)/python scripts/pictures.py demo_run
 
 # One OpenMP thread a worker: with more they fight for the cores.
 pytest: $(STAMP)

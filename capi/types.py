@@ -70,7 +70,7 @@ class Features(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Mean and deviation of each channel of the images that an encoder wants, full scale being 1."""
+    """Mean and std of each channel of the images that an encoder wants, full scale being 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -1,12 +1,15 @@
 """The benchmarks run, and say what they claim to measure; their numbers stand in docs/performance.md."""
 
 import importlib.util
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -133,3 +136,29 @@ def test__scaling_fits_exponents_and_draws_them(
     assert "batch      time grows with exponent 1.50, memory with 1.00" in output
     assert "width          64:  512.000 s,      64 MiB (planned 1.000 s, 0 MiB)" in output
     assert picture.stat().st_size > 1000
+
+
+def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: Path) -> None:
+    generator, rows = np.random.default_rng(0), ["file,split,label"]
+    for number in range(24):
+        label, split = ("dark", "bright")[number % 2], ("train", "train", "val", "test")[number // 6]
+        pixels = generator.integers(0, 80, (20, 24, 3)) + (0 if label == "dark" else 150)
+        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{split},{label}")
+    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    small = ["data.image_size=16", "model.patch_size=4", "model.width=16", "clustering.prototypes=8"]
+    small += ["masking.predict=4", "optimization.batch_size=4"]
+    arguments = ["--data", f"toy={tmp_path}", "--budget=0.2", "--rows", "untrained", "adamw", "--set", *small]
+    output = run("search.py", str(tmp_path / "results"), *arguments, "--table", f"--collect={tmp_path / 'all.jsonl'}")
+    records = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
+    assert sorted(record["kind"] for record in records) == ["cost", "run", "run"]
+    untrained, trained = (next(one for one in records if one.get("row") == row) for row in ("untrained", "adamw"))
+    assert (untrained["steps"], untrained["photos"], untrained["linear"]) == (0, 6, 100.0)
+    assert trained["steps"] >= 1
+    # Bright and dark are told apart by any encoder: no photo is right in one run and wrong in the other.
+    assert re.search(r"untrained \| 0 \| 0 \| 0 .*\+0\.0 ± 0\.0 \|$", output, re.M)
+    again = run("search.py", str(tmp_path / "elsewhere"), *arguments, "--table", f"--known={tmp_path / 'all.jsonl'}")
+    assert [line for line in again.splitlines() if line.startswith("|")] == [
+        line for line in output.splitlines() if line.startswith("|")
+    ]
+    assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from capi.api.features import nearest as nearest
     from capi.api.features import predict as predict
     from capi.api.hub import push as push
+    from capi.api.speedrun import speedrun as speedrun
     from capi.api.tables import compare_table as compare_table
     from capi.api.training import pretrain as pretrain
     from capi.config.files import load_config as load_config
@@ -106,6 +107,7 @@ PUBLIC = {
     "pretrain": "capi.api.training",
     "push": "capi.api.hub",
     "report": "capi.report.runs",
+    "speedrun": "capi.api.speedrun",
     "suggest": "capi.train.cost.suggest",
     "train_step": "capi.train.step",
     "transform": "capi.data.crops",

@@ -3,7 +3,7 @@
 OUT/configs/NAME.yaml       what a run is started with; `capi pretrain` takes it too
 OUT/runs/NAME               a run, shared by all tables that have its row
 OUT/scores/NAME             what its finished encoder scores
-OUT/TABLE.html, .md, .json  the table, written anew whenever a run is done
+OUT/TABLE.html, .md, .json  the table, written again whenever a run is done
 
 What a study is trained on and judged by, from one place: a CSV or a folder with one, class folders, or `demo`.
 
@@ -231,7 +231,7 @@ def plan_study(
     device: str = "cpu",
     photos: bool = True,
 ) -> Study:
-    """Everything that will be run. Bad input is told here, before anything is written."""
+    """Everything that will be run. Bad input raises here, before anything is written."""
     if seeds < 1:
         raise CapiError(f"--seeds {seeds} leaves nothing to run: expected at least 1")
     if out.exists() and not out.is_dir():
@@ -252,7 +252,7 @@ def plan_study(
         for seed in range(seeds)
         for row in planned.rows
     ]
-    # Before the rest: what no encoder has learnt is judged in seconds, and bad labels are told at once.
+    # Before the rest: what no encoder has learnt is judged in seconds, and bad labels raise at once.
     untrained = [
         job(f"untrained-seed{seed}", model=f"untrained:{out / CONFIGS / run_name(base.run, seed)}.yaml")
         for seed in range(seeds)
@@ -357,7 +357,7 @@ def outcome_of(job: AblationJob, *, photos: bool = True) -> RunOutcome:
 
 
 def training_clock(records: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Seconds of training by step, evaluations not counted; the clock of a run begins anew when it is resumed."""
+    """Seconds of training by step, evaluations not counted; the clock of a run starts again when it is resumed."""
     clock: dict[int, float] = {0: 0.0}
     before = last = 0.0
     for record in records:
@@ -422,7 +422,7 @@ _LOG = logging.getLogger("capi")
 
 
 class InterruptionError(Exception):
-    """Someone stopped the study; it goes on where it was."""
+    """Someone stopped the study; it resumes where it was."""
 
 
 def ablate(
@@ -442,8 +442,8 @@ def ablate(
     """Run all rows of one of the paper's tables in miniature, judge them, and write a page, whose place is returned.
 
     `data` is a place with labels, or `demo`; `overrides` change the recipe of all rows, `options` the benchmarks.
-    With several `jobs` so many runs go on at once, each in a process with its share of the processor's cores. Without
-    `photos` the page shows features alone, not the images. None when it was interrupted; the same call goes on.
+    With several `jobs` so many runs train at once, each in a process with its share of the processor's cores. Without
+    `photos` the page shows features alone, not the images. None when it was interrupted; the same call resumes.
     """
     chosen = str(choose_device(device))
     study = plan_study(
@@ -512,7 +512,7 @@ def _finish_unless_stopped(job: AblationJob) -> None:
 
 
 def finish(job: AblationJob, console: Console | None = None) -> None:
-    """Train a run to its end, and judge it. A run that breaks off is noted as such; the study goes on without it."""
+    """Train a run to its end, and judge it. A run that breaks off is noted as such; the study continues without it."""
     model = job.model
     if job.config is not None:
         if not _train(job, console):

@@ -1,7 +1,7 @@
 """Several models through several benchmarks: finished cells are kept, a cell that fails does not stop the others.
 
 A cell is kept as long as nothing that its score depends on has changed: model, weights, benchmark, data, version. The
-page of the comparison is written anew after every cell.
+page of the comparison is written again after every cell.
 """
 
 import hashlib
@@ -318,10 +318,12 @@ def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = 
     keys = {override: override.partition("=")[0].split(".")[0] for override in overrides}
     for key in keys.values():
         _refuse_unknown(key, columns)
-    return tuple(
-        _with_overrides(column, [override for override, key in keys.items() if _knows(column.config, key)])
-        for column in columns
-    )
+    changed = []
+    for column in columns:
+        own = [override for override, key in keys.items() if _knows(column.config, key)]
+        tree = overridden(column.config.model_dump(mode="json"), own)
+        changed.append(BenchmarkColumn(column.name, validated(type(column.config), tree, column.name)))
+    return tuple(changed)
 
 
 def _named(benchmarks: Sequence[Benchmark]) -> list[BenchmarkColumn]:
@@ -348,11 +350,6 @@ def _told_apart(full: Sequence[str]) -> list[str]:
         tries = (base if number == 1 else f"{base} ({number})" for number in itertools.count(1))
         names.append(next(name for name in tries if name not in names))
     return names
-
-
-def _with_overrides(column: BenchmarkColumn, overrides: Sequence[str]) -> BenchmarkColumn:
-    tree = overridden(column.config.model_dump(mode="json"), overrides)
-    return BenchmarkColumn(column.name, validated(type(column.config), tree, column.name))
 
 
 def _knows(config: BenchmarkConfig, key: str) -> bool:

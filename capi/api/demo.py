@@ -35,7 +35,7 @@ NEIGHBOURS = 1
 # The curve of a demo is the score that it ends with. The recipe has no evaluation: it serves any images.
 EVALUATION = (
     "evaluations=[{benchmark: demo/knn, every_steps: 200, options: "
-    f"{{tests: [test], neighbours: [{NEIGHBOURS}], votes: [majority], features: [mean_patch]}}}}]"
+    f"{{tests: [test], neighbors: [{NEIGHBOURS}], votes: [majority], features: [mean_patch]}}}}]"
 )
 # Photos shown, and how much larger than in training the pictures are computed.
 _SHOWN, _ENLARGED = 6, 4

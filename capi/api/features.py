@@ -53,7 +53,7 @@ def extract(
     """Features of every image of a folder, a CSV or `demo`, with names and labels, as safetensors or parquet.
 
     `kinds` are among patch, mean_patch, pooled and register; `image_size` is by default the encoder's own. An
-    extraction that was interrupted goes on.
+    extraction that was interrupted resumes.
     """
     asked = (image_size, image_size) if isinstance(image_size, int) else image_size
     named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
@@ -153,7 +153,7 @@ def predict(
 
 
 def _picture(path: Path, overwrite: bool) -> Path:
-    """A name that a picture may have; any other is told before the work, as is a file that would be replaced."""
+    """A name that a picture may have; any other raises before the work, as does a file that would be replaced."""
     if path.suffix.lower() not in PICTURE_ENDINGS or path.is_dir():
         raise CapiError(f"{path} cannot be a picture: give a file that ends in {', '.join(PICTURE_ENDINGS)}")
     if path.exists() and not overwrite:

@@ -44,7 +44,10 @@ class Pushed:
     def lines(self) -> list[str]:
         """For people."""
         kind = "private" if self.private else "public"
-        listed = [f"  {name} ({_spoken_bytes(size)})" for name, size in self.files]
+        listed = [
+            f"  {name} ({size / 2**20:.1f} MiB)" if size >= 2**20 else f"  {name} ({size / 2**10:.1f} KiB)"
+            for name, size in self.files
+        ]
         if self.address is None:
             return [
                 f"wrote {self.folder}; to the {kind} repository {self.repo_id} would be sent:",
@@ -154,7 +157,3 @@ def _reason(error: Exception, repo_id: str) -> str:
         return "the Hub cannot be reached: check the connection and that HF_HUB_OFFLINE is not set"
     said = " ".join(str(error).split())[:300] or "no reason given"
     return f"{repo_id} could not be sent ({type(error).__name__}: {said})"
-
-
-def _spoken_bytes(size: int) -> str:
-    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"

@@ -61,7 +61,9 @@ def prepare_folder(
     """
     require_licence(licence)
     _check_place(out, overwrite)
-    records = [*_results_within(run), *_results_given(results)]
+    # What `capi evaluate` left in the run's own folder, and what is given.
+    within = (_readable(path.parent) for path in sorted(run.rglob(JSON)))
+    records = [*(record for record in within if record is not None), *_results_given(results)]
     report, config = gather(run, costs), run_config(RunFolder(run))
     encoder = load_run(run, weights)
     try:
@@ -183,13 +185,6 @@ def _provenance(record: Record) -> list[tuple[str, str]]:
 def _section(value: object) -> Record:
     """A part of a record that should be one, and is empty where it is something else."""
     return value if isinstance(value, Mapping) else {}
-
-
-def _results_within(run: Path) -> Iterator[Record]:
-    """What `capi evaluate` left in the run's own folder."""
-    for path in sorted(run.rglob(JSON)):
-        if (record := _readable(path.parent)) is not None:
-            yield record
 
 
 def _results_given(folders: Sequence[Path]) -> Iterator[Record]:

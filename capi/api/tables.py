@@ -9,6 +9,7 @@ from rich.console import Console
 
 from capi.api.comparison import compare_columns
 from capi.config.experiments import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
+from capi.config.paper import number_of
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import BenchmarkColumn, Comparison
 from capi.evals.datasets.imagenet_shifts import TEST_SETS
@@ -87,7 +88,7 @@ def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:
 
 
 def _full_name(model: str) -> str:
-    """With the prefix of baselines, which may be left out; what can be no model is told before anything is run."""
+    """With the prefix of baselines, which may be left out; what can be no model raises before anything is run."""
     plain, part = _plain_name(model), _part(model)
     if is_baseline(model) or (plain in BASELINES and not Path(model).exists()):
         layout = baseline_named(plain).layout
@@ -208,7 +209,7 @@ def _view(
     return TableView(
         name=name,
         title=table.title,
-        label=table.label,
+        label=number_of(table.label),
         heads=tuple(table.heads),
         columns=tuple((column.group, column.name) for column in table.columns),
         rows=tuple(

@@ -37,7 +37,7 @@ def pretrain(
     """Pretrain on unlabelled images.
 
     `data` is a folder, shards, tables, a name of the Hub (docs/data.md), several of these with weights, or `demo` for
-    the built-in photos; `out` becomes the folder of the run. `resume` goes on with
+    the built-in photos; `out` becomes the folder of the run. `resume` continues
     the run that is there, if there is one; `overwrite` replaces it. A logger is called with every record of metrics.
     `trust` names the Python files that the recipe may import encoders from; those that `overrides` name need no trust.
     With a `console` there is a progress bar. At the end a report is written, report.html in the run's folder.

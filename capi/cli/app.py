@@ -34,7 +34,7 @@ _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 _LONGEST_WORD = 2**16
 # Commands that share their work where torchrun starts several processes.
 SEVERAL = ("pretrain", "evaluate", "compare", "extract")
-# How much later than the others the first process may come to tell an error.
+# How much later than the others the first process may come to print an error.
 SECONDS_TO_SPEAK = 20.0
 
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
@@ -49,7 +49,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 
 
 def main() -> None:
-    """Run the command line; errors of the user's making are told in one sentence."""
+    """Run the command line; errors of the user's making are one sentence."""
     try:
         _refuse_words(sys.argv[1:])
         # Typer would draw a box around its own errors; what it gives back is the code to end with.
@@ -60,7 +60,9 @@ def main() -> None:
         # What older releases of typer make of Ctrl-C.
         sys.exit(INTERRUPTED)
     except CapiError as error:
-        if _is_told_elsewhere(error):
+        # The first process says the same.
+        processes = _processes()
+        if not is_first() and processes is not None and isinstance(error, processes.SharedError):
             fail_silently()
         _fail(str(error))
     except (MemoryError, RuntimeError) as error:
@@ -98,7 +100,7 @@ def echo(message: str, *, nl: bool = True) -> None:
 
 
 def _tell_usage(error: Exception) -> None:
-    """All processes were given the same words, so one of them tells what is wrong with these."""
+    """All processes were given the same words, so one of them says what is wrong with these."""
     if not is_first():
         fail_silently()
     # A group that was asked for nothing has shown its help.
@@ -115,12 +117,6 @@ def is_first() -> bool:
 def _processes() -> ModuleType | None:
     """What knows of other processes; commands that need no torch have not imported it."""
     return sys.modules.get("capi.runtime.processes")
-
-
-def _is_told_elsewhere(error: CapiError) -> bool:
-    """Whether the first process says the same."""
-    processes = _processes()
-    return not is_first() and processes is not None and isinstance(error, processes.SharedError)
 
 
 def fail_silently(code: int = 2) -> None:
@@ -154,7 +150,7 @@ def _print_version(wanted: bool) -> bool:
 @app.callback()
 def _options(
     context: typer.Context,
-    # Looked for where an error is told.
+    # Looked for where an error is printed.
     show_traceback: Annotated[bool, typer.Option("--traceback", help="Show the traceback of an error.")] = False,  # noqa: ARG001
     version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")

@@ -14,7 +14,7 @@ from capi import api
 from capi.cli.app import app, echo, messages
 from capi.cli.terminal import Terminal
 from capi.cli.usage import Commands, between, refuse_idle
-from capi.errors import CapiError
+from capi.errors import INTERRUPTED, CapiError
 
 if TYPE_CHECKING:
     from capi.api import Survey
@@ -38,7 +38,7 @@ PackingWorkers = Annotated[
 def shards(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="Folder of images, or anything else that --data takes.")],
-    out: Annotated[Path, typer.Option(help="Folder of the shards; one that was begun is gone on with.")],
+    out: Annotated[Path, typer.Option(help="Folder of the shards; one that was begun is resumed.")],
     shard_size: Annotated[
         float | None, typer.Option(callback=between(0, 1e6), help="Megabytes of a shard, about; by default 256.")
     ] = None,
@@ -52,21 +52,26 @@ def shards(
     """Pack images into tar shards with an index: few large files in place of many small ones."""
     if keep_order:
         refuse_idle(context, ("shuffle",), "is the seed of a shuffle, and --keep-order asks for none: leave one out")
-    packed = api.pack_shards(
-        source,
-        out,
-        shard_megabytes=shard_size,
-        per_shard=per_shard,
-        shuffle=None if keep_order else shuffle,
-        workers=workers,
-        console=messages(),
-    )
+    try:
+        packed = api.pack_shards(
+            source,
+            out,
+            shard_megabytes=shard_size,
+            per_shard=per_shard,
+            shuffle=None if keep_order else shuffle,
+            workers=workers,
+            console=messages(),
+        )
+    except KeyboardInterrupt:
+        complete = len(list(out.glob("*.tar")))
+        echo(f"Stopped. {out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on.")
+        raise typer.Exit(INTERRUPTED) from None
     kept = f", shards that were there already: {packed.kept}" if packed.kept else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
     echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:
         name, reason = next(iter(packed.left_out.items()))
-        echo(f"{len(packed.left_out)} images could not be read and were left out, for example {name}: {reason}")
+        echo(f"{len(packed.left_out)} files are no images that can be read and were left out, such as {name}: {reason}")
     echo(f"Train on them with --data '{packed.pattern}'")
 
 
@@ -85,7 +90,11 @@ def check(
         raise CapiError(f"{json_file} is a folder: --json takes a file")
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
-    found = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
+    try:
+        found = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
+    except KeyboardInterrupt:
+        echo("Stopped, and nothing was written. --limit N looks at N images, spread evenly.")
+        raise typer.Exit(INTERRUPTED) from None
     if json_file is not None:
         api.atomic_write(json_file, json.dumps(found.as_record(), indent=1) + "\n")
     for name, value in _rows(found).items():

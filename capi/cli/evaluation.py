@@ -6,6 +6,7 @@ What evaluations and comparisons print at their end.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count as count_up
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,16 +34,16 @@ def print_record(record: Mapping[str, Any]) -> None:
     for name, value in record["scores"].items():
         table.add_row(name, api.percent(value))
     console.print(table)
-    chosen = ", ".join(f"{name} {_short(value)}" for name, value in record["chosen"].items() if name != "validation")
+    chosen = ", ".join(
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in record["chosen"].items()
+        if name != "validation"
+    )
     ran = f"images of {api.shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
     console.print(f"chosen: {chosen}; {ran}")
     for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
         for line in lines:
             console.print(f"{title}: {line}")
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def print_comparison(done: "Comparison") -> None:
@@ -57,7 +58,10 @@ def print_comparison(done: "Comparison") -> None:
             ("model", "image size"),
             [column.name for column in done.columns],
             [
-                ((model, done.image_size(model)), [_cell(record) for record in row])
+                (
+                    (model, done.image_size(model)),
+                    ["failed" if each is None else api.percent(next(iter(each["scores"].values()))) for each in row],
+                )
                 for model, row in zip(done.models, records, strict=True)
             ],
         )
@@ -108,10 +112,6 @@ def print_scores(
         for cells, numbers in rows:
             table.add_row(*cells, *(numbers[index] for index in block))
         console.print(table)
-
-
-def _cell(record: Mapping[str, Any] | None) -> str:
-    return "failed" if record is None else api.percent(next(iter(record["scores"].values())))
 
 
 MODEL_HELP = (
@@ -224,7 +224,10 @@ def compare(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the tables, the page and the cells.")] = None,
     table: Annotated[
-        str | None, typer.Option(help="A table of the paper: main, dense, high-res, global, pooling, standardization.")
+        str | None,
+        typer.Option(
+            help='A table of the paper: main, dense, high-res, global, pooling, standardization; or "Table 3".'
+        ),
     ] = None,
     models: Annotated[
         list[str] | None, typer.Option(metavar="MODEL...", help="With --table: its rows to compute; others are added.")
@@ -281,7 +284,7 @@ def _compared(
         "device": device,
         "console": messages(),
     }
-    with _resumable("Stopped. Finished cells are kept: the same command goes on."):
+    with _resumable("Stopped. Finished cells are saved: the same command resumes."):
         if table is None:
             return api.compare(names, on, overrides, **common)
         return api.compare_table(table, names, overrides, data_root=data_root, paper=paper, **common)
@@ -310,7 +313,7 @@ def extract(
     overwrite: Overwrite = False,
     device: Device = None,
 ) -> None:
-    """Write the features of many images to a file, with names and labels. The same command goes on where it stopped."""
+    """Write the features of many images to a file, with names and labels. The same command resumes where it stopped."""
     check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
     kinds = kind or ["mean_patch"]
@@ -319,7 +322,7 @@ def extract(
     if not api.is_csv(data):
         refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
     size = None if image_size is None else _size(image_size)
-    with _resumable("Stopped. What was extracted is kept: the same command goes on."):
+    with _resumable("Stopped. What was extracted is saved: the same command resumes."):
         done = api.extract(
             model,
             data,
@@ -344,7 +347,9 @@ def extract(
 def nearest(
     file: Annotated[Path, typer.Argument(help="A file of `capi extract`.")],
     image: Annotated[Path, typer.Argument(help="The image to find similar ones of.")],
-    out: Annotated[Path, typer.Option(help="Picture to write; .png or .jpg.")] = Path("nearest.png"),
+    out: Annotated[
+        Path | None, typer.Option(help="Picture to write, .png or .jpg; by default nearest.png, nearest_2.png, ...")
+    ] = None,
     count: Annotated[int, typer.Option(help="How many to find.", callback=between(1, 1000))] = 10,
     at: Annotated[str | None, typer.Option(help="x,y in pixels: the patch there, if the file has patches.")] = None,
     kind: Annotated[str | None, typer.Option(help="Which features of the file: mean_patch or pooled.")] = None,
@@ -354,6 +359,9 @@ def nearest(
     device: Device = None,
 ) -> None:
     """Find the most similar images, or patches, and show them on a sheet."""
+    if out is None:
+        names = (Path(f"nearest{'' if number == 1 else f'_{number}'}.png") for number in count_up(1))
+        out = next(name for name in names if overwrite or not name.exists())
     found = api.nearest(
         file,
         image,
@@ -429,7 +437,7 @@ def _is_image(word: str) -> bool:
 
 @contextmanager
 def _resumable(message: str) -> Iterator[None]:
-    """Someone who interrupts is told how to go on."""
+    """Who interrupts reads how to resume."""
     try:
         yield
     except KeyboardInterrupt:

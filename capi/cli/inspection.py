@@ -43,13 +43,13 @@ def report(
 
 @app.command()
 def watch(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, also of such that still go on.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, also of such that still train.")],
     host: Host = "127.0.0.1",
     port: WatchPort = None,
     watts: Watts = None,
     carbon: Carbon = None,
 ) -> None:
-    """Serve the reports of runs on this machine while they go on; several are compared. Ctrl-C ends it."""
+    """Serve the reports of runs on this machine while they train; several are compared. Ctrl-C ends it."""
     api.watch(runs, host=host, port=port, watts=watts, carbon=carbon, announce=echo)
 
 

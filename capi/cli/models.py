@@ -15,7 +15,7 @@ from capi.cli.usage import between
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
-    from capi.api import Baseline, OnnxExported
+    from capi.api import OnnxExported
 
 FORMATS = ("safetensors", "released", "transformers", "onnx")
 PRECISIONS = ("float32", "float16", "int8")
@@ -91,12 +91,11 @@ def _print_baselines(console: Console) -> None:
     console.print(table)
     for text, mark in marks.items():
         console.print(f"{mark} {text}.")
-    _print_places(console, {each.name: _place(each) for each in baselines})
-
-
-def _place(baseline: "Baseline") -> str:
-    hub = f"; {baseline.hub_id} on the Hub" if baseline.hub_id else ""
-    return f"{baseline.file} of {baseline.source}{hub}; licence: {baseline.licence}"
+    places = {}
+    for each in baselines:
+        hub = f"; {each.hub_id} on the Hub" if each.hub_id else ""
+        places[each.name] = f"{each.file} of {each.source}{hub}; licence: {each.licence}"
+    _print_places(console, places)
 
 
 @app.command()

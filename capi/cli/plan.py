@@ -1,7 +1,7 @@
 """The command that plans a run on paper: plan."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,7 +72,8 @@ def plan(
     elif images is not None:
         raise CapiError("--images is the number that --measure runs: add --measure, or set optimization.batch_size")
     _refuse_idle(context, measure=measure, suggest=bool(suggest))
-    assumptions = _assumptions(mfu, pue, carbon_intensity)
+    carbon = api.CARBON_INTENSITY if carbon_intensity is None else carbon_intensity
+    assumptions = api.Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon)
     if suggest:
         _suggest(suggest, gpu, gpus, hours, assumptions, as_json)
         return
@@ -87,11 +88,6 @@ def plan(
         _print_json(plan_json(planned, paper))
         return
     _print_plan(recipe, planned, paper)
-
-
-def _assumptions(mfu: float | None, pue: float, carbon_intensity: float | None) -> "Assumptions":
-    carbon = api.CARBON_INTENSITY if carbon_intensity is None else carbon_intensity
-    return api.Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon)
 
 
 def _refuse_to_measure(*, elsewhere: bool, suggesting: bool) -> None:
@@ -256,7 +252,11 @@ def plan_json(planned: "RunPlan", paper: "list[PlanComparison] | None") -> dict[
         "flop_an_image": planned.flop_an_image._asdict(),
         "effort": planned.effort._asdict(),
         "accumulation": planned.accumulation._asdict(),
-        "memory": {"peak": planned.memory.peak, "phases": planned.memory.phases, "parts": list(_parts(planned))},
+        "memory": {
+            "peak": planned.memory.peak,
+            "phases": planned.memory.phases,
+            "parts": [part._asdict() for part in planned.memory.parts],
+        },
         "variants": [
             {
                 "name": one.name,
@@ -268,10 +268,6 @@ def plan_json(planned: "RunPlan", paper: "list[PlanComparison] | None") -> dict[
         ],
     }
     return whole if paper is None else whole | {"paper": [row._asdict() | {"error": row.error} for row in paper]}
-
-
-def _parts(planned: "RunPlan") -> Iterator[dict[str, Any]]:
-    return (part._asdict() for part in planned.memory.parts)
 
 
 def measured_json(found: "Measured") -> dict[str, Any]:

@@ -10,7 +10,7 @@ from capi import api
 from capi.cli.app import Overrides, app, echo, results
 from capi.cli.usage import Commands
 from capi.config import files
-from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable, paper_models, paper_table, paper_tables
+from capi.config.paper import FIGURE_ONLY, PaperTable, number_of, paper_models, paper_table, paper_tables
 from capi.config.schema import Config
 from capi.errors import CapiError
 
@@ -23,7 +23,9 @@ app.add_typer(recipes_app, name="recipes")
 @recipes_app.callback(invoke_without_command=True)
 def recipes(
     context: typer.Context,
-    table: Annotated[str | None, typer.Option(help="A table of the paper: its rows, recipes and scores.")] = None,
+    table: Annotated[
+        str | None, typer.Option(help='A table of the paper, such as masking-strategy or "Table 1b".')
+    ] = None,
     tables: Annotated[bool, typer.Option("--tables", help="Name the paper's tables.")] = False,
 ) -> None:
     """List the recipes that come with the package, those of the paper's models included."""
@@ -87,29 +89,25 @@ def _print_recipes() -> None:
 def _tables_table() -> Table:
     table = Table("table", "what it compares", "rows", "in the paper", box=None, pad_edge=False)
     for name, each in paper_tables().items():
-        table.add_row(name, each.title, str(len(each.rows)), each.label)
+        table.add_row(name, each.title, str(len(each.rows)), each.number)
     return table
 
 
 def _print_table(table: PaperTable) -> None:
     console = results()
-    shown = Table(title=f"{table.title} ({table.label})", title_justify="left", box=None, pad_edge=False)
+    shown = Table(title=f"{table.title} ({table.number})", title_justify="left", box=None, pad_edge=False)
     for column in ("row", "recipe"):
         shown.add_column(column, overflow="fold")
     for column in table.columns:
         shown.add_column(column, justify="right", overflow="fold")
     for row in table.rows:
         name = row.name + (" (default)" if row.default else "")
-        shown.add_row(name, ", ".join(row.models), *_cells(table, row))
+        figure = row.scores == FIGURE_ONLY
+        scores = [FIGURE_ONLY] * len(table.columns) if figure else [f"{score:.1f}" for score in row.scores]
+        shown.add_row(name, ", ".join(row.models), *scores)
     console.print(shown)
     for note in _notes(table):
         console.print(note, soft_wrap=True)
-
-
-def _cells(table: PaperTable, row: PaperRow) -> list[str]:
-    if row.scores == FIGURE_ONLY:
-        return [FIGURE_ONLY] * len(table.columns)
-    return [f"{score:.1f}" for score in row.scores]
 
 
 def _notes(table: PaperTable) -> Iterator[str]:
@@ -118,6 +116,6 @@ def _notes(table: PaperTable) -> Iterator[str]:
         if len(row.models) > 1:
             yield f"{row.name}: the mean of {' and '.join(row.models)}, which differ in the seed alone."
         if row.numbers_in:
-            yield f"{row.name}: a figure; the numbers stand in {' and '.join(row.numbers_in)}."
+            yield f"{row.name}: a figure; the numbers stand in {' and '.join(map(number_of, row.numbers_in))}."
     if table.open:
         yield table.open

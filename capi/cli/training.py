@@ -1,4 +1,4 @@
-"""Commands that train: pretrain, demo.
+"""Commands that train: pretrain, demo, speedrun.
 
 The command that runs one of the paper's ablations again.
 
@@ -60,7 +60,7 @@ def pretrain(
         _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
-    # Given alike to all processes, so one of them tells what is wrong.
+    # Given alike to all processes, so one of them says what is wrong.
     if not data or out is None:
         raise typer.BadParameter(
             "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
@@ -81,7 +81,7 @@ def pretrain(
         )
         if not done.finished:
             if done.is_main:
-                echo(f"Stopped at step {done.step}, saved. The same command with --resume goes on.")
+                echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")
             request.turn_deaf()
             raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
@@ -93,9 +93,7 @@ def pretrain(
 
 def _refuse_both(resume: bool, overwrite: bool) -> None:
     if resume and overwrite:
-        raise typer.BadParameter(
-            "--resume and --overwrite exclude each other: go on with the run in --out, or replace it"
-        )
+        raise typer.BadParameter("--resume and --overwrite exclude each other: resume the run in --out, or replace it")
 
 
 @app.command()
@@ -114,9 +112,31 @@ def demo(
         out, overrides or [], split=split, resume=resume, overwrite=overwrite, device=device, console=messages()
     )
     if summary is None:
-        echo("Stopped and saved. The same command with --resume goes on.")
+        echo("Stopped and saved. The same command with --resume continues.")
         raise typer.Exit(INTERRUPTED)
     Terminal().print(_demo_table(summary))
+
+
+@app.command()
+def speedrun(
+    track: Annotated[str, typer.Argument(help="groceries or imagenette.")],
+    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="Folder of the run; it must be empty or new.")] = Path("speedrun"),
+    data: Annotated[Path | None, typer.Option(help="Folder with train/CLASS and val/CLASS, for imagenette.")] = None,
+    device: Device = None,
+) -> None:
+    """Race to a fixed score on fixed photos, and write a record of what it cost (benchmarks/speedrun)."""
+    refuse_several("speedrun")
+    record = api.speedrun(track, recipe, overrides or [], out=out, data=data, device=device, console=messages())
+    if record is None:
+        echo("Stopped: a race is run in one piece, so start it anew in another folder.")
+        raise typer.Exit(INTERRUPTED)
+    reached = "reaches" if record["reached"] else "does not reach"
+    echo(f"{record['score']:.1%} {reached} the goal of {record['goal']:.0%} on {track}.")
+    echo(
+        f"It cost {record['cpu_seconds']:.1f} CPU seconds and {record['flop']:.3g} FLOP; {out}/speedrun.json says all."
+    )
 
 
 def _demo_table(summary: "DemoSummary") -> Table:
@@ -161,8 +181,8 @@ def _check(
     console = Terminal()
     if found.data is not None:
         console.print(_data_table(found.data, found.images_per_second_read or 0.0))
-        if found.warning:
-            console.print(f"Warning: {found.warning}", markup=False, highlight=False, soft_wrap=True)
+        for warning in found.warnings:
+            console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     loss = api.loss_label(config)
     console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", found.steps))
 
@@ -170,21 +190,20 @@ def _check(
 def _data_table(data: "DataSummary", images_per_second: float) -> Table:
     table = Table(title="Data", box=None, show_header=False, title_justify="left", pad_edge=False)
     kinds = ", ".join(f"{ending} {count}" for ending, count in data.endings.items())
+    broken = str(len(data.broken))
+    if data.broken:
+        first, reason = next(iter(data.broken.items()))
+        broken += f": {first} ({reason})" + (", ..." if len(data.broken) > 1 else "")
     rows = {
         "images": f"{data.total}, of which {data.looked_at} were looked at ({kinds})",
         "sizes": f"{data.smallest[1]} x {data.smallest[0]} to {data.largest[1]} x {data.largest[0]} pixels",
-        "broken": str(len(data.broken)) if not data.broken else f"{len(data.broken)}: {_first(data.broken)}",
+        "broken": broken,
         "mean, std": f"{_numbers(data.mean)}; {_numbers(data.std)}",
         "reading": f"{images_per_second:.0f} images/s in one process, from the files",
     }
     for name, value in rows.items():
         table.add_row(name, value)
     return table
-
-
-def _first(broken: dict[str, str]) -> str:
-    name, reason = next(iter(broken.items()))
-    return f"{name} ({reason})" + (", ..." if len(broken) > 1 else "")
 
 
 def _numbers(values: list[float]) -> str:
@@ -223,7 +242,7 @@ def ablate(
     option: Annotated[
         list[str] | None, typer.Option(help="KEY=VALUE of the benchmarks, such as label=breed; may be repeated.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Runs that go on at once.", callback=between(1, 1024))] = 1,
+    jobs: Annotated[int, typer.Option(help="Runs that train at once.", callback=between(1, 1024))] = 1,
     photos: Annotated[bool, typer.Option(help="Whether the page shows some of the images.")] = True,
     device: Device = None,
     listing: Annotated[bool, typer.Option("--list", help="Name the tables and their rows.")] = False,
@@ -255,7 +274,7 @@ def ablate(
         console=messages(),
     )
     if page is None:
-        echo("Stopped and saved. The same command goes on.")
+        echo("Stopped and saved. The same command resumes.")
         raise typer.Exit(INTERRUPTED)
     echo(f"wrote {page}: open it in a browser")
 
@@ -311,7 +330,7 @@ def slurm(
     python: Annotated[str | None, typer.Option(help="The Python of the nodes; by default this one.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script, submit nothing.")] = False,
 ) -> None:
-    """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and goes on."""
+    """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and resumes."""
     options = api.SlurmOptions(
         nodes=nodes,
         gpus_per_node=gpus_per_node,

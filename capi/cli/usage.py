@@ -27,13 +27,13 @@ PANELS = {
     "Judge": ("datasets", "evaluate", "compare"),
     "Look": ("doctor", "report", "watch", "visualize", "explore"),
     "Scale": ("plan", "shards", "launch"),
-    "Paper": ("ablate",),
+    "Paper": ("ablate", "speedrun"),
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 class Commands(TyperGroup):
-    """Commands in panels, of which a misspelt one is told with its nearest neighbour."""
+    """Commands in panels, where a misspelt one raises with its nearest neighbor."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         order = list(_PANEL_OF)

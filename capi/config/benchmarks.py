@@ -90,8 +90,8 @@ class KnnConfig(BenchmarkConfig):
 
     task = "classification"
     protocol: Literal["knn"] = "knn"
-    neighbours: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = OUR_NEIGHBOURS
-    """Numbers of neighbours to try."""
+    neighbors: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = OUR_NEIGHBOURS
+    """Numbers of neighbors to try."""
     votes: Annotated[tuple[Literal["majority", "weighted"], ...], Field(min_length=1, max_length=1000)] = OUR_VOTES
     """Each neighbour counts alike, or by exp(similarity / temperature)."""
     temperature: Positive = OUR_TEMPERATURE
@@ -141,7 +141,7 @@ class SegmentationConfig(BenchmarkConfig):
     class_names: tuple[str, ...] | None = None
     """Names of the labels 0, 1, 2, ... where the data set has none."""
     standardize: bool = True
-    """Give every channel mean 0 and deviation 1 on the training patches."""
+    """Give every channel mean 0 and std 1 on the training patches."""
     pictures: Pictures = 8
     """Test images whose prediction is drawn."""
 
@@ -156,8 +156,8 @@ class KnnSegmentationConfig(SegmentationConfig):
     """Segmentation by the pixel labels of the nearest training patches."""
 
     protocol: Literal["knn-segmentation"] = "knn-segmentation"
-    neighbours: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = PAPER_NEIGHBOURS
-    """Numbers of neighbours to try."""
+    neighbors: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = PAPER_NEIGHBOURS
+    """Numbers of neighbors to try."""
     distances: Annotated[tuple[Literal["l2", "cosine"], ...], Field(min_length=1, max_length=1000)] = PAPER_DISTANCES
     """Distances to try."""
     ignored_labels_vote: bool = True

@@ -4,6 +4,7 @@ Ablations are in miniature: rows that differ from a small recipe as the paper's 
 their baselines: rows and columns as printed, and how each cell is evaluated.
 """
 
+import re
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ from pydantic import Field, model_validator
 
 from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.files import dump_config, load_benchmark, load_config, merge, parse_config
-from capi.config.paper import PaperRow, PaperTable, paper_table
+from capi.config.paper import PaperRow, PaperTable, find_table, number_of, paper_table, paper_tables
 from capi.config.schema import Config, Count, Positive, Section
 from capi.errors import CapiError, nearest
 from capi.runtime.documents import parse_yaml
@@ -127,7 +128,9 @@ def plan_table(name: str, scale: Scale, overrides: list[str]) -> PlannedTable:
         PlannedRow(
             _shown(row_name, ablations()[full], config := _row_config(base, row, f"{full}, {row_name}")),
             known[row_name],
-            DEFAULT_RUN if config == base else _slug(f"{ablations()[full].short} {row_name}"),
+            DEFAULT_RUN
+            if config == base
+            else "-".join(re.findall(r"[^\W_]+", f"{ablations()[full].short} {row_name}")).lower(),
             config,
         )
         for row_name, row in ablations()[full].rows.items()
@@ -160,10 +163,6 @@ def _shown(row: str, ablation: Ablation, config: Config) -> str:
         return row
     here = ablation.here.format(**{name: getattr(config, name) for name in Config.model_fields})
     return row if here == row else f"{row} (here {here})"
-
-
-def _slug(name: str) -> str:
-    return "-".join("".join(letter if letter.isalnum() else " " for letter in name).split()).lower()
 
 
 @cache
@@ -238,13 +237,12 @@ def asked_for(row: TableRow, column: TableColumn) -> Asked:
     options = {name: value for name, value in (column.options | row.options).items() if name in known}
     # Also for models of one's own, whatever they were trained at: the numbers beside them are of this size.
     usual = {"image_size": PAPER_SIZE[0]}
-    said = ", ".join(f"{name} {_plain(value)}" for name, value in options.items())
+    said = ", ".join(
+        f"{name} {'+'.join(map(str, value)) if isinstance(value, list) else str(value).lower()}"
+        for name, value in options.items()
+    )
     name = f"{column.dataset}/{protocol}" + (f" ({said})" if said else "")
     return Asked(name, load_benchmark(f"{column.dataset}/{protocol}", options=usual | options))
-
-
-def _plain(value: Any) -> str:
-    return "+".join(map(str, value)) if isinstance(value, list) else str(value).lower()
 
 
 @cache
@@ -255,8 +253,14 @@ def result_tables() -> dict[str, ResultTable]:
 
 
 def table_named(name: str) -> ResultTable:
-    """A table; another name is an error with the closest one."""
+    """A table by name or number; another name is an error with the closest one."""
     tables = result_tables()
-    if name not in tables:
-        raise CapiError(f'there is no table "{name}"{nearest(name, tables)}: expected {", ".join(tables)}')
-    return tables[name]
+    found = find_table(name, {known: table.label for known, table in tables.items()})
+    if found is not None:
+        return tables[found]
+    if find_table(name, {known: table.label for known, table in paper_tables().items()}):
+        raise CapiError(
+            f"{name} compares trainings: `capi recipes --table` shows it, `capi ablate` runs it in miniature"
+        )
+    listed = ", ".join(f"{known} ({number_of(table.label)})" for known, table in tables.items())
+    raise CapiError(f'there is no table "{name}"{nearest(name, tables)}: expected {listed}')

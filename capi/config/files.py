@@ -4,10 +4,13 @@ key.
 A benchmark is a name, `DATASET/PROTOCOL`, or YAML with a line `benchmark: DATASET/PROTOCOL` and its options.
 """
 
+import copy
 import difflib
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -27,11 +30,14 @@ Recipe = str | Path | Config
 AnySection = TypeVar("AnySection", bound=BaseModel)
 FILE_ENDINGS = (".yaml", ".yml")
 
+_LOG = logging.getLogger("capi")
 # Far more than any config needs.
 _DEEPEST, _MOST_EXTENDED = 10, 20
 
 # What a file without a version is taken for.
 FIRST_VERSION = 1
+# The last version with names that are spelt otherwise now.
+_BRITISH = 3
 
 
 def _name_benchmarks(tree: Tree) -> Tree:
@@ -64,13 +70,44 @@ def _name_positions(tree: Tree) -> Tree:
     return tree | {"model": {"positions" if key == "rope" else key: value for key, value in model.items()}}
 
 
+def _spell_american(tree: Tree) -> Tree:
+    """Version 3 spelt some keys and a value the British way."""
+    tree = copy.deepcopy(tree)
+    head = tree.get("target")
+    head = head.get("ema_head") if isinstance(head, dict) else None
+    if isinstance(head, dict):
+        if "centre_momentum" in head:
+            head["center_momentum"] = head.pop("centre_momentum")
+        if head.get("balance") == "centring":
+            head["balance"] = "centering"
+    evaluations = tree.get("evaluations")
+    for evaluation in evaluations if isinstance(evaluations, list) else []:
+        options = evaluation.get("options") if isinstance(evaluation, dict) else None
+        if isinstance(options, dict) and "neighbours" in options:
+            options["neighbors"] = options.pop("neighbours")
+    return tree
+
+
+@cache
+def _warn_of_old_names(source: str, names: str) -> None:
+    _LOG.warning("%s has names of an earlier version (%s), which are read as today's", source, names)
+
+
 # Keys of older versions, which people remember.
-_RENAMED = {"model.rope": "model.positions"}
+_RENAMED = {
+    "model.rope": "model.positions",
+    "target.ema_head.centre_momentum": "target.ema_head.center_momentum",
+    "neighbours": "neighbors",
+}
 # How alike two names of keys must be, and what it counts that they stand in the same section: less than a letter.
 _LEAST_LIKENESS, _SAME_SECTION = 0.6, 0.09
 
 # From version to the function that lifts a config to the next one.
-MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {1: _name_benchmarks, 2: _name_positions}
+MIGRATIONS: dict[int, Callable[[Tree], Tree]] = {
+    1: _name_benchmarks,
+    2: _name_positions,
+    3: _spell_american,
+}
 
 
 def recipe_names() -> list[str]:
@@ -180,7 +217,9 @@ def migrate(tree: Tree, source: str) -> Tree:
     for number in range(version, CONFIG_VERSION):
         if number not in MIGRATIONS:
             raise CapiError(f"{source} has config version {version}, which this capi can no longer read")
-        tree = MIGRATIONS[number](tree) | {"version": number + 1}
+        older, tree = tree, MIGRATIONS[number](tree) | {"version": number + 1}
+        if number == _BRITISH and {**older, "version": number + 1} != tree:
+            _warn_of_old_names(source, "centre_momentum, centring or neighbours")
     return tree | {"version": CONFIG_VERSION}
 
 
@@ -247,7 +286,7 @@ def _to_json(tree: Tree, source: str) -> str:
         return json.dumps(tree)
     except (TypeError, ValueError, RecursionError) as error:
         # A value may hold itself, by an anchor of YAML.
-        raise CapiError(f"{source} holds a value that is no number, text, list or section: {error}") from error
+        raise CapiError(f"{source} holds a value that is not a number, text, list or section: {error}") from error
 
 
 def _explain(error: ValidationError, root: type[BaseModel]) -> str:
@@ -263,31 +302,31 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     about_key = [each for each in error.errors() if [str(part) for part in each["loc"]][: len(fields)] == fields]
-    options = [_wording(each, alone=len(about_key) == 1) for each in about_key if not _follows_from_another(each)]
+    # A list whose only entry does not fit is also called too short, though it is not.
+    options = [
+        _wording(each, alone=len(about_key) == 1)
+        for each in about_key
+        if not (each["type"] == "too_short" and len(each["input"]) >= each["ctx"]["min_length"])
+    ]
     return f"{key} = {json.dumps(first['input'])} does not fit: {', or '.join(dict.fromkeys(options))}"
-
-
-def _follows_from_another(complaint: ErrorDetails) -> bool:
-    """A list whose only entry does not fit is also called too short, though it is not."""
-    return complaint["type"] == "too_short" and len(complaint["input"]) >= complaint["ctx"]["min_length"]
 
 
 def _wording(complaint: ErrorDetails, *, alone: bool) -> str:
     """A complaint in words of ours where pydantic's speak of Python or JSON."""
     kind, place = complaint["type"], complaint["loc"][-1]
     if kind in {"tuple_type", "list_type"}:
-        return _wanting_a_list(complaint) if alone else "input should be a list"
+        if not alone:
+            return "input should be a list"
+        # A single value may have been meant as a list of one.
+        single = isinstance(complaint["input"], str | int | float)
+        return "expected a list" + (
+            f", so write [{json.dumps(complaint['input'])}]" if single else " in square brackets"
+        )
     if kind == "too_short":
         return f"expected a list of at least {complaint['ctx']['min_length']}"
     if kind == "missing" and isinstance(place, int):
         return f"input should be a list of at least {place + 1}"
     return complaint["msg"][:1].lower() + complaint["msg"][1:]
-
-
-def _wanting_a_list(complaint: ErrorDetails) -> str:
-    """A single value may have been meant as a list of one."""
-    single = isinstance(complaint["input"], str | int | float)
-    return "expected a list" + (f", so write [{json.dumps(complaint['input'])}]" if single else " in square brackets")
 
 
 def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
@@ -363,6 +402,9 @@ def load_benchmark(
     if name.endswith(FILE_ENDINGS):
         tree = _read(Path(name))
     tree = overridden(tree | dict(options or {}), overrides, example=EXAMPLE)
+    if "neighbours" in tree:
+        tree["neighbors"] = tree.pop("neighbours")
+        _warn_of_old_names(name, "neighbours")
     dataset, protocol = split_name(tree.pop("benchmark"), name)
     for key in ("dataset", "protocol"):
         if key in tree:

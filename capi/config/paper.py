@@ -4,7 +4,7 @@ Numbers and short names are the paper's. Where it draws a score without printing
 """
 
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import resources
 from typing import Annotated, Any, Literal, NamedTuple
@@ -16,7 +16,48 @@ from capi.config.schema import Section
 from capi.errors import CapiError, nearest
 
 FIGURE_ONLY = "figure only"
+# What the paper prints above its tables and figures, by their labels in its text.
+_NUMBERS = {
+    "fig:pullfig": "Figure 1",
+    "fig:scaling": "Figure 7",
+    "tab:ablations": "Table 1",
+    "tab:ablations:pred_arch": "Table 1a",
+    "tab:ablations:mask_type": "Table 1b",
+    "tab:ablations:proj_head": "Table 1c",
+    "tab:ablations:crop_range": "Table 1d",
+    "tab:ablations:mask_ratio": "Table 1e",
+    "tab:ablations:pred_shape": "Table 1f",
+    "tab:ablations:n_reg": "Table 1g",
+    "tab:ablations:posenc": "Table 1h",
+    "tab:ablations:sinkhorn": "Table 1i",
+    "tab:main_results": "Table 2",
+    "tab:dense": "Table 3",
+    "tab:high_res": "Table 4",
+    "tab:global_repr": "Table 5",
+    "tab:pred_vs_attentive_pooling": "Table 6",
+    "tab:standardization": "Table 8",
+    "tab:gen_table_our_models": "Table 9",
+    "tab:fig_to_model": "Table 10",
+}
 COMMENT_WIDTH = 118
+
+
+def number_of(label: str) -> str:
+    """A table's or figure's number, from its label; of a figure's part, such as "fig:scaling, left", with the part."""
+    name, comma, part = label.partition(",")
+    return f"{_NUMBERS[name]}{comma}{part}"
+
+
+def find_table(name: str, labels: Mapping[str, str]) -> str | None:
+    """The name of a table from its name, its number ("Table 3", "3", "figure 7 left") or its label."""
+
+    def plain(text: str) -> str:
+        return text.lower().replace(" ", "").replace(",", "").removeprefix("table")
+
+    asked = plain(name)
+    return next(
+        (known for known, label in labels.items() if asked in (known, plain(label), plain(number_of(label)))), None
+    )
 
 
 class PaperModel(Section):
@@ -70,6 +111,10 @@ class PaperTable(Section):
     open: str | None = None
     """What the paper leaves open about it, and what was chosen."""
 
+    @property
+    def number(self) -> str:
+        return number_of(self.label)
+
     @model_validator(mode="after")
     def _scores_fill_columns(self) -> "PaperTable":
         for row in self.rows:
@@ -106,11 +151,12 @@ def paper_tables() -> dict[str, PaperTable]:
 
 
 def paper_table(name: str) -> PaperTable:
-    """One table by name."""
-    if name not in paper_tables():
-        known = ", ".join(paper_tables())
-        raise CapiError(f'there is no table "{name}"{nearest(name, paper_tables())} (there are {known})')
-    return paper_tables()[name]
+    """One table by name or number."""
+    found = find_table(name, {known: table.label for known, table in paper_tables().items()})
+    if found is None:
+        listed = ", ".join(f"{known} ({table.number})" for known, table in paper_tables().items())
+        raise CapiError(f'there is no table "{name}"{nearest(name, paper_tables())} (there are {listed})')
+    return paper_tables()[found]
 
 
 def results_of(name: str) -> list[Result]:
@@ -131,10 +177,15 @@ def describe_results(name: str) -> list[str]:
     """What the paper says of a model: each set of scores once, with the labels of the tables they stand in."""
     places: dict[str, list[Result]] = {}
     for result in results_of(name):
-        # Numbers that a figure borrows from a table are told where the table is.
+        # Numbers that a figure borrows from a table are printed where the table is.
         if not result.row.numbers_in:
             places.setdefault(_scores_text(result), []).append(result)
-    return [f"{scores} ({_places_text(results)})" for scores, results in places.items()]
+    texts = []
+    for scores, results in places.items():
+        (table, row), *others = results
+        text = "; ".join(result.table.number for result in results) if others else f"{table.number}: {row.name}"
+        texts.append(f"{scores} ({text})")
+    return texts
 
 
 def _scores_text(result: Result) -> str:
@@ -145,14 +196,8 @@ def _scores_text(result: Result) -> str:
     return mean + ", ".join(f"{column} {score:.1f}" for column, score in zip(table.columns, row.scores, strict=True))
 
 
-def _places_text(results: list[Result]) -> str:
-    if len(results) == 1:
-        return f"{results[0].table.label}: {results[0].row.name}"
-    return "; ".join(table.label for table, _ in results)
-
-
 def _comment_lines(name: str, model: PaperModel) -> Iterator[str]:
-    yield f"{name}: {model.title}, pretrained on {model.data} (paper, {model.source})."
+    yield f"{name}: {model.title}, pretrained on {model.data} (paper, {number_of(model.source)})."
     yield ""
     yield from _entry("Command:", f"capi pretrain {name} --data IMAGES --out RUN")
     if model.measured:

@@ -6,7 +6,7 @@ a run is carried out, shared and judged), those of the method (networks, targets
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from capi.errors import CapiError
 
@@ -15,6 +15,11 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+# YAML reads `on` and `off` as booleans, and earlier configs have those.
+Switch = Annotated[
+    Literal["auto", "on", "off"],
+    BeforeValidator(lambda value: ("on" if value else "off") if isinstance(value, bool) else value),
+]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
 """Pixels."""
@@ -55,7 +60,7 @@ class DataConfig(Section):
     mean: PerChannel | Literal["auto"] = (0.485, 0.456, 0.406)
     """Mean of each channel, full scale being 1; `auto` takes it from the images."""
     std: PerChannel | Literal["auto"] = (0.229, 0.224, 0.225)
-    """Deviation of each channel, full scale being 1; `auto` takes it from the images."""
+    """Std of each channel, full scale being 1; `auto` takes it from the images."""
     max_megapixels: Annotated[float, Field(gt=0, le=1e5)] = 178.0
     """Images with more pixels are refused, since a small file may unpack to fill the memory."""
     broken_limit: Fraction = 0.1
@@ -110,7 +115,7 @@ class CheckpointConfig(Section):
     milestone_steps: Count | None = None
     """Checkpoints at multiples of this are kept for good; null keeps none."""
     asynchronous: bool | None = None
-    """Write a checkpoint while training goes on; null does so where an accelerator computes."""
+    """Write a checkpoint while training continues; null does so where an accelerator computes."""
 
 
 class RunConfig(Section):
@@ -118,12 +123,13 @@ class RunConfig(Section):
 
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the networks' products; `auto` takes bfloat16 where a CUDA device has it, else float32."""
-    compile: bool = False
-    """Compile the blocks of student and teacher with torch.compile: slower to start, faster to run."""
+    compile: Switch = "auto"
+    """Compile the blocks and heads of student and teacher with torch.compile: slower to start, faster to run; `auto` is
+    on for CUDA. Where nothing can be compiled the run goes on without it."""
     activation_checkpointing: Literal["off", "full", "selective"] = "off"
     """Compute the student's blocks again in the backward pass, to save memory: all of them, or all but products."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"
-    """A loss that is no number stops the run, skips the batch, or goes back to the last checkpoint with other data."""
+    """A non-finite loss stops the run, skips the batch, or goes back to the last checkpoint with other data."""
     non_finite_limit: Count = 10
     """Batches in a row to skip, or times to roll back, before the run stops all the same."""
     log_steps: Count = 10
@@ -156,7 +162,7 @@ class EvaluationConfig(Section):
     """Whose encoder is looked at."""
 
 
-CONFIG_VERSION = 3
+CONFIG_VERSION = 4
 # Over all processes. The paper's largest run has 4e8 parameters, 256 patches and 2.5e9 values in a batch of images.
 _MOST_PARAMETERS, _MOST_PATCHES, _MOST_VALUES = 10**11, 2**20, 2**38
 
@@ -283,7 +289,7 @@ class ClusteringConfig(Section):
 class EmaHeadConfig(Section):
     """The targets of iBOT: the moving average of the student's head on the teacher's tokens."""
 
-    balance: Literal["centring", "sinkhorn"] = "centring"
+    balance: Literal["centering", "sinkhorn"] = "centering"
     """Against collapse: take off a moving average of the logits, or balance them by Sinkhorn-Knopp."""
     student_temperature: Positive = 0.1
     """Temperature of the student's predictions, in place of optimization.student_temperature."""
@@ -291,8 +297,8 @@ class EmaHeadConfig(Section):
     """Temperature of the targets at the start."""
     temperature: Positive = 0.07
     """Temperature of the targets from the end of the warm-up on."""
-    centre_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Momentum of the centre."""
+    center_momentum: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Momentum of the center."""
     iterations: Iterations = 3
     """Sinkhorn-Knopp iterations."""
 
@@ -386,8 +392,12 @@ class OptimizationConfig(Section):
     """Peak learning rate."""
     matrix_rate_multiplier: Positive = 1.0
     """Learning rate of the 2-D weights inside blocks, in units of the student's."""
+    schedule: Literal["cosine", "warmup_stable_decay"] = "cosine"
+    """What the learning rate does after the warm-up: follow a cosine, or stay and fall to 0 at the end (ours)."""
     cosine_kept: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Share of the cosine that is run through after the warm-up."""
+    """Share of the cosine that is run through after the warm-up; 1 is the full cosine."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """Share of the steps in which the learning rate falls, with `warmup_stable_decay`."""
     weight_decay: NotNegative = 0.1
     """Weight decay of the student; biases have none."""
     norm_decay_multiplier: NotNegative = 0.1
@@ -402,9 +412,27 @@ class OptimizationConfig(Section):
     student_temperature: Positive = 0.12
     """Temperature of the student's predictions."""
 
+    @model_validator(mode="after")
+    def _settings_are_of_the_schedule(self) -> "OptimizationConfig":
+        other = {"cosine": "decay_share", "warmup_stable_decay": "cosine_kept"}[self.schedule]
+        if getattr(self, other) != type(self).model_fields[other].default:
+            raise ValueError(
+                f"optimization.{other} has no meaning with optimization.schedule={self.schedule}: leave it out"
+            )
+        if self.schedule == "warmup_stable_decay" and self.warmup_share + self.decay_share > 1:
+            raise ValueError(
+                f"optimization.warmup_share = {self.warmup_share:g} and optimization.decay_share = "
+                f"{self.decay_share:g} are more than the whole run: lower one of them"
+            )
+        return self
+
     @property
     def warmup_steps(self) -> int:
         return int(self.known_steps * self.warmup_share)
+
+    @property
+    def decay_steps(self) -> int:
+        return int(self.known_steps * self.decay_share)
 
     @property
     def known_steps(self) -> int:
@@ -441,7 +469,7 @@ class Config(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the run is saved, and how many saves are kept."""
     run: RunConfig = RunConfig()
-    """Precision, logging, health and what happens when a loss is no number."""
+    """Precision, logging, health and what happens when a loss is NaN or infinite."""
     distributed: DistributedConfig = DistributedConfig()
     """How weights are spread over processes."""
     evaluations: list[EvaluationConfig] = Field(default_factory=list)

@@ -1,6 +1,6 @@
 """Where an image is cut: at random for training, in the middle for evaluation; and the normalization of pixels.
 
-A random crop has a share of the area and an aspect drawn anew until it fits, ten times at most, and else the largest
+A random crop has a share of the area and an aspect drawn again until it fits, ten times at most, and else the largest
 one in the middle whose aspect is allowed. The draws of a sample come from its key, so they do not depend on who draws.
 
 `Transform` is the preprocessing of the evaluations, as a function to call:
@@ -79,7 +79,7 @@ def flips(keys: Int[Tensor, " b"]) -> list[bool]:
 def normalize(
     images: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
 ) -> Float[Tensor, "b c height width"]:
-    """Pixels from 0 to 255 on the device, in units of the data's deviation."""
+    """Pixels from 0 to 255 on the device, in units of the data's std."""
     centre = torch.tensor(mean).view(-1, 1, 1) * 255
     scale = 1 / (torch.tensor(std).view(-1, 1, 1) * 255)
     pixels, centre, scale = (value.to(device, non_blocking=True) for value in (images, centre, scale))
@@ -138,7 +138,8 @@ class Transform:
         mean, std = statistics_of(self.encoder)
         frame = Frame(self.size, channels=len(mean))
         pixels = torch.from_numpy(np.stack([_framed(image, frame) for image in listed]))
-        device, dtype = _home(self.encoder)
+        first = next(self.encoder.parameters(), None) if isinstance(self.encoder, nn.Module) else None
+        device, dtype = (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)
         return normalize(pixels, mean, std, device).to(dtype)
 
 
@@ -189,9 +190,3 @@ def _framed_array(image: npt.NDArray[Any] | Tensor, frame: Frame) -> Pixels:
         return resize(pixels, frame.box((pixels.shape[0], pixels.shape[1])), frame.size, frame.channels)
     except BrokenImageError as error:
         raise CapiError(f"the {type(image).__name__} cannot be used as an image ({error})") from error
-
-
-def _home(encoder: VisionEncoder) -> tuple[torch.device, torch.dtype]:
-    """Where an encoder's weights lie, and how precise they are."""
-    first = next(encoder.parameters(), None) if isinstance(encoder, nn.Module) else None
-    return (torch.device("cpu"), torch.float32) if first is None else (first.device, first.dtype)

@@ -175,7 +175,11 @@ class Interleaved:
     def __init__(self, orders: Sequence[Order], sizes: Sequence[int], weights: Sequence[float] | None) -> None:
         self.orders = list(orders)
         self.starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
-        self.units = list(sizes) if weights is None else _whole(weights)
+        self.units = (
+            list(sizes)
+            if weights is None
+            else [max(round(weight / sum(weights) * WEIGHT_UNITS), 1) for weight in weights]
+        )
         if sum(self.units) > LARGEST_TOTAL:
             raise CapiError(f"{sum(self.units)} images in several sources are too many to mix by size: give weights")
 
@@ -213,7 +217,3 @@ class Interleaved:
 def _share(positions: Integers, units: int, total: int) -> Integers:
     """floor(positions units / total), without numbers beyond 64 bits."""
     return positions // total * units + positions % total * units // total
-
-
-def _whole(weights: Sequence[float]) -> list[int]:
-    return [max(round(weight / sum(weights) * WEIGHT_UNITS), 1) for weight in weights]

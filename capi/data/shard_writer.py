@@ -43,6 +43,8 @@ _BLOCK = 512
 # What a sample takes in a tar beside its image: headers, its name, padding.
 _OVERHEAD = 5 * _BLOCK
 AT_ONCE = 8
+# Of the formats that training reads; what begins otherwise is opened, to see whether it is an image at all.
+_BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II", b"MM", b"P5", b"P6")
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def pack_shards(
     """Pack images, of a folder or of anything that `pretrain` takes, into tar shards with an index.
 
     A shard has about `shard_megabytes` (256 by default) or `per_shard` images, in an order shuffled by the seed
-    `shuffle` or, with None, as they lie. The same call goes on where an earlier one was ended.
+    `shuffle` or, with None, as they lie. The same call resumes where an earlier one ended.
     """
     images, labels = labelled_images(data, console)
     settings = PackingSettings(shard_megabytes, per_shard, shuffle)
@@ -106,7 +108,7 @@ def pack(
     workers: int | None = None,
     console: Console | None = None,
 ) -> Packed:
-    """Write a source's images as shards, with an index each and a manifest; go on where an earlier call ended."""
+    """Write a source's images as shards, with an index each and a manifest; resume where an earlier call ended."""
     _check(settings)
     order = _order(len(source), settings.shuffle)
     ends = _ends(source, order, settings)
@@ -165,7 +167,10 @@ class _Packer:
                 if self.stopped:
                     raise CapiError("stopped")
                 try:
-                    ending, content = self._read(int(self.order[place]))
+                    index = int(self.order[place])
+                    with self.alone:
+                        content = read_bytes(self.source, index)
+                    ending = _ending(self.source.name(index), content)
                 except (OSError, BrokenImageError) as error:
                     name = self.source.name(int(self.order[place]))
                     left_out[name] = hide_paths_within(str(error), *places_of_name(self.source, name))
@@ -177,12 +182,6 @@ class _Packer:
             notes = {"sha256": tar.digest.hexdigest(), "left_out": json.dumps(left_out)}
             # The index comes first, so that a shard under its own name always has one.
             return write_index(index_places(path)[0], members, os.fstat(file.fileno()), notes)
-
-    def _read(self, index: int) -> tuple[str, bytes]:
-        """How an image's name ends, and its bytes."""
-        with self.alone:
-            content = read_bytes(self.source, index)
-        return _ending(self.source.name(index), content), content
 
     def _add(self, tar: "_Tar", place: int, ending: str, content: bytes) -> Member:
         index, key = int(self.order[place]), f"{place:09d}"
@@ -266,14 +265,15 @@ def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
 def _ending(name: str, content: bytes) -> str:
     """The ending of the file, or of its format where a row of a table has none."""
     ending = name.rpartition(".")[2].lower()
-    if f".{ending}" in ENDINGS:
+    known = f".{ending}" in ENDINGS
+    if known and content.startswith(_BEGINNINGS):
         return ending
     try:
         with open_image(content) as image:
             kind = str(image.format)
     except Exception as error:
-        raise BrokenImageError("no image that can be read") from error
-    return "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
+        raise BrokenImageError(f"it is no image (it begins with {content[:12]!r})") from error
+    return ending if known else "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
 
 
 def _check(settings: PackingSettings) -> None:

@@ -251,13 +251,10 @@ def _headers_agree(index: ShardIndex, shard: Path) -> bool:
             except tarfile.HeaderError:
                 return False
             # A long name stands in a header before this one, and is cut off here.
-            if header.size != size or not _same_name(name, header.name):
+            same = name == header.name or (len(name) > 100 and name[:90] == header.name[:90])
+            if header.size != size or not same:
                 return False
     return True
-
-
-def _same_name(name: str, in_header: str) -> bool:
-    return name == in_header or (len(name) > 100 and name[:90] == in_header[:90])
 
 
 def _refuse_compressed(shard: Path, beginning: bytes) -> None:
@@ -349,7 +346,8 @@ def open_shards(
                 found[number] = index
     indices = [index for index in found if index is not None]
     if not sum(facts.images for _, facts in indices):
-        raise CapiError(f"{_several(paths)} hold no images: their members must end as images do, such as 000123.jpg")
+        several = str(paths[0]) if len(paths) == 1 else f"{len(paths)} shards from {paths[0]} on"
+        raise CapiError(f"{several} hold no images: their members must end as images do, such as 000123.jpg")
     return Shards(paths, indices)
 
 
@@ -391,7 +389,3 @@ def _refuse_missing(paths: Sequence[Path]) -> None:
             f"{len(missing)} of {len(paths)} shards are missing, the first is {missing[0]}: fetch or pack them, or "
             "name those that are there"
         )
-
-
-def _several(paths: Sequence[Path]) -> str:
-    return str(paths[0]) if len(paths) == 1 else f"{len(paths)} shards from {paths[0]} on"

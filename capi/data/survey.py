@@ -2,7 +2,7 @@
 
 Counts, formats, sizes, channel statistics, images that cannot be read with the reason, copies, and how fast it went.
 Copies are the same bytes. Images look alike when at most 4 of 64 bits differ that say where a tiny thumbnail grows
-darker from left to right: that finds most images that were only saved or scaled anew, and now and then two that merely
+darker from left to right: that finds most images that were only saved or scaled again, and now and then two that merely
 resemble each other.
 """
 
@@ -178,7 +178,7 @@ def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64],
     result.widths, result.heights = _percentiles(width), _percentiles(height)
     mean, square = np.concatenate([some.moments for some in seen]).mean(axis=0)
     result.mean = mean.tolist()
-    result.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_DEVIATION**2)).tolist()
+    result.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_STD**2)).tolist()
     result.copies, groups = _groups(content)
     result.copied = [[source.name(int(index[row])) for row in rows] for rows in groups]
     first = np.sort(np.unique(content, return_index=True)[1])
@@ -267,7 +267,7 @@ SAMPLE = 512
 QUICK_SAMPLE, QUICK_SECONDS, _FEWEST = 64, 2.0, 8
 THUMBNAIL = 64
 # A constant channel would have a std of 0, and nothing can be divided by that. A step of 16 bits is 1.5e-5.
-SMALLEST_DEVIATION = 1e-5
+SMALLEST_STD = 1e-5
 # Images are far from what they are normalized with where a mean is off by more than so many std, or a std by a factor.
 _FAR_MEAN, _FAR_STD = 2.0, 4.0
 
@@ -351,7 +351,7 @@ def summarize(reader: Reader, count: int = SAMPLE, seconds: float = math.inf) ->
         raise CapiError(f"none of {summary.looked_at} images could be read; {name}: {reason}")
     mean, square = np.mean(moments, axis=0)
     summary.mean = mean.tolist()
-    summary.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_DEVIATION**2)).tolist()
+    summary.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_STD**2)).tolist()
     summary.smallest = min(sizes, key=lambda size: size[0] * size[1])
     summary.largest = max(sizes, key=lambda size: size[0] * size[1])
     endings = Counter(source.name(index).rpartition(".")[2].lower() for index in chosen)

@@ -108,7 +108,8 @@ class TiffFile:
             handle.seek(offset)
             segment, _, shape = decode(handle.read(length), number, jpegtables=tables)
             if segment is not None:
-                channel = self._channel(number, len(page.dataoffsets))
+                # The channel of a segment where each has its own, else None.
+                channel = number // (len(page.dataoffsets) // self.samples) if self.planar else None
                 _paste(result, segment[0], shape, place, (wanted[0], wanted[2]), channel)
 
     def _place(self, page: Any, number: int) -> tuple[int, int, int, int]:
@@ -117,10 +118,6 @@ class TiffFile:
         across, down = -(-self.width // columns), -(-self.height // rows)
         row, column = divmod(number % (across * down), across)
         return row * rows, (row + 1) * rows, column * columns, (column + 1) * columns
-
-    def _channel(self, number: int, segments: int) -> int | None:
-        """The channel of a segment where each has its own, else None."""
-        return number // (segments // self.samples) if self.planar else None
 
 
 def _pages(file: Any) -> tuple[list[Any], bool]:

@@ -108,7 +108,7 @@ def _knn(config: KnnConfig, data: ClassificationData, encoding: Encoding) -> Eva
     return KnnClassification(
         data,
         encoding,
-        neighbours=config.neighbours,
+        neighbours=config.neighbors,
         votes=config.votes,
         temperature=config.temperature,
         features=config.features,
@@ -143,7 +143,7 @@ def _knn_segmentation(config: KnnSegmentationConfig, data: SegmentationData, enc
     return KnnSegmentation(
         data,
         encoding,
-        neighbours=config.neighbours,
+        neighbours=config.neighbors,
         distances=config.distances,
         ignored_labels_vote=config.ignored_labels_vote,
         ties=config.ties,

@@ -45,7 +45,9 @@ class KnnClassification:
         train = self.data.train
         kinds, warnings = available_kinds(encoder, self.features, encoding)
         vectors = image_vectors(encoder, train.images, encoding, kinds, "training images")
-        split = self._split(settings=len(kinds) * len(self.votes) * len(self.neighbours))
+        settings = len(kinds) * len(self.votes) * len(self.neighbours)
+        # Of a single setting nothing is held out to choose by.
+        split = None if settings == 1 else hold_out(len(train.labels), self.validation_share, self.seed)
         grid, more = self._grid(vectors, split)
         best = {kind: max((row for row in grid if row["feature"] == kind), key=_validation) for kind in kinds}
         classifiers = {kind: self._classifier(vectors[kind], best[kind]) for kind in kinds}
@@ -66,10 +68,6 @@ class KnnClassification:
             details=data_details(self.data, split),
             probe=make_probe("knn", classifiers[chosen["feature"]], self.data, encoding, encoder),
         )
-
-    def _split(self, settings: int) -> Split | None:
-        """What settings are chosen by; where there is one only, nothing is held out."""
-        return None if settings == 1 else hold_out(len(self.data.train.labels), self.validation_share, self.seed)
 
     def _grid(
         self, vectors: Mapping[VectorKind, Tensor], split: Split | None
@@ -166,13 +164,10 @@ def class_warnings(data: ClassificationData) -> list[str]:
         asked = set(test.answers.unique().tolist()) - {NO_ANSWER}
         unseen = sorted(asked - known)
         if unseen:
-            named = some_of([_answer_name(data, test, answer) for answer in unseen], 5)
+            plain = test.answer_of_class is None
+            named = some_of([data.classes[answer] if plain else f"answer {answer}" for answer in unseen], 5)
             warnings.append(f"{name}: {named} occur in the test but not in training, and cannot be recognised")
     return warnings
-
-
-def _answer_name(data: ClassificationData, test: AnsweredImages, answer: int) -> str:
-    return data.classes[answer] if test.answer_of_class is None else f"answer {answer}"
 
 
 def available_kinds(

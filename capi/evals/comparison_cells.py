@@ -43,7 +43,7 @@ class Cell:
 
     @property
     def quoted(self) -> tuple[str, float | None] | None:
-        """Name and value of the score to quote; None where there is none. A value that is no number is None."""
+        """Name and value of the score to quote; None where there is none. NaN is None."""
         return None if self.record is None else next(iter(self.record["scores"].items()), None)
 
     @property
@@ -154,7 +154,7 @@ class Comparison:
         if licence := self.licence(model):
             notes.append(f"licence of the weights: {licence}")
         if model in self.unrecognised:
-            notes.append("it has no weights to know it by, so its cells are computed anew every time")
+            notes.append("it has no weights to know it by, so its cells are computed again every time")
         if model in self.changed:
             notes.append("its weights changed between the cells, which are not all of one model")
         return notes

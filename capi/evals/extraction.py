@@ -1,4 +1,4 @@
-"""Features of a set of images to a file, in bounded memory; what was interrupted goes on where it stopped.
+"""Features of a set of images to a file, in bounded memory; what was interrupted resumes where it stopped.
 
 Until it is complete the file lies in a hidden folder beside its place (`.NAME.partial`), with `progress.json`, which
 says what is being extracted and how many images are safely on the disk. The result of an interrupted extraction is
@@ -7,6 +7,7 @@ byte for byte that of an uninterrupted one.
 
 import errno
 import hashlib
+import itertools
 import json
 import logging
 import shutil
@@ -81,7 +82,7 @@ def extract_features(
     """Write features of every image to `out`, as its ending says: .safetensors or .parquet.
 
     `whole` squeezes the whole image to the size instead of cutting out its middle. `about` is noted in the file. What
-    an interrupted call left behind is gone on with if it fits; `overwrite` replaces what does not, and a file at `out`.
+    an interrupted call left behind is resumed if it fits; `overwrite` replaces what does not, and a file at `out`.
     Of several `processes` each encodes a part of the batches; the main one writes them as they come.
     """
     fitted = replace(encoding.fitted(encoder.patch_size), kept=None)
@@ -149,7 +150,7 @@ class ExtractionJob:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that the features depend on: what was begun with another one cannot be gone on with."""
+        """All that the features depend on: what was begun with another one cannot be resumed."""
         known = bool(self.encoder_facts["fingerprint"])
         images = json.dumps([self.names, None if self.labels is None else list(self.labels)])
         return {
@@ -246,7 +247,7 @@ class Partial:
                 return int(known["done"])
             if not overwrite:
                 raise CapiError(
-                    f"{self.path} holds an unfinished extraction that cannot be gone on with, since {reason}: extract "
+                    f"{self.path} holds an unfinished extraction that cannot be resumed, since {reason}: extract "
                     "with overwrite, or remove that folder"
                 )
         self.features.unlink(missing_ok=True)
@@ -269,7 +270,7 @@ class Partial:
 
 
 def _difference(known: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    """What keeps an extraction from being gone on with, in words."""
+    """What keeps an extraction from being resumed, in words."""
     if known.get("encoder") != wanted["encoder"]:
         return "it is of another encoder"
     if known.get("data") != wanted["data"]:
@@ -297,7 +298,7 @@ def _fill(job: ExtractionJob, partial: Partial, done: int, copies: int) -> None:
     with filling(partial.features) as writer:
         saved = time.monotonic()
         try:
-            for batch in _from(first, batches):
+            for batch in itertools.chain([first], batches):
                 writer.write(done, {kind: features_of(batch.features, kind) for kind in job.kinds})
                 done += len(batch.read.numbers)
                 if time.monotonic() - saved >= SECONDS_BETWEEN_SAVES:
@@ -308,11 +309,6 @@ def _fill(job: ExtractionJob, partial: Partial, done: int, copies: int) -> None:
             # Also where it is interrupted, so that nothing is lost.
             writer.flush()
             partial.save(done)
-
-
-def _from(first: EncodedBatch, rest: Iterator[EncodedBatch]) -> Iterator[EncodedBatch]:
-    yield first
-    yield from rest
 
 
 def _finish(partial: Partial, out: Path) -> FeatureFacts:
@@ -344,7 +340,7 @@ def _told(out: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            advice = "make room and give the same command again, which goes on where this one stopped"
+            advice = "make room and give the same command again, which resumes where this one stopped"
         else:
             advice = "choose another place"
         raise CapiError(f"{out} cannot be written ({error.strerror or error}): {advice}") from error

@@ -3,7 +3,7 @@
 In safetensors each kind of features is one tensor (images first), `names` holds the UTF-8 bytes of all file names with
 `name_offsets` between them, and `labels` are numbers into the list of classes. All sizes are known before the first
 image, so the header is written first and features are filled in behind it: nothing is kept in memory, nothing is
-copied, and a file that was begun can be gone on with. In parquet a row is an image and a kind is a column of lists;
+copied, and a file that was begun can be resumed. In parquet a row is an image and a kind is a column of lists;
 it is made from the other. Both describe themselves in a piece of JSON; nothing in them is ever run.
 """
 

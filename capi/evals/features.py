@@ -67,7 +67,7 @@ def frame_of(encoder: VisionEncoder, encoding: Encoding, *, whole: bool = False)
 
 @torch.inference_mode()
 def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled: bool = False) -> Features:
-    """Features of pixels from 0 to 255, in float32 on the device. A value that is no number is an error."""
+    """Features of pixels from 0 to 255, in float32 on the device. A non-finite value is an error."""
     device = torch.device(encoding.device)
     mean, std = statistics_of(encoder)
     images = normalize(pixels, mean, std, device)
@@ -89,7 +89,7 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
 
 @contextmanager
 def _told_in_a_sentence(encoder: VisionEncoder, images: int) -> Iterator[None]:
-    """An encoder may be the user's own Python: what goes wrong in there is told without a traceback."""
+    """An encoder may be the user's own Python: what goes wrong in there raises without a traceback."""
     try:
         yield
     except CapiError:

@@ -430,7 +430,7 @@ def load_probe(path: Path) -> Probe:
     except CapiError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise CapiError(f"{path} is a damaged probe ({error}): evaluate once more to get a whole one") from error
+        raise CapiError(f"{path} is a damaged probe ({error}): evaluate again to get a whole one") from error
 
 
 def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Probe:

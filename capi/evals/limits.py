@@ -33,9 +33,13 @@ def limited(data: EvaluationData, *, train: int | None, tests: int | None, seed:
             notes=(*data.notes, *notes),
         )
     notes = tuple(note for name, test in data.tests.items() for note in _note(name, test.images, tests))
+    numbers = _chosen(len(data.train.images), train, seed)
+    part = data.train
+    if numbers is not None:
+        part = LabelledImages(PartOfImages(part.images, numbers), part.labels[numbers])
     return replace(
         data,
-        train=_labelled(data.train, train, seed),
+        train=part,
         tests={name: _answered(test, tests, seed) for name, test in data.tests.items()},
         notes=(*data.notes, *_note("training", data.train.images, train), *notes),
     )
@@ -94,11 +98,6 @@ def _chosen(count: int, most: int | None, seed: int) -> Tensor | None:
         return None
     order = permuted(torch.arange(most), count, seed, torch.ones(most, dtype=torch.int64))
     return order.sort().values
-
-
-def _labelled(images: LabelledImages, most: int | None, seed: int) -> LabelledImages:
-    numbers = _chosen(len(images.images), most, seed)
-    return images if numbers is None else LabelledImages(PartOfImages(images.images, numbers), images.labels[numbers])
 
 
 def _answered(images: AnsweredImages, most: int | None, seed: int) -> AnsweredImages:

@@ -163,7 +163,7 @@ class Descent:
             self._round(problem, active, slack, spread=rounds & (rounds - 1) == 0)
 
     def _active(self, tolerance: float, max_iterations: int, least: float) -> Bool[Tensor, " g"]:
-        """Which problems go on. Half the slope is what a step of Newton would gain."""
+        """Which problems continue. Half the slope is what a step of Newton would gain."""
         penalty = 0.5 * self.curvature.penalty * self.weights[..., :-1].square().sum((1, 2))
         self.converged = -self.slope / 2 <= torch.maximum(tolerance * penalty, least * self.value)
         return ~self.converged & (self.iterations < max_iterations) & (self.trials < _MAX_TRIALS)

@@ -16,7 +16,7 @@ _PIXELS_AT_A_TIME = 2**18
 def chosen_classes(scores: Float[Tensor, "s c"], allowed: Bool[Tensor, " c"] | None = None) -> Int[Tensor, " s"]:
     """The class with the highest score, of equal ones the lowest; none but those `allowed`."""
     if scores.isnan().any():
-        raise CapiError("some scores are no numbers: the probe or the features are broken")
+        raise CapiError("some scores are NaN: the probe or the features are broken")
     if allowed is not None:
         scores = scores.masked_fill(~allowed, -torch.inf)
     return scores.argmax(1)
@@ -114,8 +114,12 @@ def confusion(
     truth: Tensor, prediction: Tensor, known: Sequence[int], ignored: Collection[int] = ()
 ) -> Int[Tensor, "labels labels"]:
     """Pixels by true and predicted label, of those whose true label is not ignored; `known` is sorted."""
-    # One more place stands for all labels that are not known.
-    table, size = _places(known).to(truth.device), len(known) + 1
+    # Where each label stands among the known ones, from one below the lowest to one above the highest; one more place
+    # stands for all labels that are not known.
+    size = len(known) + 1
+    table = torch.full((known[-1] - known[0] + 3,), len(known))
+    table[torch.tensor(known) - known[0] + 1] = torch.arange(len(known))
+    table = table.to(truth.device)
     true, predicted = (
         table.index_select(0, labels.flatten().long().clamp(known[0] - 1, known[-1] + 1).sub_(known[0] - 1))
         for labels in (truth, prediction)
@@ -126,10 +130,3 @@ def confusion(
         raise CapiError(f"the label {strange[0]} is neither a class nor ignored: name it among the one or the other")
     counts[[place for place, label in enumerate(known) if label in ignored]] = 0
     return counts[:-1, :-1]
-
-
-def _places(known: Sequence[int]) -> Tensor:
-    """Where each label stands among the known ones, from one below the lowest to one above the highest."""
-    table = torch.full((known[-1] - known[0] + 3,), len(known))
-    table[torch.tensor(known) - known[0] + 1] = torch.arange(len(known))
-    return table

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capi.errors import CapiError
+from capi.runtime.devices import float32_products
 from capi.types import Float, Int
 
 Distance = Literal["cosine", "l2"]
@@ -371,10 +372,5 @@ def _device_of_float64(device: torch.device | str) -> torch.device:
 @contextmanager
 def _full_precision(device_type: str) -> Iterator[None]:
     """Products in true float32, whatever training chose: the bound on their errors relies on it."""
-    precision = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device_type, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    with float32_products("highest"), torch.autocast(device_type, enabled=False):
+        yield

@@ -1,7 +1,7 @@
 """Training patches of segmentation: features, pixel labels, and the statistics that features are standardised with.
 
 A patch's label is the most frequent of its pixels. Patches whose label is ignored are not learnt from, but they count
-in the mean and deviation of the channels. Both are those of the images that settings are fitted on, without those held
+in the mean and std of the channels. Both are those of the images that settings are fitted on, without those held
 out, and stay so in the last fit on all training images: that is how the published numbers came about, and a setting's
 score is the same whether it was chosen or given. Features lie in one array that may be mapped to a file, those of
 images to fit on first, those held out behind them: both parts are slices of it.
@@ -149,7 +149,7 @@ def _label_counts(labels: Tensor, lowest: int, span: int) -> Tensor:
 
 
 class Standard(NamedTuple):
-    """Mean and deviation of every channel; 0 and 1 where features are taken as they are."""
+    """Mean and std of every channel; 0 and 1 where features are taken as they are."""
 
     mean: Float[Tensor, " d"]
     scale: Float[Tensor, " d"]
@@ -176,7 +176,7 @@ class ColumnMoments:
         return self
 
     def standard(self, wanted: bool = True) -> Standard:
-        """A channel that never changes says nothing; its deviation counts as 1."""
+        """A channel that never changes says nothing; its std counts as 1."""
         if not wanted:
             return Standard(torch.zeros(self.mean.shape), torch.ones(self.mean.shape))
         variance = self.squares / max(self.count, 1)

@@ -41,7 +41,6 @@ from capi.evals.probes import (
     PAPER_GRID,
     RELEASED_HEADS,
     AttentiveProbes,
-    Judged,
     LinearProbes,
     Part,
     Probes,
@@ -92,7 +91,10 @@ class TrainedClassification:
         kinds, warnings = available_kinds(encoder, self.inputs, encoding)
         split = hold_out(len(self.data.train.labels), self.validation_share, self.seed)
         plan = self._plan(len(split.fit))
-        probes: dict[str, Probes] = {kind: self._probes(kind, encoder).to(encoding.device) for kind in kinds}
+        sizes = {"settings": len(self.settings), "width": encoder.width, "classes": len(self.data.classes)}
+        probes: dict[str, Probes] = {
+            kind: new_probes(kind, **sizes, seed=self.seed).to(encoding.device) for kind in kinds
+        }
         samples = (Cached if self.small else Streamed)(self, encoder, encoding, split, plan, kinds)
         heads = RELEASED_HEADS if self.loss_mean == "released" else 1
         trainers = {kind: ProbeTrainer(each, self.settings, plan, heads_in_mean=heads) for kind, each in probes.items()}
@@ -100,8 +102,13 @@ class TrainedClassification:
         validation = judged(probes, samples.held_out())
         best = {kind: best_setting(found) for kind, found in validation.items()}
         classifiers = {kind: fitted(probes[kind].select(best[kind]), kind) for kind in kinds}
-        quoted = max(kinds, key=lambda kind: _standing(validation[kind], best[kind]))
+        standing = {
+            kind: (float(found.accuracy[best[kind]]), -float(found.loss[best[kind]]))
+            for kind, found in validation.items()
+        }
+        quoted = max(kinds, key=standing.__getitem__)
         grids = {kind: self._grid(kind, found.accuracy.tolist()) for kind, found in validation.items()}
+        failed = sum(int(trainer.failed_.sum()) for trainer in trainers.values())
         return Outcome(
             scores=score_tests(classifiers, quoted, encoder, self.data.tests, encoding),
             chosen=grids[quoted][best[quoted]],
@@ -115,17 +122,13 @@ class TrainedClassification:
             ],
             warnings=[
                 *warnings,
-                *self._failures(trainers),
+                *([f"{failed} heads were given up, since their loss was not finite"] if failed else []),
                 *choice_warnings(self.data, split, [row for rows in grids.values() for row in rows]),
                 *class_warnings(self.data),
             ],
             details=data_details(self.data, split) | {"iterations": plan.total_steps, "batch": plan.batch_size},
             probe=make_probe(self.kind, classifiers[quoted], self.data, encoding, encoder),
         )
-
-    def _probes(self, kind: InputKind, encoder: VisionEncoder) -> Probes:
-        classes = len(self.data.classes)
-        return new_probes(kind, settings=len(self.settings), width=encoder.width, classes=classes, seed=self.seed)
 
     def _grid(self, kind: str, scores: list[float]) -> list[dict[str, Any]]:
         return [
@@ -137,10 +140,6 @@ class TrainedClassification:
             }
             for setting, score in zip(self.settings, scores, strict=True)
         ]
-
-    def _failures(self, trainers: Mapping[str, ProbeTrainer]) -> list[str]:
-        count = sum(int(trainer.failed_.sum()) for trainer in trainers.values())
-        return [f"{count} heads were given up, since their loss was no finite number"] if count else []
 
     @property
     def small(self) -> bool:
@@ -318,10 +317,6 @@ class Cached(Samples):
     def _parts(self, store: Mapping[str, Tensor], numbers: Tensor) -> Iterator[Part]:
         for part in numbers.split(SMALL_BATCH):
             yield {name: values[part] for name, values in store.items()}, self.labels[part]
-
-
-def _standing(found: Judged, setting: int) -> tuple[float, float]:
-    return float(found.accuracy[setting]), -float(found.loss[setting])
 
 
 def _report(encoding: Encoding, total: int, step: int, _losses: Mapping[str, Tensor]) -> None:

@@ -234,7 +234,11 @@ class ProbeTrainer:
         self.probes, self.settings, self.schedule = probes, tuple(settings), schedule
         self.reduction = reduction
         self.device = next(probes.parameters()).device
-        self.views = {name: _views(parameter) for name, parameter in probes.named_parameters()}
+        # What torch's AdamW is given: each setting's own part of a stacked parameter, in the same memory.
+        self.views = {
+            name: [nn.Parameter(part) for part in parameter.detach().unbind()]
+            for name, parameter in probes.named_parameters()
+        }
         eps = EPS * heads_in_mean
         self.optimizer = AdamW(_groups(self.views, self.settings), lr=0.0, betas=BETAS, eps=eps, fused=True)
         self.failed_ = torch.zeros(probes.settings, dtype=torch.bool, device=self.device)
@@ -242,7 +246,10 @@ class ProbeTrainer:
 
     def accumulate(self, inputs: Tensor, labels: Int[Tensor, " b"]) -> None:
         """Add the gradient of a part of the batch, whatever its size."""
-        _check_labels(labels, self.probes.classes)
+        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.probes.classes:
+            raise CapiError(
+                f"labels must lie between 0 and {self.probes.classes - 1}, but go from {labels.min()} to {labels.max()}"
+            )
         with torch.enable_grad():
             losses = loss_sums(probe_logits(self.probes, inputs), labels.to(self.device))
             (losses / self.schedule.batch_size).sum().backward()
@@ -381,11 +388,6 @@ def best_setting(found: Judged) -> int:
     return int(found.loss.masked_fill(accuracy < accuracy.max(), math.inf).argmin())
 
 
-def _views(parameter: nn.Parameter) -> list[nn.Parameter]:
-    """What torch's AdamW is given: each setting's own part of a stacked parameter, in the same memory."""
-    return [nn.Parameter(part) for part in parameter.detach().unbind()]
-
-
 def _groups(views: Mapping[str, list[nn.Parameter]], settings: Sequence[ProbeSetting]) -> list[dict[str, Any]]:
     """One group of parameters for each rate and decay: biases are not decayed, all else is."""
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -398,8 +400,3 @@ def _groups(views: Mapping[str, list[nn.Parameter]], settings: Sequence[ProbeSet
 
 def _gradients(probes: Probes) -> list[tuple[nn.Parameter, Tensor]]:
     return [(parameter, parameter.grad) for parameter in probes.parameters() if parameter.grad is not None]
-
-
-def _check_labels(labels: Int[Tensor, " b"], classes: int) -> None:
-    if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
-        raise CapiError(f"labels must lie between 0 and {classes - 1}, but go from {labels.min()} to {labels.max()}")

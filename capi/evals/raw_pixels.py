@@ -7,7 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from capi.data.crops import Frame
-from capi.data.sources import ImageSource
 from capi.evals.features import Encoding
 from capi.evals.fitted_probes import vote_confidences
 from capi.evals.images import StillBatches, read_in_order
@@ -24,14 +23,12 @@ def raw_pixel_accuracies(
     train: LabelledImages, test: AnsweredImages, encoding: Encoding, neighbours: int = 1
 ) -> dict[str, float]:
     """Accuracy on the test images, for several sizes and distances."""
-    pixels = [_pixels(images, encoding) for images in (train.images, test.images)]
+    pixels = []
+    for images in (train.images, test.images):
+        batches = StillBatches(images, Frame(encoding.size), torch.arange(len(images)), encoding.batch_size)
+        read = read_in_order(batches, range(len(batches)), workers=encoding.workers)
+        pixels.append(torch.cat([batch.images for batch in read]))
     return dict(_accuracies(pixels[0], train.labels, pixels[1], test, neighbours))
-
-
-def _pixels(source: ImageSource, encoding: Encoding) -> Tensor:
-    batches = StillBatches(source, Frame(encoding.size), torch.arange(len(source)), encoding.batch_size)
-    read = read_in_order(batches, range(len(batches)), workers=encoding.workers)
-    return torch.cat([batch.images for batch in read])
 
 
 def _accuracies(

@@ -215,7 +215,7 @@ def refuse_results(folder: Path, overwrite: bool) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder to write to; where that is impossible, it is told before the work begins."""
+    """A folder to write to; where that is impossible, it raises before the work begins."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -170,12 +170,9 @@ class SegmentationProtocol(ABC):
     def blocks(self, features: Features, masks: Tensor) -> Tensor:
         """The pixel labels of each patch, in the order of the feature map."""
         rows, columns = features.feature_map.shape[1:3]
-        return pixel_blocks(masks.to(self._label_type), rows, columns)
-
-    @property
-    def _label_type(self) -> torch.dtype:
         known = [*self.data.classes, *self.data.ignored]
-        return torch.uint8 if min(known) >= 0 and max(known) < 256 else torch.int32
+        label_type = torch.uint8 if min(known) >= 0 and max(known) < 256 else torch.int32
+        return pixel_blocks(masks.to(label_type), rows, columns)
 
     def encoded(
         self,
@@ -239,7 +236,9 @@ class SegmentationProtocol(ABC):
 
     def _details(self, patches: TrainingPatches, score: SegmentationScore, *, held_out: int) -> dict[str, Any]:
         return {
-            "IoU by class": {self._name(label): value for label, value in score.iou().items()},
+            "IoU by class": {
+                self.data.classes.get(label, f"{label} (ignored)"): value for label, value in score.iou().items()
+            },
             "classes": len(self.data.classes),
             "training images": len(self.data.train.images),
             "held-out images": held_out,
@@ -247,9 +246,6 @@ class SegmentationProtocol(ABC):
             "training patches": len(patches.every.labels),
             "patches left out": patches.left_out,
         }
-
-    def _name(self, label: int) -> str:
-        return self.data.classes.get(label, f"{label} (ignored)")
 
 
 def is_among(labels: Tensor, known: Collection[int]) -> Tensor:

@@ -2,7 +2,7 @@
 
 The main process runs the evaluation as if it were alone. What it wants encoded it tells the others, encodes its own
 share, and asks for theirs in order, so that it sees the very batches that one process would have made. The others work
-one batch ahead, hold one batch, and know nothing of probes. A batch that fails is told when its turn comes, which is
+one batch ahead, hold one batch, and know nothing of probes. A batch that fails raises when its turn comes, which is
 the error that one process would have met first. A job may be left in the middle: the next one, or the end, settles it.
 
 Evaluation by several processes: all of them open the same model and data, the main one evaluates, all encode.
@@ -55,7 +55,7 @@ class SharedEncoding:
     def _asked(self, owner: int, item: int, encoding: Encoding) -> EncodedBatch:
         self.exchange.send(owner, True)
         failure, tensors = self.exchange.receive(owner)
-        if failure is not None or item + self.exchange.size >= self._count:
+        if failure is not None or item + self.exchange.size >= (0 if self._job is None else self._job.count):
             self._waiting.discard(owner)
         if failure is not None:
             raise CapiError(failure)
@@ -64,10 +64,6 @@ class SharedEncoding:
         found = pooled.to(encoding.device) if len(pooled) else None
         read = ReadBatch(numbers, _NO_PIXELS, masks if len(masks) else None)
         return EncodedBatch(read, Features(found, registers, feature_map))
-
-    @property
-    def _count(self) -> int:
-        return 0 if self._job is None else self._job.count
 
     def settle(self) -> None:
         """Let go of processes that still wait to be asked."""

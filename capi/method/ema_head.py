@@ -32,7 +32,7 @@ from capi.method.targets import (
 from capi.method.teacher import Teacher
 from capi.types import Float, Int, Reduction
 
-Balance = Literal["centring", "sinkhorn"]
+Balance = Literal["centering", "sinkhorn"]
 
 
 def rising_temperature(step: int, *, start: float, end: float, steps: int) -> float:
@@ -64,8 +64,8 @@ class EmaHead(Target):
         prototypes: int,
         teacher_temperature: Callable[[int], float],
         student_temperature: float = 0.1,
-        balance: Balance = "centring",
-        centre_momentum: float = 0.9,
+        balance: Balance = "centering",
+        center_momentum: float = 0.9,
         iterations: int = 3,
         reduction: Reduction | None = None,
     ) -> None:
@@ -73,8 +73,9 @@ class EmaHead(Target):
         # Wrapped, so that a module given as head is not taken for a part of this one.
         self._head = (head,)
         self.teacher_temperature, self.student_temperature = teacher_temperature, student_temperature
-        self.balance, self.centre_momentum, self.iterations = balance, centre_momentum, iterations
+        self.balance, self.center_momentum, self.iterations = balance, center_momentum, iterations
         self.reduction = reduction or OneProcess()
+        # Spelt as in checkpoints.
         self.register_buffer("centre", torch.zeros(prototypes))
         self._seen: list[Tensor] = []
 
@@ -102,7 +103,7 @@ class EmaHead(Target):
         self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0
     ) -> Targets:
         self._seen = []
-        make = {"centring": self._centred, "sinkhorn": self._balanced}[self.balance]
+        make = {"centering": self._centered, "sinkhorn": self._balanced}[self.balance]
         return Targets(no_own_loss(), make(self._logits(tokens, predict_index), self.teacher_temperature(step)))
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
@@ -119,7 +120,7 @@ class EmaHead(Target):
         """The centre follows the mean logits of the batch."""
         if self._seen:
             mean = self.reduction.sum(torch.stack(self._seen).mean(0)) / self.reduction.sum(self.centre.new_ones(()))
-            moved = self.centre.lerp(mean, 1 - self.centre_momentum)
+            moved = self.centre.lerp(mean, 1 - self.center_momentum)
             # Chosen, not weighted: the mean of a bad batch may be NaN.
             self.centre.copy_(moved if skipped is None else torch.where(skipped > 0, self.centre, moved))
             self._seen = []
@@ -131,7 +132,7 @@ class EmaHead(Target):
                 logits = self._head[0](at_predicted(part, index))
             yield logits
 
-    def _centred(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
+    def _centered(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
         """With the centre as earlier batches left it, one micro-batch at a time."""
         for logits in parts:
             self._seen.append(logits.mean((0, 1)))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from capi.method.student import Student
 from capi.models.encoder import PatchEncoder
+from capi.runtime.devices import is_accelerator
 from capi.types import Float
 
 Layers = Literal["last", "all"] | Sequence[int]
@@ -45,14 +46,14 @@ class Teacher(nn.Module):
         mine: list[Tensor] = list(self.average.parameters())
         theirs: list[Tensor] = list(student.parameters())
         share = (1 - momentum) * (1 - (torch.zeros((), device=mine[0].device) if skipped is None else skipped))
-        if share.device.type == "cpu":
-            torch._foreach_lerp_(mine, theirs, [share] * len(mine))
-        else:
+        if is_accelerator(share.device):
             # A lerp by a tensor would be one kernel for each parameter. The gradients are freed by now, so that the
             # differences need no memory that the backward pass did not.
             change = torch._foreach_sub(theirs, mine)
             torch._foreach_mul_(change, share)
             torch._foreach_add_(mine, change)
+        else:
+            torch._foreach_lerp_(mine, theirs, [share] * len(mine))
 
 
 def layer_tokens(

@@ -14,7 +14,7 @@ class CapiEncoder(nn.Module):
 
     `pooled` is the predictor's (capi/models/predictor.py): mask tokens at all positions through its first block,
     averaged; of a fused model, which has no predictor, the mean of the patches. It costs a little extra;
-    `encoder(images, pooled=False)` leaves it out and puts None in its place. `statistics` are the mean and deviation
+    `encoder(images, pooled=False)` leaves it out and puts None in its place. `statistics` are the mean and std
     that images are normalised with before they come here, `image_size` the height and width that they get by default:
     those of training, None where they are not known.
     """

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from capi.errors import CapiError
 from capi.models.positions import RotaryTable, rotate
+from capi.runtime.devices import is_accelerator
 from capi.types import Float
 
 NORM_EPS = 1e-5
@@ -37,7 +38,7 @@ def final_norm(x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
 
 
 def _rms_norm(x: Tensor, weight: Tensor | None) -> Tensor:
-    own = x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64)
+    own = not is_accelerator(x.device) and x.dtype in (torch.float32, torch.float64)
     # What is compiled or exported is fused by whoever reads the graph.
     if not own or torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return F.rms_norm(x, x.shape[-1:], weight, NORM_EPS)

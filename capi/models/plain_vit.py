@@ -87,7 +87,7 @@ class PlainArchitecture:
 def vit(
     width: int, depth: int, heads: int, patch_size: int, *, image_size: int = 224, **options: Any
 ) -> PlainArchitecture:
-    """The usual sizes: an MLP of four times the width, unless told otherwise."""
+    """The usual sizes: an MLP of four times the width by default."""
     options.setdefault("mlp_width", 4 * width)
     return PlainArchitecture(
         width=width, depth=depth, heads=heads, patch_size=patch_size, grid=image_size // patch_size, **options
@@ -294,7 +294,7 @@ class PlainViT(nn.Module):
     """A `VisionEncoder`: features of the patches after the last block that is used, in the order of the image.
 
     `pooled` is the class token; of a model without one, the mean of the patches. Both have passed the final norm, where
-    there is one. `registers` are the register tokens. `statistics` are the mean and deviation that images are
+    there is one. `registers` are the register tokens. `statistics` are the mean and std that images are
     normalised with before they come here. `licence` is that of the weights, and `verified` says how the map of their
     names was checked.
     """
@@ -379,19 +379,16 @@ class PlainViT(nn.Module):
         if self.architecture.positions == "sincos":
             patches = patches + column_first_sincos(rows, columns, self.width).to(patches)
         elif self.positions is not None:
-            of_class, of_patches = self._split_table(self.positions)
-            placed = resampled(of_patches, rows, columns, self.architecture.resampling, self.patch_size)
+            of = self.architecture
+            # 1 for a first row that is the class token's.
+            first = int(of.class_token and of.class_position)
+            placed = resampled(self.positions[:, first:], rows, columns, of.resampling, self.patch_size)
             patches = patches + placed.to(patches.dtype)
-            class_token = class_token if class_token is None or of_class is None else class_token + of_class
+            if class_token is not None and first:
+                class_token = class_token + self.positions[:, :1]
         prefix = [token.expand(len(patches), -1, -1) for token in (class_token, self.registers) if token is not None]
         x = torch.cat([*prefix, patches], dim=1)
         return x if self.input_norm is None else self.input_norm(x)
-
-    def _split_table(
-        self, table: Float[Tensor, "1 n d"]
-    ) -> tuple[Float[Tensor, "1 1 d"] | None, Float[Tensor, "1 m d"]]:
-        of = self.architecture
-        return (table[:, :1], table[:, 1:]) if of.class_token and of.class_position else (None, table)
 
 
 def _scaled(x: Float[Tensor, "b t d"], scale: Float[Tensor, " d"] | None) -> Float[Tensor, "b t d"]:

@@ -154,6 +154,9 @@ class Ordering:
 
     @property
     def verdict(self) -> str:
+        # As it is printed: with one seed and few test images two rows often score the same.
+        if round(self.here, 1) == 0:
+            return "no difference"
         if self.uncertainty is not None and abs(self.here) < 2 * self.uncertainty:
             return "not told apart"
         return "holds" if self.here > 0 else "reversed"
@@ -215,7 +218,7 @@ def row_seconds(row: RowOutcome) -> str:
 
 def percent_points(value: float) -> str:
     """A difference of scores, with its sign."""
-    return f"{value:+.1f}"
+    return f"{value:+.1f}" if round(value, 1) else "0.0"
 
 
 FORMAT_VERSION = 1
@@ -278,7 +281,7 @@ def _plain_spread(spread: Any) -> dict[str, Any] | None:
 
 def as_markdown(table: TableOutcome) -> str:
     """The numbers, and what became of the paper's orderings."""
-    parts = [f"# {table.paper.title}", f"{table.paper.label} of the paper, in miniature."]
+    parts = [f"# {table.paper.title}", f"{table.paper.number} of the paper, in miniature."]
     if not table.finished:
         parts.append("Not all of it has been run yet.")
     parts.append(markdown_table(_head(table), [_line(row, table) for row in table.everything]))

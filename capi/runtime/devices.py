@@ -1,10 +1,14 @@
-"""The device that a call runs on, the worker processes that feed it, and the memory of the process."""
+"""The device that a call runs on, how it computes, what feeds it, and the memory of the process."""
 
 import ctypes
 import os
 import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from capi.errors import CapiError
 from capi.runtime.processes import own_device
@@ -27,6 +31,64 @@ def choose_device(device: torch.device | str | None = None) -> torch.device:
     return chosen
 
 
+_counted_as_accelerator = False
+
+
+def is_accelerator(device: torch.device) -> bool:
+    """Whether code takes the way of an accelerator: few large kernels, in place of little memory at a time."""
+    return device.type != "cpu" or _counted_as_accelerator
+
+
+@contextmanager
+def as_on_accelerator() -> Iterator[None]:
+    """Tensors of the CPU go the way of an accelerator's, to test it or to count what it costs."""
+    global _counted_as_accelerator  # noqa: PLW0603 - of the process, as the device is
+    before, _counted_as_accelerator = _counted_as_accelerator, True
+    try:
+        yield
+    finally:
+        _counted_as_accelerator = before
+
+
+@contextmanager
+def float32_products(precision: Literal["highest", "high"]) -> Iterator[None]:
+    """Products of float32 as they are (`highest`), or with factors rounded to TF32 where the device can (`high`).
+
+    The one place that changes a setting of `torch.backends`, and only for as long as it takes.
+    """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+class Transfer:
+    """Brings tensors to a device: to CUDA on a stream of its own, while the steps before are still computed there.
+
+    From pinned memory, as the loader gives it, nothing waits for a copy but the kernels that need it. `streams` is
+    `torch.cuda`, or what stands in for it; None copies in line.
+    """
+
+    def __init__(self, device: torch.device, streams: Any = None) -> None:
+        self.device = device
+        self.streams = torch.cuda if streams is None and device.type == "cuda" else streams
+        self.copying = None if self.streams is None else self.streams.Stream(device)
+
+    def __call__(self, values: Sequence[Tensor]) -> list[Tensor]:
+        if self.streams is None:
+            return [value.to(self.device, non_blocking=True) for value in values]
+        with self.streams.stream(self.copying):
+            moved = [value.to(self.device, non_blocking=True) for value in values]
+        computing = self.streams.current_stream(self.device)
+        computing.wait_stream(self.copying)
+        for value in moved:
+            # Its memory belongs to the stream of copies, which must not use it again before it was read.
+            value.record_stream(computing)
+        return moved
+
+
 def count_cores(processes: int = 1) -> int:
     """The machine's cores for each of so many processes on it."""
     return max((os.cpu_count() or 1) // processes, 1)
@@ -43,10 +105,10 @@ def choose_workers(asked: int | None, device: torch.device, *, images: int | Non
     return 1 if device.type == "cpu" else max(min(count_cores(processes) - 1, MOST_WORKERS), 1)
 
 
-# glibc maps every large block anew and unmaps it at free, so each training step pays page faults for the same gigabytes
-# again; raising two thresholds keeps the pages. From malloc.h; the values are C ints, so 2^31 - 1 is the largest trim
-# threshold. Blocks above the mmap threshold still go back at once: no tensor of a step should be that large, and
-# keeping such blocks would bloat the process.
+# glibc maps every large block again and unmaps it at free, so each training step pays page faults for the same
+# gigabytes again; raising two thresholds keeps the pages. From malloc.h; the values are C ints, so 2^31 - 1 is the
+# largest trim threshold. Blocks above the mmap threshold still go back at once: no tensor of a step should be that
+# large, and keeping such blocks would bloat the process.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _LARGEST_INT = 2**31 - 1

@@ -62,7 +62,7 @@ def refuse_outside(root: Path, names: Sequence[str], source: str) -> None:
 
 
 def _unusual(folder: Path, names: set[str]) -> list[Path]:
-    """Those of the names that are not plainly a file there; missing ones are told where they are read."""
+    """Those of the names that are not plainly a file there; missing ones raise where they are read."""
     found = [folder / name for name in names & {".", "..", ""}]
     try:
         with os.scandir(folder) as entries:

@@ -43,7 +43,7 @@ _OF_THE_NETWORK = re.compile(r"gloo|NCCL|connection (was )?(closed|reset)|timed 
 
 
 class SharedError(CapiError):
-    """Raised in all processes at once; the main one tells it."""
+    """Raised in all processes at once; the main one prints it."""
 
 
 class LostProcessError(CapiError):
@@ -176,7 +176,8 @@ class Processes:
         texts = self.gather(text)
         for rank, other in enumerate(texts):
             if other != texts[0]:
-                ours, theirs = _first_difference(texts[0], other)
+                pairs = zip_longest(texts[0].splitlines(), other.splitlines(), fillvalue="nothing")
+                ours, theirs = next((one.strip(), other.strip()) for one, other in pairs if one != other)
                 raise SharedError(
                     f"process {rank} was started with another {what} than process 0 ({theirs!r}, not {ours!r}): start "
                     "all with the same command"
@@ -317,13 +318,8 @@ def lost_process_is_an_error() -> Iterator[None]:
             raise
         raise LostProcessError(
             f"another process of the run has ended or does not answer any more ({_first_line(error)}): see what it "
-            "said last, then go on with --resume"
+            "said last, then resume with --resume"
         ) from error
-
-
-def _first_difference(first: str, second: str) -> tuple[str, str]:
-    pairs = zip_longest(first.splitlines(), second.splitlines(), fillvalue="nothing")
-    return next((one.strip(), other.strip()) for one, other in pairs if one != other)
 
 
 def _first_line(error: BaseException) -> str:

@@ -60,10 +60,6 @@ class ShowsBar:
             self.bar.stop()
 
 
-def _cut(text: str, length: int) -> str:
-    return text if len(text) <= length else text[: max(length - 1, 0)] + "…" * (length > 0)
-
-
 def clock_time(seconds: float) -> str:
     """Hours, minutes and seconds."""
     whole = int(seconds)
@@ -82,6 +78,13 @@ class Telling(ShowsBar):
         if console is not None and console.is_terminal:
             self.bar = _progress(console)
             self.task = self.bar.add_task(what, total=total, completed=done, values="")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, value, trace)
+        if kind is KeyboardInterrupt:
+            _LOG.warning("%s: stopped after %d of %d", self.what, self.done, self.total)
 
     def advance(self, count: int = 1) -> None:
         """So many more are done."""
@@ -135,7 +138,10 @@ class RunProgress(ShowsBar):
         self.bar = None
         if console.is_terminal:
             self.bar = _progress(console, transient=False)
-            self.task = self.bar.add_task(_cut(title, self._room() - 30), total=total, completed=start, values="")
+            length = self._room() - 30
+            if len(title) > length:
+                title = title[: max(length - 1, 0)] + "…" * (length > 0)
+            self.task = self.bar.add_task(title, total=total, completed=start, values="")
 
     def update(self, step: int, numbers: Sequence[str]) -> None:
         """Show a step and its numbers, the most important first."""

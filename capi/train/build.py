@@ -21,7 +21,7 @@ from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.layers import Block
-from capi.runtime.devices import keep_freed_memory
+from capi.runtime.devices import Transfer, keep_freed_memory
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
@@ -97,6 +97,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         total_steps=optimization.known_steps,
         warmup_steps=optimization.warmup_steps,
         cosine_kept=optimization.cosine_kept,
+        decay_steps=optimization.decay_steps if optimization.schedule == "warmup_stable_decay" else None,
     )
     return Learner(
         student=student,
@@ -169,15 +170,6 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def compile_blocks(learner: Learner) -> None:
-    """Compile the blocks of student and teacher in place, one for all that are alike; names stay as they are."""
-    for network in (learner.student, learner.teacher):
-        for block in network.modules():
-            if isinstance(block, Block):
-                # The forward alone: what puts sharded weights together around it stays as it is.
-                block.forward = torch.compile(block.forward)  # type: ignore[method-assign]
-
-
 def mask_sampler(config: Config) -> MaskSampler:
     """The masks of a config, once it is sure that they fit its grid."""
     masking = config.masking
@@ -223,6 +215,17 @@ def resolve_steps(config: Config, images: int) -> Config:
     steps = math.ceil(optimization.epochs * images / optimization.batch_size)
     return config.model_copy(
         update={"optimization": optimization.model_copy(update={"steps": max(steps, 1), "epochs": None})}
+    )
+
+
+def batch_warning(config: Config, images: int) -> str | None:
+    """A batch with more samples than there are images holds some of them twice."""
+    batch = config.optimization.batch_size
+    if batch <= images:
+        return None
+    return (
+        f"optimization.batch_size = {batch} is more than the {images} images there are, so a batch holds one image "
+        f"several times: set optimization.batch_size={2 ** int(math.log2(max(images, 1)))} or less (docs/small-data.md)"
     )
 
 
@@ -273,11 +276,11 @@ def batch_loader(
 def device_mover(config: Config, device: torch.device) -> Callable[[LoadedBatch], MaskedBatch]:
     """Pixels become normalised images on the device, masks go along."""
     mean, std = statistics(config)
+    transfer = Transfer(device)
 
     def move(loaded: LoadedBatch) -> MaskedBatch:
-        images = normalize(loaded.images, mean, std, device)
-        indices = (index.to(device, non_blocking=True) for index in (loaded.visible_index, loaded.predict_index))
-        return MaskedBatch(images, *indices)
+        pixels, visible_index, predict_index = transfer((loaded.images, loaded.visible_index, loaded.predict_index))
+        return MaskedBatch(normalize(pixels, mean, std, device), visible_index, predict_index)
 
     return move
 

@@ -137,7 +137,7 @@ class Checkpoints(CheckpointFolder):
             raise CapiError(_cause(error)) from error
 
     def _start_writing(self, state: dict[str, Tensor], partial: Path) -> "Future[Any]":
-        """The tensors on their way to the disk. In the background it is a copy of them, since training goes on."""
+        """The tensors on their way to the disk. In the background it is a copy of them, since training continues."""
         writer = TensorWriter(partial)
         if not self.asynchronous:
             return _finished(lambda: self._write(state, writer))
@@ -180,7 +180,7 @@ class Checkpoints(CheckpointFolder):
         _sync_folder(pending.partial)
         place = self.path(pending.record["step"])
         if place.exists():
-            # Damaged, or it would have been gone on with.
+            # Damaged, or it would have been resumed from.
             self._remove(place)
         pending.partial.rename(place)
         _sync_folder(self.folder)
@@ -190,7 +190,7 @@ class Checkpoints(CheckpointFolder):
         stands = f"the checkpoint of step {last[0]} is whole" if last else "there is no earlier checkpoint"
         return CheckpointError(
             f"the checkpoint of step {step} could not be saved in {self.folder} ({_cause(error)}); {stands}: make "
-            "room, then go on with --resume"
+            "room, then resume with --resume"
         )
 
     def remove_partial(self) -> None:

@@ -3,7 +3,7 @@
 The weights are drawn by the main process as a single one would draw them and sent to where they belong; the others
 never hold the whole model, for they build it without memory (on the meta device). Prototypes are small and stay whole
 in every process. So a run starts from the same weights whatever the number of processes, and one that was saved by
-some goes on with any other number.
+some resumes with any other number.
 """
 
 from collections.abc import Callable

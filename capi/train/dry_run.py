@@ -32,8 +32,8 @@ class RunCheck:
     images_per_second_read: float | None
     steps: int
     """Of the whole run, of `optimization.epochs` too."""
-    warning: str | None = None
-    """Where the images are far from what the config normalizes them with."""
+    warnings: tuple[str, ...] = ()
+    """Where the images are far from what the config normalizes them with, or fewer than a batch has."""
 
 
 def check(
@@ -75,8 +75,11 @@ def check(
         raise CapiError(_too_large(config)) from error
     if not math.isfinite(cost.student_loss):
         raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
-    warning = statistics_warning(summary.statistics, networks.statistics(config)) if summary else None
-    return RunCheck(cost, summary, read_rate, config.optimization.known_steps, warning)
+    warnings: list[str | None] = []
+    if summary:
+        warnings.append(statistics_warning(summary.statistics, networks.statistics(config)))
+        warnings.append(build.batch_warning(config, summary.total))
+    return RunCheck(cost, summary, read_rate, config.optimization.known_steps, tuple(filter(None, warnings)))
 
 
 def _noise(config: Config, device: torch.device) -> MaskedBatch:

@@ -252,7 +252,7 @@ def _statistics_note(config: Config, given: CapiEncoder) -> list[str]:
         return []
     wanted = " ".join(f"data.{name}=[{significant(values, 4)}]" for name, values in theirs._asdict().items())
     return [
-        f"images are normalised with mean {significant(ours.mean, 4)} and deviation {significant(ours.std, 4)}, but "
+        f"images are normalized with mean {significant(ours.mean, 4)} and std {significant(ours.std, 4)}, but "
         f"these weights learnt from images normalised with {wanted}"
     ]
 

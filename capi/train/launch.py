@@ -1,7 +1,7 @@
 """A run as a Slurm job: the script is written beside the run and submitted.
 
 One task for each GPU, started by `srun`; each task learns its rank from Slurm and calls `capi pretrain --resume`, so
-that the same script starts a run and goes on with it. Some minutes before the time is up Slurm sends SIGUSR1 to every
+that the same script starts a run and resumes it. Some minutes before the time is up Slurm sends SIGUSR1 to every
 task, and SIGTERM when the job must make room: the run saves and leaves with exit code 75, and exactly then the job is
 put back into the queue. Any other code but 0 ends the job with that code.
 """
@@ -93,7 +93,7 @@ def slurm_script(
 
 
 # bash itself must outlive the signals that make the tasks save.
-_PREAMBLE = """# The run goes on where it was when this script starts again.
+_PREAMBLE = """# The run resumes where it was when this script starts again.
 set -u
 trap : USR1 USR2 TERM"""
 _MASTER = """export MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"

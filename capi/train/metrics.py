@@ -47,7 +47,7 @@ class JsonLines:
 
 
 def cut_after(path: Path, step: int) -> None:
-    """Drop the records after a step: the run goes on from there and will write them again."""
+    """Drop the records after a step: the run resumes from there and will write them again."""
     kept = [record for record in read_metrics(path) if record["step"] <= step]
     atomic_write(path, "".join(json.dumps(record) + "\n" for record in kept))
 

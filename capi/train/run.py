@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ from capi.runtime.progress import RunProgress
 from capi.runtime.sharding import chosen_shards
 from capi.train import build
 from capi.train.checkpoint import Checkpoints, Position
+from capi.train.compilation import compile_networks, compiler_warning, wants_compiling
 from capi.train.distribute import distribute, whole_view
 from capi.train.evaluations import build_evaluations
 from capi.train.health import ADVISED, RunFacts, Watchman
@@ -44,6 +45,7 @@ _FREE_KEYS = (
     "distributed",
     "evaluations",
     "run.activation_checkpointing",
+    "run.compile",
     "run.log_steps",
     "run.loggers",
     "run.report",
@@ -84,7 +86,7 @@ def pretrain(
     processes: Processes = ALONE,
     console: Console | None = None,
 ) -> PretrainedRun:
-    """Train to the end or to a signal. Bad input is told before anything is written.
+    """Train to the end or to a signal. Bad input raises before anything is written.
 
     `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `trusted` is the
     Python code that the encoders of `target.frozen` and `init` may be imported from.
@@ -103,12 +105,16 @@ def pretrain(
             given.folder.wait_until_seen()
         if processes.is_main:
             _tell(initialised, console)
-            _warn_of_range(given, console)
+            for warning in _warnings(given):
+                _warn(warning, console)
+        compiled = _compiles(given.config, device, processes, console)
         with processes.together():
             if processes.is_main:
                 stack.enter_context(given.folder.locked())
         with lost_process_is_an_error():
             spread = _spread(given, learner, processes, device)
+        if compiled:
+            compile_networks(spread)
         run = _Run(given, spread, device, processes)
         everything = [*configured, *evaluations, *pictures(given.config, given.source, given.folder)]
         return run.train(loggers, everything, console if processes.is_main else None)
@@ -137,7 +143,7 @@ def _examine(
     processes: Processes,
     console: Console | None,
 ) -> _Given:
-    """Bad input is told here, before anything is written."""
+    """Bad input raises here, before anything is written."""
     source = open_images(data, console if processes.is_main else None)
     going_on = resume and folder.exists
     config = build.resolve_steps(config, len(source))
@@ -151,7 +157,7 @@ def _examine(
         _refuse_other_run(folder, config, facts)
         if processes.is_main:
             _refuse_other_shapes(folder, config)
-    elif overwrite and folder.exists:
+    elif folder.exists and (overwrite or _is_unbegun(folder)):
         # Refuses a run of a newer version.
         folder.record()
     else:
@@ -164,6 +170,12 @@ def _examine(
         chosen_shards(processes, config.distributed.shards)
     require_loggers(config.run.loggers or [])
     return _Given(config, folder, source, facts, going_on, frozen_encoder)
+
+
+def _is_unbegun(folder: RunFolder) -> bool:
+    """Whether a run was stopped before its first step, so that nothing is lost when another takes its folder."""
+    trained = max(Checkpoints(folder.checkpoints).steps(), default=0)
+    return trained == 0 and all(record.get("step", 0) == 0 for record in read_metrics(folder.path / FILE))
 
 
 def _begin(given: _Given, device: torch.device, trusted: frozenset[str]) -> tuple[Learner, Initialised | None]:
@@ -254,8 +266,6 @@ class _Run:
             self.folder.note_start(position.step, str(self.device), self.processes.size)
         if position.step == self.config.optimization.steps:
             return self._done(position, "finished")
-        if self.config.run.compile:
-            build.compile_blocks(self.learner)
         everywhere = self._loggers(position, loggers) if self.processes.is_main else []
         total, name = self.config.optimization.steps, self.folder.path.name
         try:
@@ -349,21 +359,21 @@ class _Run:
 
 
 def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
-    """Where the mean and deviation are `auto`, those that the run found when it was started."""
+    """Where the mean and std are `auto`, those that the run found when it was started."""
     known = run_config(folder).data
     found = {name: getattr(known, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
     return config.model_copy(update={"data": config.data.model_copy(update=found)})
 
 
 def _try_first_batch(config: Config, source: ImageSource, processes: Processes) -> None:
-    """Images that cannot be read at all are told before anything is written."""
+    """Images that cannot be read at all raise before anything is written."""
     failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
     if failure:
         raise CapiError(failure)
 
 
 def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) -> None:
-    """A run goes on with what it was started with, or not at all."""
+    """A run resumes with what it was started with, or not at all."""
     changed = differences(run_config(folder), config, _FREE_KEYS)
     if changed:
         raise CapiError(
@@ -374,7 +384,7 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) 
     if before.get("fingerprint") != facts["fingerprint"]:
         raise CapiError(
             f"{folder.path} was started with {before.get('images')} images of {before.get('path')}, and "
-            f"{facts['path']} now gives {facts['images']} images or other names: a run goes on with the same images, "
+            f"{facts['path']} now gives {facts['images']} images or other names: a run resumes with the same images, "
             "so restore them, or start another run"
         )
 
@@ -395,17 +405,38 @@ def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
     if before != initialised.sha256:
         raise CapiError(
             f"{folder.path} was started from other weights than {initialised.source} holds now, and has no checkpoint "
-            "yet: restore them, or start anew with --overwrite"
+            "yet: restore them, or start again with --overwrite"
         )
 
 
-def _warn_of_range(given: _Given, console: Console | None) -> None:
-    """Images that are far from what the config normalizes them with look nearly constant to the model."""
+def _warnings(given: _Given) -> Iterator[str]:
+    """What makes it likely that little is learnt from these images."""
+    # Images that are far from what the config normalizes them with look nearly constant to the model.
     measured = given.facts.get("statistics")
     warning = statistics_warning(Statistics(**measured), networks.statistics(given.config)) if measured else None
-    if warning and console is None:
+    if warning:
+        yield warning
+    if warning := build.batch_warning(given.config, len(given.source)):
+        yield warning
+
+
+def _compiles(config: Config, device: torch.device, processes: Processes, console: Console | None) -> bool:
+    """Whether the networks are compiled: in all processes or in none, as far as can be known before the first step."""
+    wanted = wants_compiling(config.run.compile, device)
+    warning = compiler_warning(device) if wanted else None
+    (fails,) = processes.any(warning is not None)
+    if fails:
+        everywhere = processes.gather(warning)
+        rank, first = next((rank, each) for rank, each in enumerate(everywhere) if each)
+        if processes.is_main:
+            _warn(f"process {rank}: {first}" if rank else first, console)
+    return wanted and not fails
+
+
+def _warn(warning: str, console: Console | None) -> None:
+    if console is None:
         _LOG.warning(warning)
-    elif warning and console:
+    else:
         console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -54,7 +54,7 @@ class Learner:
         return [one for one in (self.student_optimizer, self.target_optimizer) if one is not None]
 
     def as_encoder(self, weights: Literal["teacher", "student"] = "teacher") -> CapiEncoder:
-        """A frozen copy of the teacher or the student for evaluation and export; training goes on unchanged."""
+        """A frozen copy of the teacher or the student for evaluation and export; training continues unchanged."""
         if self.statistics is None:
             raise CapiError("the learner does not know the mean and std of its images: set data.mean and data.std")
         network = self.teacher.average if weights == "teacher" else self.student

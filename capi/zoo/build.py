@@ -122,7 +122,7 @@ def target_settings(config: Config) -> dict[str, Any]:
 
 
 def statistics(config: Config) -> Statistics:
-    """Mean and deviation of the channels, once they are known."""
+    """Mean and std of the channels, once they are known."""
     mean, std = config.data.mean, config.data.std
     if isinstance(mean, str) or isinstance(std, str):
         raise CapiError("data.mean and data.std are `auto`, which only a run with images can replace by numbers")

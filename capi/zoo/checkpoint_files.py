@@ -48,7 +48,7 @@ def _is_complete(path: Path) -> bool:
     try:
         sizes = dict(read_object(state).get("files", {}))
     except (ValueError, TypeError):
-        # That it is damaged is told when it is read.
+        # That it is damaged raises when it is read.
         return True
     there = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
     lost = [str(name)[:80] for name, size in sizes.items() if there.get(name) != size]

@@ -83,15 +83,10 @@ def load_weights(model: str | Path | Trainee, weights: Weights = "teacher") -> C
     except OSError as error:
         raise CapiError(f"{model} cannot be looked at ({error.strerror}): expected {TRAINED}") from error
     if is_folder:
-        return _load_folder(path, weights)
+        # A run, or else what the transformers library wrote.
+        of_library = not (path / RECORD).is_file() and (path / CONFIG).is_file()
+        return read_transformers(path) if of_library else load_run(path, weights)
     return _load_file(path) if is_there else _load_named(str(model), TRAINED)
-
-
-def _load_folder(path: Path, weights: Weights) -> CapiEncoder:
-    """A run, or else what the transformers library wrote."""
-    if not (path / RECORD).is_file() and (path / CONFIG).is_file():
-        return read_transformers(path)
-    return load_run(path, weights)
 
 
 def _load_file(path: Path) -> CapiEncoder:
@@ -104,7 +99,7 @@ def _load_file(path: Path) -> CapiEncoder:
 
 
 def _load_named(name: str, kinds: str) -> CapiEncoder:
-    """A published model or one of the Hub; what has another name is told, with those that are spelt like it."""
+    """A published model or one of the Hub; what has another name raises, with those that are spelt like it."""
     if is_baseline(name):
         raise CapiError(f"{name} is no model of CAPI, which this asks for: it can be evaluated, compared and loaded")
     # Imported where a file may have to be fetched: most models lie on this machine.
@@ -216,16 +211,12 @@ def _open(name: str, weights: Weights) -> VisionEncoder:
     if not colon:
         return _load_named(name, KINDS)
     if kind == "pixels":
-        return _pixels(rest)
+        if not rest.isdecimal() or int(rest) < 1:
+            raise CapiError(f'"pixels:{rest}" needs the side of a patch in pixels, such as pixels:16')
+        return PixelEncoder(int(rest))
     if kind == "untrained":
         return untrained(rest)
     return _own(kind, rest, name)
-
-
-def _pixels(size: str) -> PixelEncoder:
-    if not size.isdecimal() or int(size) < 1:
-        raise CapiError(f'"pixels:{size}" needs the side of a patch in pixels, such as pixels:16')
-    return PixelEncoder(int(size))
 
 
 def untrained(recipe: str) -> CapiEncoder:

@@ -187,7 +187,10 @@ def _translate(root: Any, limit: int) -> Index:
         boxes = [_fields(chunk, f"{_METADATA}.ChunkStorageMetadata") for chunk in described["chunks"]]
         corners = [(_size(box["offsets"]), _size(box["sizes"])) for box in boxes]
         chunks = [Chunk(*places[_text(name), offsets], offsets, sizes) for offsets, sizes in corners]
-        index[name] = Stored(_dtype(described["properties"]), _size(described["size"]), chunks)
+        properties = described["properties"]
+        if not isinstance(properties, _Object) or properties.name != f"{_METADATA}.TensorProperties":
+            raise TypeError("expected the properties of a tensor")
+        index[name] = Stored(_DTYPES[properties.state[0].name], _size(described["size"]), chunks)
         index[name].check(name)
     return index
 
@@ -222,13 +225,6 @@ def _size(value: Any) -> Shape:
     if not isinstance(sides, tuple) or len(sides) > MOST_AXES:
         raise TypeError("expected a size")
     return tuple(_count(side) for side in sides)
-
-
-def _dtype(properties: Any) -> torch.dtype:
-    """The first of a tensor's properties."""
-    if not isinstance(properties, _Object) or properties.name != f"{_METADATA}.TensorProperties":
-        raise TypeError("expected the properties of a tensor")
-    return _DTYPES[properties.state[0].name]
 
 
 def _file(name: Any) -> str:

@@ -337,7 +337,9 @@ def write_onnx(
     `pooled=False` leaves that output and the predictor's weights out. Weights above 2 GB lie in a file beside it.
     """
     refuse_opset(opset)
-    _refuse_without_libraries(precision)
+    needed = ("onnx", "onnxscript") if precision == "float32" else ("onnx", "onnxscript", "onnxruntime")
+    if not _installed(*needed):
+        raise CapiError(f"writing ONNX files in {precision} needs an extra: pip install 'capi[onnx]'")
     _refuse_place(out, overwrite=overwrite)
     encoder = plain_copy(encoder)
     try:
@@ -427,12 +429,6 @@ def _installed(*libraries: str) -> bool:
     return all(importlib.util.find_spec(library) is not None for library in libraries)
 
 
-def _refuse_without_libraries(precision: Precision) -> None:
-    needed = ("onnx", "onnxscript") if precision == "float32" else ("onnx", "onnxscript", "onnxruntime")
-    if not _installed(*needed):
-        raise CapiError(f"writing ONNX files in {precision} needs an extra: pip install 'capi[onnx]'")
-
-
 def _refuse_place(out: Path, *, overwrite: bool) -> None:
     if out.is_dir():
         raise CapiError(f"{out} is a folder: give the name of a file, such as {out / 'encoder.onnx'}")
@@ -443,7 +439,7 @@ def _refuse_place(out: Path, *, overwrite: bool) -> None:
 
 def _refuse_unequal(differences: dict[str, Difference] | None) -> None:
     for name, found in (differences or {}).items():
-        # Written so that what is no number is refused as well.
+        # Written so that NaN is refused as well.
         if not found.relative <= TOLERANCE:
             raise CapiError(
                 f"the ONNX file gives {name} that differ by {found.relative:.1e} of their size from PyTorch's, and "
@@ -455,6 +451,6 @@ def _refuse_overflow(differences: dict[str, Difference], precision: Precision) -
     for name, found in differences.items():
         if math.isnan(found.cosine) or not math.isfinite(found.absolute):
             raise CapiError(
-                f"in {precision} this model gives {name} that are no numbers, because some of its values are too large "
+                f"in {precision} this model gives {name} that are NaN, because some of its values are too large "
                 "for it: nothing was written; float32 holds them"
             )

@@ -61,7 +61,11 @@ _OWN = "this package in its own layout"
 
 def find_released(contents: Any, source: str) -> State:
     """The one state dict in the released layout among what a file holds."""
-    found = {place: mapping for place, mapping in _mappings(contents) if _looks_released(mapping)}
+    found = {
+        place: mapping
+        for place, mapping in _mappings(contents)
+        if any(isinstance(name, str) and _RELEASED.fullmatch(_unwrapped(name)) for name in mapping)
+    }
     if not found:
         raise CapiError(f"{source} {_instead(contents)}")
     if len(found) > 1:
@@ -99,12 +103,8 @@ def _owned(mapping: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
     return owned
 
 
-def _looks_released(mapping: Mapping[Any, Any]) -> bool:
-    return any(isinstance(name, str) and _RELEASED.fullmatch(_unwrapped(name)) for name in mapping)
-
-
 def _plain(mapping: Mapping[Any, Any], source: str) -> State:
-    """A dict of tensors by their own names; anything else in there is told."""
+    """A dict of tensors by their own names; anything else in there raises."""
     state: State = {}
     for name, value in mapping.items():
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.layout is not torch.strided:
@@ -146,16 +146,13 @@ def _instead(contents: Any) -> str:
         )
     names = [name for _, mapping in _mappings(contents) for name in _tensor_names(mapping)]
     if not names:
-        return f"holds no flat dict of tensors, but {_what(contents)}: expected the state dict of a CAPI student"
+        what = f"a dict with {_top_keys(contents)}" if isinstance(contents, Mapping) else f"a {type(contents).__name__}"
+        return f"holds no flat dict of tensors, but {what}: expected the state dict of a CAPI student"
     return f'lacks the names of the released layout of CAPI, such as "backbone.registers"; it has "{names[0]}"'
 
 
 def _tensor_names(mapping: Mapping[Any, Any]) -> list[str]:
     return [name for name, value in mapping.items() if isinstance(name, str) and isinstance(value, Tensor)]
-
-
-def _what(contents: Any) -> str:
-    return f"a dict with {_top_keys(contents)}" if isinstance(contents, Mapping) else f"a {type(contents).__name__}"
 
 
 def _top_keys(contents: Mapping[Any, Any], most: int = 6) -> str:
@@ -204,7 +201,9 @@ def read_state(path: Path) -> State:
 
 def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
     """Our modules with the weights of a released state dict, whose tensors they take over where they can."""
-    _refuse_unreal(state, source)
+    unreal = sorted(key for key, value in state.items() if not value.is_floating_point() or value.is_meta)
+    if unreal:
+        raise CapiError(f"{source} holds no real numbers in {some_of(quoted(unreal))}")
     variant = _rope_variant(state, source)
     with without_weights():
         model = _build(state, variant, source)
@@ -296,7 +295,7 @@ def _statistics(channels: int, source: str) -> Statistics:
     if channels == len(IMAGENET.mean):
         return IMAGENET
     _LOG.warning(
-        "%s does not say which mean and deviation its %d channels had: 0.5 is taken for both; set encoder.statistics "
+        "%s does not say which mean and std its %d channels had: 0.5 is taken for both; set encoder.statistics "
         "where they were others",
         source,
         channels,
@@ -336,7 +335,7 @@ def _depth(state: State, stack: str, source: str) -> int:
 
 
 def _agreed(sizes: Sequence[int], parts_of: int | None = None) -> int:
-    """The size that most tensors speak of, so that the misshapen one is told and not those that fit.
+    """The size that most tensors speak of, so that the misshapen one is named and not those that fit.
 
     Of sizes that equally many speak of, the first that divides `parts_of`, or simply the first.
     """
@@ -350,12 +349,6 @@ def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
     if state[key].ndim != dimensions:
         raise CapiError(f'{source} has "{key}" with {state[key].ndim} dimensions, expected {dimensions}')
     return state[key]
-
-
-def _refuse_unreal(state: State, source: str) -> None:
-    unreal = sorted(key for key, value in state.items() if not value.is_floating_point() or value.is_meta)
-    if unreal:
-        raise CapiError(f"{source} holds no real numbers in {some_of(quoted(unreal))}")
 
 
 def _check_keys(state: State, expected: dict[str, tuple[int, ...]], source: str) -> None:

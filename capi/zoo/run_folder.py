@@ -110,7 +110,7 @@ class RunFolder:
     def refuse_unless_free(self) -> None:
         """Only an empty or missing folder may become a run."""
         if self.exists:
-            raise CapiError(f"{self.path} holds a run already: --resume goes on with it, --overwrite starts anew")
+            raise CapiError(f"{self.path} holds a run already: --resume continues it, --overwrite starts again")
         if self.path.exists() and not self.path.is_dir():
             raise CapiError(f"{self.path} is a file: --out takes a folder")
         # A start that was killed while it made the folder leaves these.

@@ -52,11 +52,11 @@ def test__a_run_that_breaks_off_is_a_result_and_the_study_goes_on(
     (job.run / "checkpoints" / "step_00000001").mkdir(parents=True)
 
     def broken(*_: object, **__: object) -> None:
-        raise CapiError("the loss is no number")
+        raise CapiError("the loss is NaN")
 
     monkeypatch.setattr(ablation, "pretrain", broken)
     finish(job)
-    assert json.loads((job.scores / FAILURE).read_text()) == {"reason": "the loss is no number"}
+    assert json.loads((job.scores / FAILURE).read_text()) == {"reason": "the loss is NaN"}
 
 
 def test__a_study_that_cannot_begin_is_no_result(done: Study, tmp_path: Path) -> None:

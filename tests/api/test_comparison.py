@@ -17,7 +17,7 @@ from capi.evals.datasets import DATASETS, load_classification, load_segmentation
 from tests.evals.datasets.layouts import BUILDERS, root_of
 
 COLORS = {"red": (200, 40, 40), "green": (40, 200, 40), "blue": (40, 40, 200)}
-SMALL = ["image_size=16", "neighbours=[1]", "votes=[majority]"]
+SMALL = ["image_size=16", "neighbors=[1]", "votes=[majority]"]
 OWN_ENCODER = """
 import torch
 from capi.types import Features
@@ -163,7 +163,7 @@ def test__an_encoder_without_weights_to_know_it_by_is_never_kept_and_the_page_sa
     assert len(computed) == 2
     assert found.unrecognised == [model]
     for ending in ("md", "html"):
-        assert "computed anew every time" in (tmp_path / "out" / f"comparison.{ending}").read_text("utf-8")
+        assert "computed again every time" in (tmp_path / "out" / f"comparison.{ending}").read_text("utf-8")
 
 
 def test__a_cell_that_fails_says_why_and_the_rest_goes_on(colored: Path, tmp_path: Path) -> None:
@@ -245,10 +245,10 @@ def test__pages_are_written_after_every_cell(colored: Path, tmp_path: Path, monk
 
 def test__an_override_goes_to_the_benchmarks_that_know_it() -> None:
     names = ["folder/knn", "folder/linear", "demo/knn", "csv/knn"]
-    overrides = ["neighbours=[7]", "iterations=5", "data=x", "label=kind", "seed=3"]
+    overrides = ["neighbors=[7]", "iterations=5", "data=x", "label=kind", "seed=3"]
     knn, linear, demo, table = (column.config.model_dump() for column in resolve_columns(names, overrides))
-    assert knn["neighbours"] == demo["neighbours"] == table["neighbours"] == (7,)
-    assert "neighbours" not in linear
+    assert knn["neighbors"] == demo["neighbors"] == table["neighbors"] == (7,)
+    assert "neighbors" not in linear
     assert linear["iterations"] == 5
     assert [config["data"] for config in (knn, linear, demo, table)] == ["x", "x", None, "x"]
     assert [config["label"] for config in (knn, linear, demo, table)] == [None, None, None, "kind"]
@@ -258,14 +258,14 @@ def test__an_override_goes_to_the_benchmarks_that_know_it() -> None:
 @pytest.mark.parametrize(
     ("benchmarks", "overrides", "said"),
     [
-        (["folder/knn", "folder/linear"], ["neighbors=[7]"], 'no key "neighbors".*did you mean "neighbours"'),
+        (["folder/knn", "folder/linear"], ["neighbor=[7]"], 'no key "neighbor".*did you mean "neighbors"'),
         (
             ["folder/knn"],
             ["iterations=5"],
             "an option of attentive and linear, but the benchmarks are folder/knn",
         ),
-        (["folder/knn"], ["neighbours=[0]"], "folder/knn: neighbours"),
-        (["folder/knn"], ["neighbours"], "not an override: expected key=value, such as image_size=448"),
+        (["folder/knn"], ["neighbors=[0]"], "folder/knn: neighbors"),
+        (["folder/knn"], ["neighbors"], "not an override: expected key=value, such as image_size=448"),
         (["folder/knn"], ["label=kind"], "label= means nothing"),
         (["folder/knn"], ["dataset=csv"], "dataset= cannot be given"),
         (["folder/knn"], ["benchmark=csv/knn"], 'no key "benchmark"'),

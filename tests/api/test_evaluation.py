@@ -187,7 +187,7 @@ def test__what_fails_leaves_earlier_results_as_they_were(
     evaluate("pixels:4", "folder/knn", classes, out=tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(CapiError, match="fewer than the 50 neighbours"):
-        evaluate("pixels:4", "folder/knn", [*classes, "neighbours=[50]"], out=tmp_path, overwrite=True)
+        evaluate("pixels:4", "folder/knn", [*classes, "neighbors=[50]"], out=tmp_path, overwrite=True)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -239,7 +239,7 @@ def test__progress_tells_what_is_done(classes: list[str]) -> None:
 
 
 def test__a_picture_shows_the_photo_with_both_labels(masks: list[str], mask_folders: Path, tmp_path: Path) -> None:
-    evaluate("pixels:2", "masks/knn-segmentation", [*masks, "pictures=1", "neighbours=[1]"], out=tmp_path)
+    evaluate("pixels:2", "masks/knn-segmentation", [*masks, "pictures=1", "neighbors=[1]"], out=tmp_path)
     (path,) = (tmp_path / "predictions").glob("00000_*.png")
     with Image.open(path) as picture:
         # Three panels of one width, with margins of 8 pixels, under a line of 20.
@@ -373,7 +373,7 @@ def test__scores_are_kept_when_the_probe_cannot_be_written(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("capi.api.evaluation.save_probe", full)
-    options = [f"data={class_folders}", "image_size=8", "neighbours=[1]"]
+    options = [f"data={class_folders}", "image_size=8", "neighbors=[1]"]
     done = evaluate("pixels:4", "folder/knn", options, out=tmp_path / "out")
     assert read_record(tmp_path / "out") == done.record
     assert any("the probe could not be written (No space left" in warning for warning in done.record["warnings"])

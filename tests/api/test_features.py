@@ -81,7 +81,7 @@ def test__a_picture_that_cannot_be_written_is_told_first(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("given", [str, Path, lambda path: [path]])
 def test__a_single_name_is_a_list_of_one(class_folders: Path, tmp_path: Path, given: Callable[[Path], Any]) -> None:
-    options = [f"data={class_folders}", "image_size=8", "neighbours=[1]"]
+    options = [f"data={class_folders}", "image_size=8", "neighbors=[1]"]
     capi.evaluate("pixels:4", "folder/knn", options, out=tmp_path / "out", device="cpu")
     probe, images = tmp_path / "out" / "probe.safetensors", given(class_folders / "val")
     done = capi.predict("pixels:4", probe, images, out=tmp_path / "p", device="cpu")

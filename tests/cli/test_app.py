@@ -33,7 +33,8 @@ from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
     *("ablate", "compare", "data", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "launch"),
-    *("models", "nearest", "plan", "predict", "pretrain", "push", "recipes", "report", "shards", "visualize", "watch"),
+    *("models", "nearest", "plan", "predict", "pretrain", "push", "recipes", "report", "shards", "speedrun"),
+    *("visualize", "watch"),
 ]
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from capi import api
 from tests.cli.conftest import RunHere, assert_refused
 
 
@@ -59,3 +60,22 @@ def test__a_folder_is_packed_and_looked_through(photos: Path, run_here: RunHere)
 def test__bad_input_is_told_in_a_sentence(photos: Path, run_here: RunHere, arguments: list[str], message: str) -> None:
     assert_refused(run_here(*arguments), message)
     assert not Path("x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "said"),
+    [
+        (["shards", "photos", "--out", "x"], "pack_shards", "Stopped. x has 0 complete shards; the same command goes"),
+        (["data", "check", "photos"], "check_data", "Stopped, and nothing was written."),
+    ],
+)
+def test__an_interruption_says_what_was_done(
+    photos: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str, said: str
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(api, name, interrupted)
+    ran = run_here(*arguments)
+    assert (ran.code, ran.stderr) == (130, "")
+    assert ran.stdout.startswith(said)

@@ -103,7 +103,7 @@ def test__a_segmentation_becomes_pictures(run_here: RunHere, work: Path) -> None
 
 
 def test__a_yaml_file_names_a_benchmark(run_here: RunHere, work: Path) -> None:
-    (work / "mine.yaml").write_text("benchmark: folder/knn\ndata: classes\nimage_size: 8\nneighbours: [1]\n")
+    (work / "mine.yaml").write_text("benchmark: folder/knn\ndata: classes\nimage_size: 8\nneighbors: [1]\n")
     ran = run_here("evaluate", "pixels:4", "mine.yaml", "votes=[majority]")
     assert ran.code == 0
     assert "chosen: feature mean_patch, vote majority, neighbours 1;" in ran.stdout
@@ -113,7 +113,7 @@ def test__compare_takes_models_benchmarks_and_values(work: Path) -> None:
     (work / "segment.yaml").write_text("benchmark: masks/knn-segmentation\ndata: masks\nignored: [255]\n")
     (work / "classify.yaml").write_text("benchmark: folder/knn\ndata: classes\n")
     words = ["compare", "pixels:4", "pixels:2", "--on", "classify.yaml", "segment.yaml", "--out", "cmp", SMALL]
-    ran = run(*words, "neighbours=[1]", "--device", "cpu")
+    ran = run(*words, "neighbors=[1]", "--device", "cpu")
     assert ran.returncode == 0, ran.stderr
     lines = ran.stdout.splitlines()
     assert lines[0].split() == ["model", "image", "size", "classify", "segment"]
@@ -123,7 +123,7 @@ def test__compare_takes_models_benchmarks_and_values(work: Path) -> None:
     assert names == ["cells", "comparison.csv", "comparison.html", "comparison.json", "comparison.md"]
     records = [json.loads(path.read_text()) for path in (work / "cmp" / "cells").glob("*/results.json")]
     assert len(records) == 4
-    assert all(record["config"]["neighbours"] == [1] for record in records)
+    assert all(record["config"]["neighbors"] == [1] for record in records)
     assert all(record["config"]["image_size"] == 8 for record in records)
 
 
@@ -179,6 +179,9 @@ def test__features_are_extracted_and_searched(run_here: RunHere, work: Path) -> 
         assert sheet.width > 500
     ran = run_here("nearest", "f.safetensors", image, "--count", 1, "--at", "5,1", "--out", "patch.jpg")
     assert ran.stdout.splitlines()[1].endswith("row 0, column 1")
+    # Without a name each search has a picture of its own.
+    for name in ("nearest.png", "nearest_2.png"):
+        assert run_here("nearest", "f.safetensors", image, "--count", 1).stdout.endswith(f"{name} shows them.\n")
 
 
 def test__a_csv_gives_labels(run_here: RunHere, here: Path) -> None:
@@ -227,15 +230,15 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
             ["evaluate", "pixels:4", "folder/knn", "data=nowhere"],
             "nowhere is missing: the files must lie as `capi datasets show folder` says",
         ),
-        (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY has no test, no val and no other split"),
+        (["evaluate", "pixels:4", "folder/knn", "data=EMPTY"], "EMPTY holds no images"),
         (["evaluate", "pixels:4", "demo/knn", "data=classes"], "is built in: leave out data=classes"),
         (["evaluate", "pixels:4", "folder/knn-segmentation", "data=classes"], "no masks"),
         (["evaluate", "pixels:4", "masks/linear", "data=masks"], "no classes of images"),
-        ([*EVALUATE, "neighbors=[3]"], 'did you mean "neighbours"?'),
-        ([*EVALUATE, "neighbours=3"], "neighbours = 3 does not fit: expected a list, so write [3]"),
+        ([*EVALUATE, "neighbor=[3]"], 'did you mean "neighbors"?'),
+        ([*EVALUATE, "neighbors=3"], "neighbors = 3 does not fit: expected a list, so write [3]"),
         ([*EVALUATE, "iterations=3"], "iterations is an option of attentive and linear, not of knn"),
         ([*EVALUATE, "tests=[val,val]"], 'tests= names the split "val" twice'),
-        ([*EVALUATE, "neighbours=[99]"], "fewer than the 99 neighbours"),
+        ([*EVALUATE, "neighbors=[99]"], "fewer than the 99 neighbours"),
         ([*EVALUATE, "label=x"], "label= means nothing"),
         ([*EVALUATE, "dataset=pets"], "the benchmark's name says it"),
         ([*EVALUATE, "tests=[tset]"], "tset"),
@@ -253,7 +256,7 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
         (["predict", "pixels:4", "EMPTY", "classes", "--out", "p"], "EMPTY is a folder: give the probe.safetensors"),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "FILE"], "FILE is a file"),
         (["compare", "pixels:4", "--on", "folder/kn", "--out", "c"], 'did you mean "knn"?'),
-        (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "neighbors=[1]"], 'did you mean "neighbours"?'),
+        (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "neighbor=[1]"], 'did you mean "neighbors"?'),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "protocol=linear"], "cannot be given"),
         (["compare", "seed=3", "--on", "folder/knn", "--out", "c"], "compare needs at least one model"),
         (["compare", "--table", "densee", "--out", "c"], 'did you mean "dense"?'),
@@ -300,7 +303,7 @@ def test__what_is_there_is_not_replaced_by_accident(run_here: RunHere, work: Pat
         ([*EVALUATE, "--out", "out"], "out already holds results"),
         (label, "p is not empty"),
         (extract, "f.safetensors is there already"),
-        (["nearest", "f.safetensors", "classes/val/ant/deep/0.jpg", "--count", "2"], "nearest.png is there already"),
+        (["nearest", "f.safetensors", "classes/val/ant/deep/0.jpg", "--out", "n.png"], "n.png is there already"),
     ):
         assert run_here(*command).code == 0
         assert_refused(run_here(*command), message)

@@ -72,7 +72,7 @@ def test__an_interruption_says_how_to_go_on(
     ran = run_here(*words)
     assert ran.code == 130
     assert ran.stdout.startswith("Stopped. ")
-    assert ran.stdout.endswith(" kept: the same command goes on.\n")
+    assert ran.stdout.endswith(" saved: the same command resumes.\n")
     assert ran.stderr == ""
 
 
@@ -88,7 +88,7 @@ def test__an_extraction_goes_on_after_control_c(run_here: RunHere, work: Path) -
     os.kill(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert output.splitlines()[-1] == "Stopped. What was extracted is kept: the same command goes on."
+    assert output.splitlines()[-1] == "Stopped. What was extracted is saved: the same command resumes."
     assert "Traceback" not in errors
     (work / "slow.py").write_text(SLOW.replace("time.sleep(0.2)", "pass"))
     ran = run_here(*words)

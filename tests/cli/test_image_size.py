@@ -28,8 +28,8 @@ def trained(
 
     place, size = tmp_path_factory.mktemp("trained"), SIZES[request.param]
     benchmarks = {
-        "folder/knn": {"data": str(class_folders), "neighbours": [1], "save_probe": True},
-        "masks/knn-segmentation": {"data": str(mask_folders), "ignored": [255], "neighbours": [1]},
+        "folder/knn": {"data": str(class_folders), "neighbors": [1], "save_probe": True},
+        "masks/knn-segmentation": {"data": str(mask_folders), "ignored": [255], "neighbors": [1]},
     }
     config = parse_config(
         {
@@ -135,7 +135,7 @@ def test__each_model_of_a_comparison_has_its_own_size_and_the_table_says_it(
 ) -> None:
     place, (height, width) = trained
     words = ["compare", place / "run", "pixels:32", "--on", "folder/knn", "--out", tmp_path / "out"]
-    words += [f"data={class_folders}", "neighbours=[1]"]
+    words += [f"data={class_folders}", "neighbors=[1]"]
     ran = run_here(*words)
     assert ran.code == 0, ran.stderr
     own = f"{height} px" if height == width else f"{height} x {width} px"

@@ -35,9 +35,7 @@ def test__show_opens_a_models_recipe_with_command_cost_and_result(run_here: RunH
     assert lines[3].startswith("# Cost:     ")
     # 16384 images in each of 1000 steps.
     assert "1.64e+07 images seen" in lines[3]
-    assert lines[4] == (
-        "# Expected: ADE20K k-NN 23.6, ImageNet-1k attentive 76.4 (tab:ablations:mask_type: random, 90 %)"
-    )
+    assert lines[4] == ("# Expected: ADE20K k-NN 23.6, ImageNet-1k attentive 76.4 (Table 1b: random, 90 %)")
     shown = parse_config(yaml.safe_load(result.stdout))
     assert shown == load_config("A0dd4", ["optimization.steps=1000"])
 

@@ -73,7 +73,7 @@ def test__from_a_folder_to_an_exported_encoder(run_here: RunHere, images: Path, 
     assert result.returncode == 0, result.stderr
     assert f"capi.load('{out}')" in result.stdout
     assert "loss" in result.stderr
-    assert_refused(run_here(*command, "--data", images, "--out", out), "--resume goes on with it")
+    assert_refused(run_here(*command, "--data", images, "--out", out), "--resume continues it")
     for name in ("safetensors", "released"):
         file = tmp_path / name
         ran = run_here("export", out, "--format", name, "--out", file)

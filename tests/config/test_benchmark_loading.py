@@ -17,11 +17,11 @@ def test__a_name_is_a_data_set_and_a_protocol(protocol: str) -> None:
 def test__overrides_are_yaml_and_come_after_options() -> None:
     config = load_benchmark(
         "folder/knn",
-        ["neighbours=[1, 5]", "temperature=1e-2", "image_size=[32, 48]", "more.other=/there"],
-        options={"neighbours": [7], "seed": 3, "more": {"one": "/here"}},
+        ["neighbors=[1, 5]", "temperature=1e-2", "image_size=[32, 48]", "more.other=/there"],
+        options={"neighbors": [7], "seed": 3, "more": {"one": "/here"}},
     )
     assert isinstance(config, KnnConfig)
-    assert (config.neighbours, config.temperature, config.seed) == ((1, 5), 0.01, 3)
+    assert (config.neighbors, config.temperature, config.seed) == ((1, 5), 0.01, 3)
     assert config.height_and_width == (32, 48)
     assert config.more == {"one": "/here", "other": "/there"}
 
@@ -47,14 +47,14 @@ def test__what_was_written_to_the_results_can_be_read_back() -> None:
         ("/knn", [], "expected DATASET/PROTOCOL"),
         ("a/b/knn", [], "expected DATASET/PROTOCOL"),
         ("demo/kn", [], 'no protocol "kn"; did you mean "knn"? (there are attentive, knn,'),
-        ("demo/knn", ["neighbors=[3]"], 'no key "neighbors"; did you mean "neighbours"?'),
+        ("demo/knn", ["neighbor=[3]"], 'no key "neighbor"; did you mean "neighbors"?'),
         ("demo/knn", ["standardize=false"], "an option of knn-segmentation and logistic-segmentation, not of knn"),
         ("demo/knn", ["iterations=5"], "demo/knn: iterations is an option of attentive and linear, not of knn"),
-        ("demo/linear", ["neighbours=[1]"], "neighbours is an option of knn and knn-segmentation, not of linear"),
-        ("demo/knn", ["neighbours=3"], "neighbours = 3 does not fit: expected a list, so write [3]"),
+        ("demo/linear", ["neighbors=[1]"], "neighbors is an option of knn and knn-segmentation, not of linear"),
+        ("demo/knn", ["neighbors=3"], "neighbors = 3 does not fit: expected a list, so write [3]"),
         ("demo/knn", ["votes=weighted"], 'votes = "weighted" does not fit: expected a list, so write ["weighted"]'),
-        ("demo/knn", ["neighbours=[]"], "neighbours = [] does not fit: expected a list of at least 1"),
-        ("demo/knn", ["neighbours=[0]"], "greater than or equal to 1"),
+        ("demo/knn", ["neighbors=[]"], "neighbors = [] does not fit: expected a list of at least 1"),
+        ("demo/knn", ["neighbors=[0]"], "greater than or equal to 1"),
         ("demo/knn", ["votes=[all]"], "'majority' or 'weighted'"),
         ("demo/knn", ["validation_share=1"], "less than 1"),
         ("demo/knn", ["temperature=0"], "greater than 0"),
@@ -83,8 +83,8 @@ def test__what_does_not_fit_is_told_in_one_sentence(name: str, overrides: list[s
 
 
 def test__an_entry_that_does_not_fit_is_the_only_complaint() -> None:
-    with pytest.raises(CapiError, match=r"neighbours = 0 does not fit: input should be greater than or equal to 1$"):
-        load_benchmark("demo/knn", ["neighbours=[0]"])
+    with pytest.raises(CapiError, match=r"neighbors = 0 does not fit: input should be greater than or equal to 1$"):
+        load_benchmark("demo/knn", ["neighbors=[0]"])
 
 
 def test__the_example_of_an_override_is_an_option_of_every_benchmark() -> None:

@@ -37,7 +37,7 @@ def test__the_defaults_are_the_paper_s() -> None:
         assert settings == [(setting.learning_rate, setting.weight_decay) for setting in PAPER_GRID]
         assert len(settings) == 30
     neighbours = KnnSegmentationConfig(dataset="demo")
-    assert (neighbours.neighbours, neighbours.distances) == ((1, 3, 10, 30), ("l2", "cosine"))
+    assert (neighbours.neighbors, neighbours.distances) == ((1, 3, 10, 30), ("l2", "cosine"))
     assert neighbours.ignored_labels_vote
     logistic = PROTOCOLS["logistic-segmentation"](dataset="demo")
     assert logistic.strengths == PAPER_STRENGTHS

@@ -113,7 +113,7 @@ def test__files_are_recipes_too(tmp_path: Path) -> None:
         ("model: [", "not valid YAML"),
         ("extends: nowhere\n", 'no recipe "nowhere"'),
         ("extends: 3\n", "extends must be the name"),
-        ("seed: 2026-01-01\n", "no number, text, list or section"),
+        ("seed: 2026-01-01\n", "not a number, text, list or section"),
         ("version: x\n", "version must be a whole number"),
         ("version: 99\n", "install a newer capi"),
         ("model: !!python/object/apply:os.mkdir [evil]\n", "not valid YAML"),
@@ -175,6 +175,35 @@ def test__each_file_is_migrated_before_it_is_merged(tmp_path: Path, monkeypatch:
     (tmp_path / "mine.yaml").write_text("version: 2\nextends: base.yaml\nmodel:\n  width: 48\n")
     config = load_config(str(tmp_path / "mine.yaml"))
     assert (config.model.depth, config.model.width, config.version) == (5, 48, 2)
+
+
+@pytest.mark.parametrize("version", [{}, {"version": 1}, {"version": 2}, {"version": 3}])
+def test__british_names_of_older_versions_are_read_with_one_warning(
+    version: dict, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    old = {
+        "target": {"kind": "ema_head", "ema_head": {"balance": "centring", "centre_momentum": 0.8}},
+        "evaluations": [{"benchmark": "demo/knn", "options": {"neighbours": [3]}}] if version.get("version") else [],
+    }
+    for _ in range(2):
+        config = parse_config(version | old, source=str(tmp_path))
+    assert len(caplog.records) == 1
+    assert config.target.ema_head.balance == "centering"
+    assert config.target.ema_head.center_momentum == 0.8
+    if config.evaluations and version["version"] > 1:
+        assert config.evaluations[0].options == {"neighbors": [3]}
+    with pytest.raises(
+        CapiError, match=r'"target\.ema_head\.centre_momentum"; it is called "target\.ema_head\.center_'
+    ):
+        load_config("tiny4", ["target.ema_head.centre_momentum=0.8"])
+
+
+def test__a_benchmark_s_neighbours_are_read_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_benchmark("demo/knn", ["neighbours=[3]"])
+    assert config == load_benchmark("demo/knn", ["neighbors=[3]"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "demo/knn has names of an earlier version (neighbours), which are read as today's"
+    ]
 
 
 @pytest.mark.parametrize("version", [{}, {"version": 1}, {"version": 2}])

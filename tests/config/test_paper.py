@@ -6,6 +6,7 @@ import pytest
 import torch
 import yaml
 
+from capi.config.experiments import result_tables, table_named
 from capi.config.files import load_config, recipe_names, recipe_text
 from capi.config.paper import FIGURE_ONLY, describe_results, paper_models, paper_table, paper_tables, results_of
 from capi.errors import CapiError
@@ -290,7 +291,7 @@ def test__what_is_only_drawn_has_no_number() -> None:
     assert drawn == {"25k iterations", "50k iterations", "200k iterations", "ViT-S/14", "ViT-B/14"}
     for name in ("Abe05", "Acd44", "A2ca8", "Mc2dd", "M8c4d"):
         (said,) = describe_results(name)
-        assert said.startswith("figure only (fig:")
+        assert said.startswith("figure only (Figure ")
         assert not re.search(r"\d\.\d", said)
 
 
@@ -305,7 +306,7 @@ def test__the_default_row_is_one_mean_in_all_ablations() -> None:
 def test__numbers_that_figures_borrow_are_those_of_the_tables() -> None:
     length, size = TABLES["length"].rows[2], TABLES["model-size"].rows[2]
     assert (length.numbers_in, length.scores) == (["tab:ablations"], [29.1, 81.4])
-    segmentation, classification = (TABLES[name].rows[-1] for name in ("segmentation", "classification"))
+    segmentation, classification = (TABLES[name].rows[-1] for name in ("dense", "main"))
     assert segmentation.models == classification.models == size.models == ["Meb2b"]
     assert size.scores == [*segmentation.scores[:2], classification.scores[0]]
 
@@ -315,7 +316,7 @@ def test__differences_that_the_paper_words_come_out() -> None:
     without, with_registers = (row.scores for row in TABLES["registers"].rows)
     gains = [round(after - before, 1) for before, after in zip(without, with_registers, strict=True)]
     assert gains == [3.2, 2.1]
-    low, high = TABLES["high-resolution"].rows[0].scores
+    low, high = TABLES["high-res"].rows[0].scores
     assert round(low - high, 1) == 0.3
     assert TABLES["crop-range"].rows[2].scores[1] == 80.9
 
@@ -324,7 +325,7 @@ def test__one_model_has_different_scores_in_different_tables() -> None:
     said = "\n".join(describe_results("Meb2b"))
     assert "ADE20K k-NN 32.1" in said
     assert "ADE20K k-NN 33.0" in said
-    assert "(tab:standardization: with)" in said
+    assert "(Table 8: with)" in said
 
 
 def test__what_the_paper_leaves_open_is_said() -> None:
@@ -346,3 +347,28 @@ def test__a_models_recipe_can_be_extended_by_a_file(tmp_path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("extends: A0dd4\nmasking: {ratio: 0.8}\n")
     assert load_config(path) == load_config("A0dd4", ["masking.ratio=0.8"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ("Table 3", "dense"),
+        ("3", "dense"),
+        ("table 1B", "masking-strategy"),
+        ("Figure 7, left", "prototypes"),
+        ("figure 7 right", "dataset"),
+        ("tab:high_res", "high-res"),
+        ("Table 8", "standardization"),
+    ],
+)
+def test__a_table_is_found_by_its_number_or_label(asked: str, name: str) -> None:
+    assert paper_table(asked) is TABLES[name]
+
+
+def test__every_table_has_a_number_of_its_own_and_results_have_the_same_name() -> None:
+    assert len({table.number for table in TABLES.values()}) == len(TABLES)
+    for name, table in result_tables().items():
+        assert TABLES[name].label == table.label
+        assert table_named(TABLES[name].number) is table
+    with pytest.raises(CapiError, match="Table 1c compares trainings: `capi recipes --table` shows it"):
+        table_named("Table 1c")

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from PIL import Image
 
 import capi
 from capi.data import shard_writer
@@ -108,7 +109,9 @@ def test__the_bytes_do_not_depend_on_workers_and_the_order_on_the_seed(photos: P
 
 def test__a_size_bounds_the_shards(tmp_path: Path) -> None:
     sizes = np.random.default_rng(0).integers(1000, 60_000, 50)
-    source = EncodedImages([f"{number}.png" for number in range(50)], [b"x" * size for size in sizes.tolist()])
+    source = EncodedImages(
+        [f"{number}.png" for number in range(50)], [b"\xff\xd8\xff" + b"x" * (size - 3) for size in sizes.tolist()]
+    )
     packed = pack(source, tmp_path, PackingSettings(shard_megabytes=0.2))
     found = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
     assert len(found) == packed.shards == -(-(sizes.sum() + 50 * shard_writer._OVERHEAD) // 200_000)
@@ -166,6 +169,17 @@ def test__images_that_cannot_be_read_are_left_out_and_counted_also_when_it_goes_
     assert len(open_images(tmp_path / "out")) == 1
     with pytest.raises(CapiError, match="none of 1 images could be read"):
         pack(Files(tmp_path / "in", ["gone.png"]), tmp_path / "none", PackingSettings(per_shard=1))
+
+
+def test__files_that_are_no_images_are_named_and_left_out(tmp_path: Path) -> None:
+    for kind in ("png", "jpg", "webp", "tif", "bmp", "gif", "ppm"):
+        Image.new("RGB", (8, 8), "red").save(tmp_path / f"photo.{kind}")
+    (tmp_path / "page.jpg").write_bytes(b"<html>not found</html>")
+    (tmp_path / "empty.png").touch()
+    packed = pack(image_folder(tmp_path), tmp_path / "out", PackingSettings(per_shard=100))
+    assert packed.images == 7
+    assert set(packed.left_out) == {"page.jpg", "empty.png"}
+    assert "it is no image (it begins with b'<html>not fo')" in packed.left_out["page.jpg"]
 
 
 def test__tables_and_shards_can_be_packed_too(tmp_path: Path, photos: Path) -> None:

@@ -49,7 +49,7 @@ PROTOCOL = {
     "seed": (7, "seed", 7),
     "temperature": (0.5, "temperature", 0.5),
     "votes": (["weighted"], "votes", ("weighted",)),
-    "neighbours": ([2], "neighbours", (2,)),
+    "neighbors": ([2], "neighbours", (2,)),
     "distances": (["cosine"], "distances", ("cosine",)),
     "ignored_labels_vote": (False, "ignored_labels_vote", False),
     "ties": ("nearest", "ties", "nearest"),
@@ -173,7 +173,7 @@ def evaluated(small_config: Config, class_folders: Path) -> Config:
         [
             {
                 "benchmark": "folder/knn",
-                "options": {"data": str(class_folders), "neighbours": [3], "votes": ["majority"]},
+                "options": {"data": str(class_folders), "neighbors": [3], "votes": ["majority"]},
                 "weights": ["teacher", "student"],
             }
         ],
@@ -264,7 +264,7 @@ def test__images_are_read_once_over_several_evaluations(evaluated: Config, monke
 def test__evaluations_of_one_benchmark_are_told_apart(evaluated: Config, tmp_path: Path, class_folders: Path) -> None:
     (settings,) = evaluated.model_dump(mode="json")["evaluations"]
     file = tmp_path / "mine.yaml"
-    file.write_text(f"benchmark: folder/knn\ndata: {class_folders}\nneighbours: [1]\n")
+    file.write_text(f"benchmark: folder/knn\ndata: {class_folders}\nneighbors: [1]\n")
     several = [settings, settings, {"benchmark": str(file)}, settings, {"benchmark": str(file)}]
     built = build_evaluations(with_evaluations(evaluated, several), CPU)
     assert [each.name for each in built] == ["folder/knn", "folder/knn-2", "mine", "folder/knn-3", "mine-2"]
@@ -290,7 +290,7 @@ def test__any_protocol_may_be_run_on_the_way(
     [
         ({"benchmark": "demo/kn"}, 'did you mean "knn"?'),
         ({"benchmark": "dmo/knn"}, 'did you mean "demo"?'),
-        ({"benchmark": "demo/knn", "options": {"neighbors": [1]}}, 'did you mean "neighbours"?'),
+        ({"benchmark": "demo/knn", "options": {"neighbor": [1]}}, 'did you mean "neighbors"?'),
         ({"benchmark": "demo/knn-segmentation"}, "no masks"),
         ({"benchmark": "folder/knn", "options": {"data": "/nowhere"}}, "/nowhere"),
         ({"benchmark": "nowhere.yaml"}, "there is no file nowhere.yaml"),

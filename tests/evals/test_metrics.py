@@ -153,5 +153,5 @@ def test__tests_without_answers_are_errors() -> None:
 
 
 def test__scores_that_are_no_numbers_are_errors() -> None:
-    with pytest.raises(CapiError, match="no numbers"):
+    with pytest.raises(CapiError, match="scores are NaN"):
         answered_accuracy(torch.tensor([[0.0, math.nan]]), torch.zeros(1, 1).long())

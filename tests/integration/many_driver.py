@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -12,6 +13,7 @@ import torch
 
 import capi
 from capi.runtime.processes import joined
+from capi.train.compilation import compile_networks
 from capi.train.step import Learner, StepMetrics, train_step
 from capi.types import MaskedBatch
 
@@ -54,6 +56,7 @@ RUNS: dict[str, list[str]] = {
     # Below the length of every gradient.
     "clipped": ["optimization.clip=0.01"],
     "clipped_parts": ["optimization.clip=0.01", "optimization.micro_batches=2"],
+    "compiled": ["run.compile=on", "optimization.micro_batches=2"],
     # Its third batch is bad, while the queue has room for another.
     "skipped": ["run.non_finite=skip", "run.log_steps=2", "clustering.queue=36"],
     "muon": ["optimization.optimizer=muon", "optimization.clip=1.0"],
@@ -90,7 +93,13 @@ def step_with_a_bad_batch(learner: Learner, batches: Sequence[MaskedBatch], step
 
 def run(name: str, images: str, out: Path) -> None:
     step = step_with_a_bad_batch if name == "skipped" else train_step
-    with patch("capi.train.loop.train_step", step):
+    # What makes the code takes minutes, and whether it is right is tested with one process.
+    compile_quickly = partial(compile_networks, backend="aot_eager")
+    with (
+        patch("capi.train.loop.train_step", step),
+        patch("capi.train.run.compiler_warning", lambda _: None),
+        patch("capi.train.run.compile_networks", compile_quickly),
+    ):
         capi.pretrain(
             "tiny4",
             [*BASE, *RUNS[name]],

@@ -23,7 +23,7 @@ from tests.integration.launched import ended, start, succeeded
 DRIVER = Path(__file__).with_name("many_driver.py")
 OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "clipped", "stochastic", "lowered", "muon")
 OF_ONE += ("skipped", "layered")
-OF_TWO = (*OF_ONE, "accumulated", "selective", "clipped_parts")
+OF_TWO = (*OF_ONE, "accumulated", "selective", "clipped_parts", "compiled")
 OF_THREE = ("replicated", "clipped", "resumed", "queue_resumed", "muon", "muon_resumed")
 # A process that ends is noticed by the others within this time.
 BOUND_SECONDS = 30.0
@@ -42,7 +42,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same runs by one process, by two and by three; the third lot goes on with a run of two processes."""
+    """The same runs by one process, by two and by three; the third lot resumes a run of two processes."""
     out = tmp_path_factory.mktemp("runs")
     two = start(2, "-m", "tests.integration.many_driver", str(images), str(out / "two"), *OF_TWO)
     (out / "two").mkdir()
@@ -103,6 +103,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         ("three/clipped", "one/clipped", 1e-5),
         ("two/clipped_parts", "one/clipped", 1e-5),
         ("two/skipped", "one/skipped", 1e-5),
+        ("two/compiled", "one/plain", 1e-5),
         ("two/muon", "one/muon", 1e-5),
         ("two/layered", "one/layered", 1e-5),
         ("three/muon", "one/muon", 1e-5),
@@ -251,3 +252,7 @@ def test__other_configs_and_wrong_keys_are_told_once(images: Path, tmp_path: Pat
     assert sentence in " ".join(results[0][2].split())
     assert "Error" not in results[1][2]
     assert not (tmp_path / "run").exists()
+
+
+def test__each_matrix_is_put_together_once_on_meshes_of_replicas_and_shards() -> None:
+    succeeded(start(4, "-m", "tests.integration.matrices_driver"))

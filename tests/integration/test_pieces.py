@@ -40,7 +40,7 @@ def test__what_a_loop_trained_is_exported_and_loaded(tmp_path: Path, format: str
 
 def test__a_learner_is_evaluated_as_its_export_is(tmp_path: Path, class_folders: Path) -> None:
     learner, _ = trained()
-    options = [f"data={class_folders}", "workers=0", "neighbours=[1,3]", "validation_share=0.3"]
+    options = [f"data={class_folders}", "workers=0", "neighbors=[1,3]", "validation_share=0.3"]
     exported = capi.export(learner, tmp_path / "own.safetensors")
     scores = [capi.evaluate(model, "folder/knn", options, device="cpu").record for model in (learner, exported)]
     assert scores[0]["scores"] == scores[1]["scores"]

@@ -1,4 +1,4 @@
-"""Runs on shards, on parquet and on several sources: what they see, and that they go on exactly."""
+"""Runs on shards, on parquet and on several sources: what they see, and that they resume exactly."""
 
 import json
 from pathlib import Path
@@ -77,7 +77,7 @@ def test__shards_and_tables_train_alike_and_go_on_exactly(
         found = weights(run)
         assert all(torch.equal(found[name], value) for name, value in expected.items())
     assert [line["step"] for line in read_metrics(stopped / "metrics.jsonl")] == [1, 2, 3, 4]
-    with pytest.raises(CapiError, match="a run goes on with the same images"):
+    with pytest.raises(CapiError, match="a run resumes with the same images"):
         capi.pretrain(config, data=sources["photos"], out=stopped, device="cpu", resume=True)
 
 
@@ -92,5 +92,5 @@ def test__several_sources_are_recorded(config: Config, sources: dict[str, str], 
     ]
     assert capi.pretrain(config, data=data, out=done.path, device="cpu", resume=True).finished
     other = [f"{sources['shards']}@2", f"{sources['photos']}@1"]
-    with pytest.raises(CapiError, match="a run goes on with the same images"):
+    with pytest.raises(CapiError, match="a run resumes with the same images"):
         capi.pretrain(config, data=other, out=done.path, device="cpu", resume=True)

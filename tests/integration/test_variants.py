@@ -1,4 +1,4 @@
-"""Every switch trains, goes on where it was interrupted, and can be loaded and exported."""
+"""Every switch trains, resumes where it was interrupted, and can be loaded and exported."""
 
 import shutil
 from pathlib import Path
@@ -102,8 +102,8 @@ def test__metrics_and_health_are_those_that_the_target_has(small_config: Config,
 
 
 def test__a_collapsed_ibot_run_ends_as_a_result(small_config: Config, photos: Path, tmp_path: Path) -> None:
-    """Without centring, with a hot teacher and a large rate: the targets become one and the same."""
-    collapse = ["target.ema_head.centre_momentum=1.0", "target.ema_head.first_temperature=0.0005"]
+    """Without centering, with a hot teacher and a large rate: the targets become one and the same."""
+    collapse = ["target.ema_head.center_momentum=1.0", "target.ema_head.first_temperature=0.0005"]
     rates = ["target.ema_head.temperature=0.0005", "optimization.teacher_momentum=0.0", "optimization.steps=12"]
     config = short(small_config, *VARIANTS["ema_head"], *collapse, *rates, "optimization.learning_rate=0.05")
     assert capi.pretrain(config, data=photos, out=tmp_path / "run", device="cpu").finished

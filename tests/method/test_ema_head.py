@@ -30,7 +30,7 @@ def slow_sinkhorn(logits: Tensor, temperature: float, iterations: int) -> Tensor
 
 
 def test__centred_targets_by_hand_over_several_batches() -> None:
-    target, head = target_of(centre_momentum=0.8)
+    target, head = target_of(center_momentum=0.8)
     centre = [0.0] * 5
     for _ in range(3):
         tokens = torch.randn(2, 7, 6)
@@ -76,7 +76,7 @@ def test__balanced_targets_are_sinkhorn_s_over_all_predicted_patches(iterations:
 
 
 def test__collapsed_logits_give_finite_targets() -> None:
-    for name in ("centring", "sinkhorn"):
+    for name in ("centering", "sinkhorn"):
         target, _ = target_of(balance=name)
         _, (targets,) = target([torch.ones(2, 7, 6)], [INDEX])
         assert torch.isfinite(targets).all()

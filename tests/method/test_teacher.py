@@ -1,4 +1,6 @@
 import gc
+from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -8,11 +10,19 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.teacher import Teacher
 from capi.models.positions import register_coordinates
+from capi.runtime.devices import as_on_accelerator
 from capi.train.build import build_learner
 from capi.zoo.build import build_student
 from tests.variants import LAYERS, TARGETS, learner_of, varied
 
 
+@pytest.fixture(params=["on a CPU", "as on an accelerator"])
+def _way(request: pytest.FixtureRequest) -> Iterator[None]:
+    with as_on_accelerator() if request.param == "as on an accelerator" else nullcontext():
+        yield
+
+
+@pytest.mark.usefixtures("_way")
 def test__follows_as_an_exponential_moving_average(small_config: Config) -> None:
     student = build_student(small_config)
     teacher = Teacher(student)
@@ -30,6 +40,16 @@ def test__follows_as_an_exponential_moving_average(small_config: Config) -> None
     assert any(name.startswith("head") for name in averaged)
     for name, value in expected.items():
         torch.testing.assert_close(averaged[name], value)
+
+
+@pytest.mark.usefixtures("_way")
+def test__a_batch_that_is_skipped_is_not_followed(small_config: Config) -> None:
+    teacher, student = Teacher(build_student(small_config)), build_student(small_config)
+    before = [parameter.clone() for parameter in teacher.parameters()]
+    teacher.follow(student, 0.5, torch.ones(()))
+    assert all(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True))
+    teacher.follow(student, 0.5, torch.zeros(()))
+    assert not any(torch.equal(a, b) for a, b in zip(before, teacher.parameters(), strict=True) if a.std() > 0)
 
 
 def test__momentum_one_stands_still_and_zero_copies(small_config: Config) -> None:

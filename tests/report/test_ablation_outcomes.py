@@ -74,6 +74,12 @@ def test__rows_that_the_paper_scores_alike_or_not_at_all_have_no_order() -> None
     assert orderings(table(row("a", 20.0, 0.1), row("b", 20.0, 0.2), drawn), 0, "csv/knn-segmentation") == []
 
 
+@pytest.mark.parametrize("gap", [0.0, 0.0004, -0.0004])
+def test__scores_that_are_printed_alike_are_no_reversal(gap: float) -> None:
+    (one,) = orderings(table(row("a", 20.0, 0.2 + gap), row("b", 10.0, 0.2)), 0, "csv/knn-segmentation")
+    assert (one.verdict, percent_points(one.here)) == ("no difference", "0.0")
+
+
 def test__with_one_seed_the_sign_alone_is_known() -> None:
     (one,) = orderings(table(row("a", 20.0, 0.10), row("b", 10.0, 0.2)), 0, "csv/knn-segmentation")
     assert (one.uncertainty, one.verdict) == (None, "reversed")

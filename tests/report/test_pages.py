@@ -61,7 +61,7 @@ def study(name: str) -> TableOutcome:
         cost = PlannedCost(10**6, 2 * 10**6, 1e9, 10**4 * 4**number)
         return RowOutcome(title, runs, PaperRow(name=title, models=["Adcab"], scores=[20.0 + number]), cost)
 
-    paper = PaperTable(title=name, label="Table 1", columns=["ADE20K k-NN"], rows=[], open=name)
+    paper = PaperTable(title=name, label="tab:ablations:sinkhorn", columns=["ADE20K k-NN"], rows=[], open=name)
     rows = [row(name, 0), row("other", 1)]
     untrained = [RowOutcome("untrained", [RunOutcome("untrained", {"csv/knn": 0.1})])]
     return TableOutcome("n", paper, rows, untrained, ["csv/knn"], {"csv/knn": name}, {name: name}, {})

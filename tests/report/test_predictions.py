@@ -47,7 +47,7 @@ def label(probe: Path, images: list[Path], out: Path, patch_size: int = 4, **opt
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "attentive"])
 def test__labels_are_those_that_the_evaluation_was_scored_by(noisy: Path, tmp_path: Path, protocol: str) -> None:
-    few = ["neighbours=[5]"] if protocol == "knn" else ["iterations=30", "learning_rates=[0.01]"]
+    few = ["neighbors=[5]"] if protocol == "knn" else ["iterations=30", "learning_rates=[0.01]"]
     done = evaluate("pixels:4", f"folder/{protocol}", [f"data={noisy}", "image_size=8", *few], out=tmp_path / "out")
     found = label(tmp_path / "out" / "probe.safetensors", [noisy / "val"], tmp_path / "labels")
     assert found == Predicted(tmp_path / "labels", 30, {})
@@ -63,13 +63,13 @@ def test__labels_are_those_that_the_evaluation_was_scored_by(noisy: Path, tmp_pa
 
 @pytest.fixture
 def classifier(noisy: Path, tmp_path: Path) -> Path:
-    evaluate("pixels:4", "folder/knn", [f"data={noisy}", "image_size=8", "neighbours=[3]"], out=tmp_path / "knn")
+    evaluate("pixels:4", "folder/knn", [f"data={noisy}", "image_size=8", "neighbors=[3]"], out=tmp_path / "knn")
     return tmp_path / "knn" / "probe.safetensors"
 
 
 @pytest.fixture
 def segmenter(mask_folders: Path, tmp_path: Path) -> Path:
-    options = [f"data={mask_folders}", "image_size=8", "ignored=[255]", "neighbours=[1]", "distances=[l2]"]
+    options = [f"data={mask_folders}", "image_size=8", "ignored=[255]", "neighbors=[1]", "distances=[l2]"]
     evaluate("pixels:4", "masks/knn-segmentation", options, out=tmp_path / "masks")
     return tmp_path / "masks" / "probe.safetensors"
 

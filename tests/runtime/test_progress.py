@@ -37,6 +37,17 @@ def test__the_bar_is_on_the_screen_within_the_block_alone() -> None:
     assert not told.bar.live.is_started
 
 
+def test__an_interruption_says_how_far_it_came(caplog: pytest.LogCaptureFixture) -> None:
+    def packed() -> None:
+        with Telling("packing", 9) as told:
+            told.advance(4)
+            raise KeyboardInterrupt
+
+    with caplog.at_level(logging.WARNING, logger="capi"), pytest.raises(KeyboardInterrupt):
+        packed()
+    assert caplog.messages == ["packing: stopped after 4 of 9"]
+
+
 @pytest.mark.parametrize(("seconds", "said"), [(0.0, "0:00:00"), (59.9, "0:00:59"), (3600.0 * 30 + 61, "30:01:01")])
 def test__times_are_hours_minutes_and_seconds(seconds: float, said: str) -> None:
     assert clock_time(seconds) == said

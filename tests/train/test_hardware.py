@@ -31,6 +31,12 @@ def test__an_unknown_gpu_is_told_its_neighbour() -> None:
         find_gpu("a100")
 
 
+@pytest.mark.parametrize(("threads", "said"), [(1, "this machine, 1 thread"), (2, "this machine, 2 threads")])
+def test__threads_are_counted(monkeypatch: pytest.MonkeyPatch, threads: int, said: str) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert this_machine(torch.device("cpu"), size=64).title == said
+
+
 def test__this_machine_is_measured() -> None:
     machine = this_machine(torch.device("cpu"), size=64)
     assert machine.measured

@@ -294,7 +294,7 @@ def test__other_statistics_are_told(run: Path) -> None:
     config = made({"data": TREE["data"] | {"mean": [0.5] * 3, "std": [0.25] * 3}, "init": {"encoder": str(run)}})
     _, done = filled(config)
     assert done.notes == (
-        "images are normalised with mean 0.5,0.5,0.5 and deviation 0.25,0.25,0.25, but these weights learnt from "
+        "images are normalized with mean 0.5,0.5,0.5 and std 0.25,0.25,0.25, but these weights learnt from "
         "images normalised with data.mean=[0.485,0.456,0.406] data.std=[0.229,0.224,0.225]",
     )
 

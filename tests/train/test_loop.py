@@ -1,4 +1,4 @@
-"""The loop with a small learner and noise for images: what it logs, saves, and does when a loss is no number."""
+"""The loop with a small learner and noise for images: what it logs, saves, and does when a loss is not finite."""
 
 import logging
 import math

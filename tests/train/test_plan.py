@@ -89,7 +89,7 @@ def test__every_saving_has_its_row() -> None:
         "as planned",
         "replicated on every GPU",
         "activations of products alone kept",
-        "activations computed anew",
+        "activations recomputed",
         "float32",
         "2 micro-batches",
         "plain clustering, b x n x k at once",

@@ -1,6 +1,7 @@
 """A whole run from a folder of images: what it writes, and what it refuses before it writes anything."""
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.runtime.documents import parse_yaml
 from capi.train.health import RULES
+from capi.train.loop import Loop
 from capi.zoo.run_folder import WALL_CLOCK, read_metrics
 
 DEVICE = "cpu"
@@ -87,7 +89,7 @@ def test__the_number_of_workers_changes_nothing(config: Config, images: Path, tm
 def test__a_run_is_never_overwritten_by_accident(config: Config, images: Path, tmp_path: Path) -> None:
     capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(CapiError, match="--resume goes on with it, --overwrite starts anew"):
+    with pytest.raises(CapiError, match="--resume continues it, --overwrite starts again"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     # A finished run that is resumed stays as it is.
@@ -96,6 +98,43 @@ def test__a_run_is_never_overwritten_by_accident(config: Config, images: Path, t
     other = config.model_copy(update={"seed": 3})
     capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE, overwrite=True)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() != before
+
+
+def test__a_run_that_was_stopped_before_its_first_step_does_not_block_its_folder(
+    config: Config, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Loop, "run", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    other = config.model_copy(update={"seed": 3})
+    assert capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE).finished
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 3
+    with pytest.raises(CapiError, match="--resume goes on with it"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+
+
+@pytest.mark.parametrize(("batch", "warned"), [(10, False), (16, True)])
+def test__a_batch_of_more_images_than_there_are_is_warned_of(
+    config: Config, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, batch: int, warned: bool
+) -> None:
+    config = changed(config, optimization={"batch_size": batch, "steps": 1})
+    with caplog.at_level(logging.WARNING, logger="capi"):
+        capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    said = "batch_size = 16 is more than the 10 images there are" in caplog.text
+    assert said == warned
+    assert ("optimization.batch_size=8 or less" in caplog.text) == warned
+
+
+def test__epochs_count_the_images_that_there_are_and_a_resumed_run_knows_them(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
+    config = changed(config, optimization={"batch_size": 4, "epochs": 2})
+    assert capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE).step == 5
+    assert capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True).step == 5
 
 
 def test__another_config_is_refused_with_the_difference(config: Config, images: Path, tmp_path: Path) -> None:
@@ -110,7 +149,7 @@ def test__another_config_is_refused_with_the_difference(config: Config, images: 
 def test__other_images_are_refused(config: Config, images: Path, tmp_path: Path) -> None:
     capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     (images / "0.png").rename(images / "zero.png")
-    with pytest.raises(CapiError, match="a run goes on with the same images"):
+    with pytest.raises(CapiError, match="a run resumes with the same images"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
 
 
@@ -281,7 +320,7 @@ def test__what_goes_wrong_at_the_start_leaves_the_old_run(
 def test__compiled_networks_learn_the_same(config: Config, images: Path, tmp_path: Path) -> None:
     """In processes of their own: torch's compiler warns, and should not see the checks of annotations."""
     losses = []
-    for name, switch in (("plain", False), ("compiled", True)):
+    for name, switch in (("plain", "off"), ("compiled", "on")):
         recipe = tmp_path / f"{name}.yaml"
         # Compiled code draws other random numbers, so nothing is dropped here.
         changes = {"run": {"compile": switch}, "model": {"stochastic_depth": 0.0}}

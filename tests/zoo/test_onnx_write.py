@@ -81,7 +81,7 @@ def test__an_overflow_in_half_precision_is_not_kept(
     nan = float("nan")
     found = iter([SAME, Difference(absolute=nan, relative=nan, cosine=nan, least_cosine=nan)])
     monkeypatch.setattr(onnx_files, "check_onnx", lambda encoder, path: {"feature_map": next(found)})
-    with pytest.raises(CapiError, match="in float16 this model gives feature_map that are no numbers"):
+    with pytest.raises(CapiError, match="in float16 this model gives feature_map that are NaN"):
         write_onnx(model, tmp_path / "encoder.onnx", precision="float16")
     assert list(tmp_path.iterdir()) == []
 

@@ -203,7 +203,7 @@ def test__tensors_that_hold_no_real_numbers_are_named() -> None:
 def test__channels_that_are_not_three_have_statistics_of_their_own_number(caplog: pytest.LogCaptureFixture) -> None:
     model = from_released(to_released(random_model()), "two.pth")
     assert model.statistics == Statistics((0.5, 0.5), (0.5, 0.5))
-    assert "two.pth does not say which mean and deviation its 2 channels had" in caplog.text
+    assert "two.pth does not say which mean and std its 2 channels had" in caplog.text
 
 
 def test__an_unknown_rotary_table_is_named() -> None:

@@ -25,7 +25,7 @@ def test__only_an_empty_or_missing_folder_may_become_a_run(tmp_path: Path, folde
     RunFolder(tmp_path / "new").refuse_unless_free()
     (tmp_path / "empty").mkdir()
     RunFolder(tmp_path / "empty").refuse_unless_free()
-    with pytest.raises(CapiError, match="holds a run already: --resume goes on with it, --overwrite starts anew"):
+    with pytest.raises(CapiError, match="holds a run already: --resume continues it, --overwrite starts again"):
         folder.refuse_unless_free()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")

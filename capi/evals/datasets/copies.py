@@ -1,13 +1,13 @@
 """The same photo in training and in a test, where the split is the user's own: the same bytes, under any name.
 
 Files of different sizes differ, and most of equal size differ in their last bytes; only the rest is read as a whole.
-A photo that was stored anew (resized, recompressed, another format) has other bytes and is not found.
+A photo that was stored again (resized, recompressed, another format) has other bytes and is not found.
 """
 
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -36,17 +36,15 @@ def noting_copies(data: Data, root: Path | None) -> Data:
     """
     folder = csv_place(root)[1] if root is not None and is_csv(root) else root
     notes: list[str] = []
-    for name, images in _tests(data).items():
+    if isinstance(data, SegmentationData):
+        tests = {data.test_name: data.test.images}
+    else:
+        tests = {name: test.images for name, test in data.tests.items()}
+    for name, images in tests.items():
         notes += _notes(name, images, data.train.images, folder)
     for note in notes:
         _warn_once(note)
     return replace(data, notes=(*data.notes, *notes))
-
-
-def _tests(data: ClassificationData | SegmentationData) -> Mapping[str, ImageSource]:
-    if isinstance(data, SegmentationData):
-        return {data.test_name: data.test.images}
-    return {name: test.images for name, test in data.tests.items()}
 
 
 def _notes(name: str, test: ImageSource, train: ImageSource, folder: Path | None) -> list[str]:
@@ -94,7 +92,7 @@ def _of_common_sizes(*sources: ImageSource) -> list[list[Path]]:
 
 
 def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
-    """In bytes; -1 for what is no file, and for files that are missing, which is told where they are read."""
+    """In bytes; -1 for what is no file, and for files that are missing, which raises where they are read."""
 
     def size(number: int) -> int:
         path = source.read(number)

@@ -103,7 +103,7 @@ def check_count(found: int, expected: int, what: str, options: DataOptions) -> t
     if options.verify_counts:
         raise CapiError(
             f"found {found} {what}, but the official data set has {expected}: "
-            "complete the files, or say verify_counts=false to go on with what is there"
+            "complete the files, or say verify_counts=false to continue with what is there"
         )
     return (f"{found} {what} instead of the official {expected}",)
 

@@ -39,7 +39,9 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
     notes = check_count(len(train), COUNTS["train"], "training images", options)
     notes += check_count(len(val), COUNTS["val"], "validation images", options)
     notes += check_count(len(classes), CLASSES, "classes", options)
-    _check_known([kind for _, kind in (*train, *val)], classes)
+    unknown = sorted({kind for _, kind in (*train, *val)} - set(classes))
+    if unknown:
+        raise CapiError(f"the class {unknown[0]} is not among the {len(classes)} classes to train on")
     tests = {"val": answered(labelled(root / "val", val, classes))}
     # Numbers instead of ids are understood by the whole list of classes alone.
     numbered = listed is not None or len(classes) == CLASSES
@@ -59,12 +61,6 @@ def check_wnids(names: Sequence[str]) -> list[str]:
     if wrong is not None:
         raise CapiError(f'"{wrong}" is no WordNet id like n01440764, which the classes of ImageNet are named by')
     return classes
-
-
-def _check_known(kinds: Sequence[str], classes: Sequence[str]) -> None:
-    unknown = sorted(set(kinds) - set(classes))
-    if unknown:
-        raise CapiError(f"the class {unknown[0]} is not among the {len(classes)} classes to train on")
 
 
 def number_of(name: str) -> int:

@@ -14,7 +14,7 @@ SPECIES = 10_000
 
 def load(root: Path, options: DataOptions) -> ClassificationData:
     """Trained on train or train_mini, tested on val; from the annotations where they lie, else from the folders."""
-    train = options.train or next((name for name in ("train", "train_mini") if _is_there(root, name)), "train")
+    train = options.train or next((name for name in ("train", "train_mini") if (root / name).is_dir()), "train")
     if train not in {"train", "train_mini"}:
         raise CapiError(f'train= is train or train_mini here, not "{train}"{nearest(train, COUNTS)}')
     notes: tuple[str, ...] = ()
@@ -30,10 +30,6 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
     return ClassificationData(
         data.classes, data.train, data.tests, data.notes + check_count(len(data.classes), SPECIES, "species", options)
     )
-
-
-def _is_there(root: Path, split: str) -> bool:
-    return (root / split).is_dir()
 
 
 def _annotated(root: Path, split: str) -> tuple[list[tuple[str, str]], list[str]]:

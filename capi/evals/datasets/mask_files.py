@@ -68,14 +68,12 @@ class MaskFiles:
         labels = np.where(inside == values, self._lookup[inside], -1)
         unknown = labels < 0
         if unknown.any():
-            raise CapiError(f"{self.path(index)} holds {self.describe(int(values[unknown][0]))}, {self._reason()}")
+            reason = "which is neither a class nor ignored" + (f": {self.hint}" if self.hint else "")
+            raise CapiError(f"{self.path(index)} holds {self.describe(int(values[unknown][0]))}, {reason}")
         return labels.astype(np.uint8) if labels.size and labels.max() <= 255 else labels
 
     def describe(self, value: int) -> str:
         return f"the label {value}"
-
-    def _reason(self) -> str:
-        return "which is neither a class nor ignored" + (f": {self.hint}" if self.hint else "")
 
 
 class ColourMasks(MaskFiles):
@@ -189,7 +187,9 @@ def segmentation_of_own_masks(
         classes = {label: name for label, name in enumerate(options.class_names) if label not in ignored}
         more: tuple[str, ...] = ()
     else:
-        classes, more = _classes_found(_files(train, None), _files(test, None), ignored)
+        labels = sorted((labels_found(_files(train, None)) | labels_found(_files(test, None))) - ignored)
+        note = f"the label {VOID} counts as a class; if it means pixels that do not count, say ignored=[{VOID}]"
+        classes, more = ({label: str(label) for label in labels}, (note,) if VOID in labels else ())
     if not classes:
         raise CapiError("no label of the masks counts, since all are ignored: look at ignored= and class_names=")
     table = known_labels(classes, ignored)
@@ -206,11 +206,3 @@ def segmentation_of_own_masks(
 def _files(part: tuple[Path, Path, Pairs], table: Mapping[int, int] | None) -> MaskFiles:
     hint = "if its pixels do not count, say ignored=[...] with this number; else name it in class_names="
     return MaskFiles(part[1], [mask for _, mask in part[2]], table, hint)
-
-
-def _classes_found(
-    train: MaskSource, test: MaskSource, ignored: frozenset[int]
-) -> tuple[dict[int, str], tuple[str, ...]]:
-    labels = sorted((labels_found(train) | labels_found(test)) - ignored)
-    note = f"the label {VOID} counts as a class; if it means pixels that do not count, say ignored=[{VOID}]"
-    return {label: str(label) for label in labels}, (note,) if VOID in labels else ()

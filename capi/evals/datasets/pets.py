@@ -73,7 +73,10 @@ def _masked(root: Path, pets: Sequence[Pet]) -> MaskedImages:
 
 def _splits(root: Path, options: DataOptions) -> tuple[dict[str, list[Pet]], tuple[str, ...]]:
     """The photos of the two lists, sorted, without those to be left out."""
-    splits = {split: sorted(_pet(line, root) for line in list_lines(_list(root, split))) for split in COUNTS}
+    splits = {
+        split: sorted(_pet(line, root) for line in list_lines(root / "annotations" / f"{split}.txt"))
+        for split in COUNTS
+    }
     notes: tuple[str, ...] = ()
     for split, expected in COUNTS.items():
         notes += check_count(len(splits[split]), expected, f"photos in {split}.txt", options)
@@ -83,10 +86,6 @@ def _splits(root: Path, options: DataOptions) -> tuple[dict[str, list[Pet]], tup
     return {
         split: [pet for pet in pets if f"images/{pet.name}.jpg" in left] for split, pets in splits.items()
     }, notes + more
-
-
-def _list(root: Path, split: str) -> Path:
-    return root / "annotations" / f"{split}.txt"
 
 
 def _pet(line: str, root: Path) -> Pet:

@@ -31,7 +31,7 @@ class Keeping:
     """How tensors are kept.
 
     `compute_bytes` of a value that products read and give. `checkpointing` full keeps the input of each block and
-    computes the rest anew; selective keeps the products of each block and computes norms, rotations and GELUs anew.
+    recomputes the rest; selective keeps the products of each block and recomputes norms, rotations and GELUs.
     """
 
     compute_bytes: int = FLOAT32

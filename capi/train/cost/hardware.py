@@ -79,7 +79,9 @@ def this_machine(device: torch.device, size: int | None = None) -> Gpu:
     accelerator = device.type == "cuda"
     side = size or (8192 if accelerator else 2048)
     rounded = measured_peak(device, torch.bfloat16, side) if accelerator and _has_bfloat16() else None
-    title = torch.cuda.get_device_name(device) if accelerator else f"this machine, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    plural = "" if threads == 1 else "s"
+    title = torch.cuda.get_device_name(device) if accelerator else f"this machine, {threads} thread{plural}"
     return Gpu(
         name=THIS,
         title=title,

@@ -243,7 +243,7 @@ class Planned:
             Part("activations of the encoder", kept.encoder, STUDENT),
             Part("activations of the predictor", kept.predictor, STUDENT),
             Part("activations of head and loss", kept.head, STUDENT),
-            Part("block computed anew", kept.recomputed, STUDENT),
+            Part("recomputed block", kept.recomputed, STUDENT),
             Part("rounded copies of weights", copies, STUDENT),
             Part("working memory of the backward pass", self._backward(at_once, keeping), STUDENT),
         ]

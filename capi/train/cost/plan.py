@@ -225,7 +225,7 @@ def variants(saving: Saving, gpu: Gpu, gpus: int) -> dict[str, Saving]:
     for mode, name in (
         ("off", "activations kept"),
         ("selective", "activations of products alone kept"),
-        ("full", "activations computed anew"),
+        ("full", "activations recomputed"),
     ):
         found[name] = replace(saving, checkpointing=mode)  # type: ignore[arg-type]
     if gpu.bfloat16 is not None:
@@ -276,7 +276,7 @@ def _largest(peak: Callable[[int], int], usable: float) -> int:
 def effort(
     config: Config, flop: IterationFlop, gpu: Gpu, gpus: int, saving: Saving, assumptions: Assumptions
 ) -> Effort:
-    """Time from FLOP, energy from time. Blocks that are computed anew cost one more forward pass."""
+    """Time from FLOP, energy from time. Blocks that are recomputed cost one more forward pass."""
     again = (flop.student_encoder + flop.predictor) / TRAINING if saving.checkpointing == "full" else 0.0
     peak = gpu.peak("bfloat16" if saving.mixed_precision else "float32")
     batch, steps = config.optimization.batch_size, config.optimization.known_steps

@@ -1,4 +1,4 @@
-"""From the names of a source's state dict to ours, strictly: every tensor is used, known to belong elsewhere, or told.
+"""From the names of a source's state dict to ours, strictly: a tensor is used, known to belong elsewhere, or an error.
 
 A `Layout` is a list of rules, one for each kind of tensor; `{n}` stands for the number of a block. A tensor of theirs
 may be several of ours, one after the other in its first dimension: a fused map of queries, keys and values.
@@ -60,7 +60,7 @@ class Layout:
     ignored: tuple[str, ...] = ()
     """Patterns of names that are in such files and do not belong to the encoder: heads, decoders, mask tokens."""
     parts: Mapping[str, Subnetwork] | None = None
-    """By name, the one that is used unless told otherwise first."""
+    """By name; the first one is the default."""
     renamed: tuple[tuple[str, str], ...] = ()
     """Patterns of names that come in two forms, and what they are taken for."""
     leading_blocks: str = ""
@@ -92,8 +92,10 @@ class _Place(NamedTuple):
 def find_state(contents: Any, layout: Layout, part: Subnetwork) -> State | None:
     """The tensors of one part of a checkpoint by their own names, without wrappers; None where they are not there."""
     for place in part.places:
-        mapping = _descend(contents, place)
-        if mapping is None:
+        mapping = contents
+        for name in place:
+            mapping = mapping.get(name) if isinstance(mapping, Mapping) else None
+        if not isinstance(mapping, Mapping):
             continue
         plain = _named_tensors(mapping)
         for prefix in part.prefixes:
@@ -103,7 +105,7 @@ def find_state(contents: Any, layout: Layout, part: Subnetwork) -> State | None:
 
 
 def _renamed(plain: State, layout: Layout, prefix: str) -> State:
-    """Names as the layout has them; two that become the same are told."""
+    """Names as the layout has them; two that become the same are an error."""
     state: State = {}
     for name, value in plain.items():
         short = name.removeprefix(prefix)
@@ -137,12 +139,6 @@ def _masked(state: State) -> State:
         if name.endswith(".bias") and f"{name}_mask" in state
     }
     return state | products
-
-
-def _descend(contents: Any, place: tuple[str, ...]) -> Mapping[Any, Any] | None:
-    for name in place:
-        contents = contents.get(name) if isinstance(contents, Mapping) else None
-    return contents if isinstance(contents, Mapping) else None
 
 
 def _named_tensors(mapping: Mapping[Any, Any]) -> State:

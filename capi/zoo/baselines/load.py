@@ -50,7 +50,7 @@ def open_baseline(name: str) -> PlainViT:
     baseline = baseline_named(model)
     if plus:
         baseline = _with_resampling(baseline, resampling)
-    # A part that does not exist is told before a large file is read.
+    # A part that does not exist raises before a large file is read.
     if at:
         baseline.layout.part(part)
     return load_baseline(baseline, _named_place(baseline, place) if place else find_weights(baseline), part or None)
@@ -68,7 +68,8 @@ def _with_resampling(baseline: Baseline, resampling: str) -> Baseline:
 
 def find_weights(baseline: Baseline) -> Path:
     """The file or folder on this machine; where there is none, what to download and where to put it."""
-    folders = _folders()
+    named = os.environ.get(FOLDER_VARIABLE)
+    folders = ([Path(named).expanduser()] if named else []) + [cache_folder()]
     names = [f"{baseline.name}{ending}" for ending in _ENDINGS] + [baseline.file]
     for folder in folders:
         for name in names:
@@ -79,11 +80,6 @@ def find_weights(baseline: Baseline) -> Path:
         f"the weights of {baseline.name} are not on this machine: put {baseline.file} of {baseline.source} at "
         f"{folders[0] / baseline.name}.pth, or name the file with {PREFIX}{baseline.name}=PATH{usual}"
     )
-
-
-def _folders() -> list[Path]:
-    named = os.environ.get(FOLDER_VARIABLE)
-    return ([Path(named).expanduser()] if named else []) + [cache_folder()]
 
 
 def _named_place(baseline: Baseline, place: str) -> Path:
@@ -109,7 +105,8 @@ def load_baseline(baseline: Baseline, path: Path, part: str | None = None) -> Pl
         raise CapiError(f"there is no {path}: expected {baseline.file} of {baseline.source}")
     folder = _transformers_folder(path)
     if folder is None:
-        return _load_original(baseline, path, part)
+        contents = read_weights(path) if path.is_dir() else read_contents(path)
+        return _build(baseline, baseline.architecture, contents, baseline.layout, part, str(path))
     config = read_config(folder)
     if part is not None:
         raise CapiError(f'{folder} holds one network in the format of transformers: leave out "@{part}"')
@@ -127,11 +124,6 @@ def _transformers_folder(path: Path) -> Path | None:
     return folder if named and "model_type" in read_config(folder) else None
 
 
-def _load_original(baseline: Baseline, path: Path, part: str | None) -> PlainViT:
-    contents = read_weights(path) if path.is_dir() else read_contents(path)
-    return _build(baseline, baseline.architecture, contents, baseline.layout, part, str(path))
-
-
 def _build(
     baseline: Baseline, architecture: PlainArchitecture, contents: Any, layout: Layout, part: str | None, source: str
 ) -> PlainViT:
@@ -146,7 +138,9 @@ def _build(
     without = sorted(name for name, value in weights.items() if value.is_meta)
     if without:
         raise CapiError(f'{source} says the shape of "{without[0]}" but does not hold its numbers: download it again')
-    _tell_ignored(state, layout, source)
+    left = sorted({name.split(".")[0] for name in state if is_ignored(name, layout)})
+    if left:
+        _LOG.info("%s: left out, as they are no part of the encoder: %s", source, ", ".join(left))
     _tell_doubtful(weights, architecture, baseline, source)
     with without_weights():
         model = PlainViT(
@@ -167,12 +161,6 @@ def _set_periods(model: PlainViT, state: State, layout: Layout, source: str) -> 
         asked = tuple(computed.shape)
         raise CapiError(f'{source} has "{layout.periods}" of shape {tuple(found.shape)}, expected {asked}')
     model.rotary_periods = found
-
-
-def _tell_ignored(state: State, layout: Layout, source: str) -> None:
-    left = sorted({name.split(".")[0] for name in state if is_ignored(name, layout)})
-    if left:
-        _LOG.info("%s: left out, as they are no part of the encoder: %s", source, ", ".join(left))
 
 
 def _tell_doubtful(weights: State, architecture: PlainArchitecture, baseline: Baseline, source: str) -> None:

@@ -142,7 +142,7 @@ def _dinov3_rules(of: PlainArchitecture) -> tuple[KeyRule, ...]:
 
 
 def architecture_in(config: Mapping[str, Any], baseline: Baseline, source: str) -> PlainArchitecture:
-    """The baseline's architecture with what config.json adds to it; a model of another kind or size is told."""
+    """The baseline's architecture with what config.json adds to it; a model of another kind or size raises."""
     kind = config.get("model_type")
     if kind != baseline.model_type:
         known = f'"{baseline.model_type}"' if baseline.model_type else "no type that transformers has"

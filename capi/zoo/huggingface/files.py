@@ -119,7 +119,7 @@ def checked_image_size(size: Any, patch_size: int, source: str = "") -> tuple[in
 
 
 def check_statistics(mean: Any, std: Any, channels: int, source: str) -> None:
-    """A mean and a deviation above 0 for each channel."""
+    """A mean and a std above 0 for each channel."""
     for name, values in (("image_mean", mean), ("image_std", std)):
         listed = values if isinstance(values, list | tuple) else []
         real = all(isinstance(value, int | float) and math.isfinite(value) for value in listed)

@@ -76,7 +76,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 class CapiConfig(PreTrainedConfig):
-    """Every value of an `Architecture`, the size of images, and the mean and deviation of their channels."""
+    """Every value of an `Architecture`, the size of images, and the mean and std of their channels."""
 
     model_type = MODEL_TYPE
     # What these are called in configs of other models.
@@ -123,7 +123,7 @@ class CapiOutput(ModelOutput):
     pooler_output: Float[Tensor, "b e"] | None = None
     """One vector for each image, of the predictor's width."""
     feature_map: Float[Tensor, "b rows columns d"] | None = None
-    """The patches once more, where they stand."""
+    """The patches again, where they stand."""
     hidden_states: tuple[Tensor, ...] | None = None
     """Where asked for: what goes into the first block, then what comes out of each, before the final norm."""
 

@@ -77,7 +77,7 @@ def make_template(folder: Path) -> None:
     capi.export(run, folder / "model.safetensors")
     capi.export(run, folder / "transformers", format="transformers")
     capi.extract("pixels:4", photos, out=folder / "features.safetensors", image_size=8)
-    small = [f"data={photos}", "image_size=8", "neighbours=[1]", "features=[mean_patch]", "workers=0"]
+    small = [f"data={photos}", "image_size=8", "neighbors=[1]", "features=[mean_patch]", "workers=0"]
     capi.evaluate("pixels:4", "folder/knn", small, out=folder / "evaluated")
     shutil.move(folder / "evaluated" / "probe.safetensors", folder / "probe.safetensors")
     shutil.rmtree(folder / "evaluated")

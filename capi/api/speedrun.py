@@ -1,0 +1,164 @@
+"""The race: reach a fixed score on fixed photos at the least cost. Rules and records: benchmarks/speedrun/README.md."""
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import capi
+from capi.config.files import dump_config, load_config
+from capi.config.schema import Config
+from capi.data.locations import open_images
+from capi.errors import CapiError, nearest
+from capi.evals.classification import KnnClassification
+from capi.evals.datasets import load_classification
+from capi.evals.features import Encoding
+from capi.evals.tasks import DataOptions
+from capi.runtime.atomic import atomic_write
+from capi.runtime.devices import choose_device
+from capi.train import run
+from capi.train.cost.summary import planned_cost
+from capi.zoo.weights import load_run
+
+RECORD = "speedrun.json"
+# What costs time and teaches nothing.
+_QUIET = ("evaluations=[]", "run.report=false", "run.snapshots=0", "run.loggers=[]")
+
+
+@dataclass(frozen=True)
+class Track:
+    """Photos to learn from, photos to be scored on, and the score to reach: k-NN on the teacher's mean patch."""
+
+    photos: str
+    goal: float
+    dataset: str
+    test: str
+    neighbours: int
+    train_images: int
+    # None where the photos lie in a folder of one's own.
+    fingerprint: str | None = None
+
+
+TRACKS = {
+    "groceries": Track(
+        photos="the built-in photos",
+        goal=0.54,
+        dataset="demo",
+        test="test",
+        neighbours=1,
+        train_images=675,
+        fingerprint="7ef7cd07f91c5369",
+    ),
+    "imagenette": Track(
+        photos="a folder with train/CLASS and val/CLASS, as Imagenette comes",
+        goal=0.5,
+        dataset="folder",
+        test="val",
+        neighbours=20,
+        train_images=9469,
+    ),
+}
+
+
+def speedrun(
+    track: str,
+    recipe: str,
+    overrides: Sequence[str] = (),
+    *,
+    out: str | Path,
+    data: str | Path | None = None,
+    device: str | None = None,
+    console: Console | None = None,
+) -> dict[str, Any] | None:
+    """Train a recipe on a track's photos, score it as the track says, write one record; None when interrupted.
+
+    The cost is the CPU seconds of this process and its workers, from opening the photos to the last step, and the FLOP
+    that the recipe requires.
+    """
+    if track not in TRACKS:
+        raise CapiError(f'there is no track "{track}"{nearest(track, TRACKS)} (there are {", ".join(TRACKS)})')
+    rules = TRACKS[track]
+    config = load_config(recipe, [*overrides, *_QUIET])
+    _refuse_help(config)
+    root = _photos(track, rules, data)
+    chosen = choose_device(device)
+    cpu, clock = _cpu_seconds(), time.perf_counter()
+    images = "demo" if root is None else root / "train"
+    source = open_images(images)
+    if len(source) != rules.train_images or source.fingerprint != (rules.fingerprint or source.fingerprint):
+        raise CapiError(
+            f"the track {track} is trained on {rules.train_images} photos, and {images} holds {len(source)} or others: "
+            f"give {rules.photos}"
+        )
+    done = run.pretrain(config, data=images, out=out, device=chosen, console=console)
+    cpu, clock = _cpu_seconds() - cpu, time.perf_counter() - clock
+    if not done.finished:
+        return None
+    score = _score(config, rules, root, done.path, chosen)
+    cost = planned_cost(config)
+    written = dump_config(config)
+    record = {
+        "track": track,
+        "goal": rules.goal,
+        "score": round(score, 4),
+        "reached": score >= rules.goal,
+        "cpu_seconds": round(cpu, 1),
+        "wall_seconds": round(clock, 1),
+        "flop": cost.flop,
+        "images_seen": cost.images_seen,
+        "seed": config.seed,
+        "recipe": recipe,
+        "overrides": list(overrides),
+        "config_sha256": hashlib.sha256(written.encode()).hexdigest(),
+        "photos": source.fingerprint,
+        "capi": capi.__version__,
+        "torch": torch.__version__,
+        "device": str(chosen),
+        "machine": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    atomic_write(done.path / RECORD, json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def _refuse_help(config: Config) -> None:
+    """The race begins with random weights and no other encoder."""
+    for key, given in (("init.encoder", config.init.encoder), ("target.frozen.encoder", config.target.frozen.encoder)):
+        if given is not None:
+            raise CapiError(f"{key}={given} brings in what another run learnt, but a race begins anew: leave it out")
+
+
+def _photos(track: str, rules: Track, data: str | Path | None) -> Path | None:
+    """The folder of a track's photos; None where they are built in."""
+    if rules.dataset == "demo":
+        if data is not None:
+            raise CapiError(f"the track {track} has photos of its own: leave --data out")
+        return None
+    if data is None or not (Path(data) / "train").is_dir():
+        raise CapiError(f"the track {track} needs --data, {rules.photos}, and {data} is none")
+    return Path(data)
+
+
+def _score(config: Config, rules: Track, root: Path | None, path: Path, device: torch.device) -> float:
+    protocol = KnnClassification(
+        load_classification(rules.dataset, root, DataOptions(train="train", tests=(rules.test,))),
+        Encoding(size=config.data.height_and_width, batch_size=64, device=device),
+        neighbours=(rules.neighbours,),
+        votes=("majority",),
+        features=("mean_patch",),
+    )
+    return protocol.run(load_run(path).to(device)).main
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of its workers that have ended."""
+    return sum(os.times()[:4])

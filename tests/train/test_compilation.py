@@ -1,0 +1,115 @@
+"""Compiled networks beside plain ones, and what happens where nothing can be compiled."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from capi.config.files import load_config, parse_config
+from capi.config.schema import Config
+from capi.errors import CapiError
+from capi.train.compilation import wants_compiling
+from capi.zoo.run_folder import WALL_CLOCK, read_metrics
+from tests.train.compiled_driver import CASES
+
+
+def driven(backend: str, *names: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """What the driver found, and what it wrote to the log."""
+    command = [sys.executable, "-m", "tests.train.compiled_driver", backend, *names]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, dict[str, Any]]:
+    """Traced and differentiated as by any backend, and then carried out as it is."""
+    return driven("aot_eager", *CASES)[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test__blocks_and_heads_are_compiled_whole(compiled: dict[str, dict[str, Any]], name: str) -> None:
+    assert compiled[name]["breaks"] == {}
+    # Blocks of the teacher, the encoder and the predictor, and a head, however deep the networks are.
+    assert 4 <= compiled[name]["graphs"] <= 5
+    assert set(compiled[name]["copies"]) <= {"method", "partial"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test__compiled_networks_learn_what_plain_ones_do(compiled: dict[str, dict[str, Any]], name: str) -> None:
+    assert compiled[name]["moved"] > 1e-2
+    assert compiled[name]["distance"] < 1e-3 * compiled[name]["moved"]
+
+
+@pytest.mark.thorough
+def test__code_of_the_default_compiler_learns_the_same() -> None:
+    found = driven("inductor", "plain", "parts")[0]
+    assert all(case["distance"] < 1e-3 * case["moved"] for case in found.values())
+
+
+def test__a_compiler_that_fails_at_a_step_is_told_once_and_changes_nothing() -> None:
+    found, log = driven("broken", "plain")
+    assert found["plain"]["distance"] == 0
+    assert log.count("torch.compile does not work here (OSError: the compiler is not there)") == 1
+
+
+def test__without_a_compiler_a_run_says_so_before_its_first_step_and_trains(
+    small_config: Config, tmp_path: Path
+) -> None:
+    images = tmp_path / "images"
+    images.mkdir()
+    for number in range(6):
+        pixels = np.random.default_rng(number).integers(0, 255, (32, 24, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(images / f"{number}.png")
+    sizes = ["data.image_size=16", "model.width=16", "model.heads=1", "model.depth=1", "optimization.batch_size=4"]
+    options = [
+        *sizes,
+        "optimization.steps=2",
+        "run.log_steps=1",
+        "run.report=false",
+        "run.snapshots=0",
+        "data.workers=0",
+    ]
+    records = []
+    for switch in ("on", "off"):
+        out = tmp_path / switch
+        command = ["-m", "capi", "pretrain", "tiny4", "--data", str(images), "--out", str(out), "--device", "cpu"]
+        missing = {"CXX": "/no/compiler", "CC": "/no/compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "code")}
+        done = subprocess.run(
+            [sys.executable, *command, *options, f"run.compile={switch}"],
+            env=os.environ | missing,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said = " ".join((done.stdout + done.stderr).split())
+        assert said.count("torch.compile does not work here") == (switch == "on")
+        assert ("CXX names it" in said) == (switch == "on")
+        assert "Traceback" not in said
+        records.append(
+            [{key: one[key] for key in one if key not in WALL_CLOCK} for one in read_metrics(out / "metrics.jsonl")]
+        )
+    assert records[0] == records[1]
+
+
+def test__the_switch_may_be_a_boolean_and_is_on_by_itself_for_cuda(small_config: Config) -> None:
+    assert small_config.run.compile == "auto"
+    for given, meant in {"on": "on", "true": "on", "off": "off", "false": "off", "auto": "auto"}.items():
+        assert load_config("tiny4", [f"run.compile={given}"]).run.compile == meant
+    tree = small_config.model_dump(mode="json")
+    for value in (True, False):
+        assert parse_config(tree | {"run": tree["run"] | {"compile": value}}).run.compile == ("on" if value else "off")
+    with pytest.raises(CapiError, match=r"run\.compile.*auto"):
+        load_config("tiny4", ["run.compile=[1]"])
+    for kind, automatic in (("cuda", True), ("cpu", False), ("mps", False)):
+        assert wants_compiling("auto", torch.device(kind)) is automatic
+        assert wants_compiling("on", torch.device(kind))
+        assert not wants_compiling("off", torch.device(kind))
