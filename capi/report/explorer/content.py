@@ -10,7 +10,7 @@ from capi.report.pictures.colormaps import coolwarm
 from capi.report.pictures.gallery import PatchPlace
 from capi.report.pictures.hidden_patches import HiddenPredictions, filled_picture
 from capi.report.pictures.painters import ComponentMaps, PcaColors, PrototypeMaps, distinct_colors
-from capi.report.pictures.similarity import heat_over, most_similar, outline_patch, similarity_map
+from capi.report.pictures.similarity import contrast, heat_over, most_similar, outline_patch, similarity_map
 from capi.types import Int
 
 Patch = tuple[int, int]
@@ -69,14 +69,14 @@ class Content:
         similarity = similarity_map(view.feature_map[patch], view.feature_map)
         row, column = best = most_similar(similarity, patch)
         whether = "the one you clicked" if best == patch else "not the one you clicked"
-        low, high = float(similarity.min()), float(similarity.max())
+        low, high = contrast(similarity)
         text = (
             f"Most similar patch: row {row}, column {column} ({whether}), cosine {float(similarity[best]):.3f}. The "
             f"median of all is {float(similarity.median()):.3f}."
         )
         heat = outline_patch(heat_over(view.photo, similarity, (low, high)), patch, view.grid)
         head = facts(text, f"You clicked row {patch[0]}, column {patch[1]}.")
-        return head + figures([Figure(heat)], "large") + scale(f"cosine {low:.2f}", f"{high:.2f}")
+        return head + figures([Figure(heat)], "large") + scale(f"cosine up to {low:.2f}", f"{high:.2f} and more")
 
     def others(self, view: View, patch: Patch) -> str:
         """The nearest patches of other images; they may have to be read first."""
@@ -84,7 +84,7 @@ class Content:
         if not places:
             return facts(f"No other image to look for alike patches in ({self.explorer.progress()}).")
         own = similarity_map(view.feature_map[patch], view.feature_map)
-        limits = float(own.min()), float(own.max())
+        limits = contrast(own)
         heat = [Figure(self._heat(view, patch, place, limits), self._caption(place)) for place in places[:_OTHERS]]
         return (
             facts("on the same scale, the nearest patch outlined:", "In other images,")

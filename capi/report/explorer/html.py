@@ -26,7 +26,9 @@ gradio-app, .gradio-container, .gradio-container .main, .gradio-container .wrap,
 .figures.small { grid-template-columns: repeat(auto-fill, minmax(84px, 1fr)); max-width: 980px; }
 .figures.middle { grid-template-columns: repeat(auto-fill, minmax(130px, 1fr)); }
 .figures.wide { grid-template-columns: repeat(auto-fit, minmax(min(260px, 100%), 1fr)); }
-.figures.large { grid-template-columns: minmax(0, 1fr); max-width: 640px; }
+.figures.large { grid-template-columns: minmax(0, 1fr); max-width: 460px; }
+.figures.large img { max-height: 460px; object-fit: contain; object-position: left; }
+#photo img { max-height: 480px; object-fit: contain; }
 .figures figure { margin: 0; min-width: 0; }
 .figures img { width: 100%; display: block; border-radius: 3px; margin: 0; }
 .figures img.patches { image-rendering: pixelated; }
@@ -39,10 +41,13 @@ gradio-app, .gradio-container, .gradio-container .main, .gradio-container .wrap,
 .swatches i { display: inline-block; width: 14px; height: 14px; margin-right: 5px; vertical-align: -2px;
   border: 1px solid #8a93a0; }
 #photo img, #hide img, #filled img { cursor: crosshair; width: 100%; }
-#images .grid-container { grid-template-columns: repeat(auto-fill, minmax(64px, 1fr)) !important; gap: 6px; }
+#images, #images .grid-wrap { min-height: 0 !important; height: 84px !important; padding: 0; overflow: hidden; }
+#images .grid-wrap { overflow-x: auto; }
+#images .grid-container { display: flex !important; gap: 6px; height: 100%; padding: 4px; }
+#images .grid-container > * { flex: none; width: 72px; height: 72px; }
+#upload { align-self: flex-start; width: auto; }
 .gradio-container .column { gap: 10px; }
 #message:not(:has(.alert)) { display: none; }
-#images .grid-wrap { max-height: 176px !important; }
 #images .caption-label { display: none; }
 @media (max-width: 640px) {
   .gradio-container .main { padding: 10px 12px !important; }

@@ -44,9 +44,12 @@ class ExplorerLayout:
             self.corner, self.predictions, self.seed = gradio.State(), gradio.State(), gradio.State(0)
             gradio.HTML(html.heading(model_name, explorer.facts(), explorer.failed))
             self.message = gradio.HTML(elem_id="message")
+            self._build_picking()
+            # The photo to click and its answer beside each other, above the fold of a laptop's screen.
             with gradio.Row():
                 with gradio.Column(scale=2, min_width=300):
-                    self._build_picking()
+                    self.where = gradio.HTML(elem_id="where")
+                    self.photo = self._image("The image", "photo")
                 with gradio.Column(scale=3, min_width=300), gradio.Tabs(overflow_behavior="wrap"):
                     self._build_looking()
                     self._build_prototypes()
@@ -54,6 +57,7 @@ class ExplorerLayout:
             self._connect()
 
     def _build_picking(self) -> None:
+        """One row of small photos, which scrolls."""
         gradio = self.gradio
         self.images = gradio.Gallery(
             [(picture, name) for _, name, picture in self.thumbnails],
@@ -64,11 +68,10 @@ class ExplorerLayout:
             object_fit="cover",
             buttons=[],
             interactive=False,
+            height=84,
             elem_id="images",
         )
         self.upload = gradio.UploadButton("or open one of your own", size="sm", elem_id="upload")
-        self.where = gradio.HTML(elem_id="where")
-        self.photo = self._image("The image", "photo")
 
     def _build_looking(self) -> None:
         """The tabs that any encoder has."""

@@ -20,8 +20,9 @@ from capi.types import Bool, Float
 
 # Cosines that differ by less are the same but for rounding.
 ROUNDING = 1e-6
+_MOST = (0.05, 0.98)
 # How dark the heat becomes where the photo is black. Black stays black, so that no colour stands for two values.
-_DARKEST = 0.7
+_DARKEST = 0.55
 _INK, _PAPER, _NO_VALUE = "#1c2430", "white", "#8a93a0"
 _BAR_HEIGHT, _BAR_GAP, _WRITING = 12, 6, 15
 
@@ -40,6 +41,12 @@ def similarity_map(
 ) -> Float[Tensor, "rows columns"]:
     """The cosine of every patch of an image to one patch, of this image or another; 0 where there is no direction."""
     return (F.normalize(feature_map, dim=-1) @ F.normalize(patch, dim=0)).clamp(-1, 1)
+
+
+def contrast(similarity: Float[Tensor, "rows columns"]) -> tuple[float, float]:
+    """Limits between which most cosines lie; the few beyond them, as the clicked patch itself, would take the colours."""
+    low, high = torch.quantile(similarity.double().flatten(), torch.tensor(_MOST, dtype=torch.float64)).tolist()
+    return (low, high) if high - low > ROUNDING else (float(similarity.min()), float(similarity.max()))
 
 
 def most_similar(similarity: Float[Tensor, "rows columns"], clicked: tuple[int, int] | None = None) -> tuple[int, int]:
