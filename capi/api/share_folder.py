@@ -119,10 +119,10 @@ def _training(report: RunReport, config: Config, weights: str) -> str:
 
 
 def _data(record: Record) -> str:
-    known = _section(record.get("data"))
-    places = [each["path"] for each in known.get("sources", ())] or [known.get("path", "an unknown place")]
+    data = _section(record.get("data"))
+    places = [each["path"] for each in data.get("sources", ())] or [data.get("path", "an unknown place")]
     named = " and ".join(_place(str(place)) for place in places)
-    return f"{known.get('images', 'an unknown number of')} images of {named}, without labels."
+    return f"{data.get('images', 'an unknown number of')} images of {named}, without labels."
 
 
 def _place(place: str) -> str:
@@ -220,16 +220,16 @@ def _write_pictures(pictures: Path, out: Path, *, photos: bool) -> list[tuple[st
 
 
 def _snapshot_rows(folder: Path, *, photos: bool) -> tuple[list[Row], list[int]]:
-    found: dict[int, dict[int, Path]] = {}
+    by_step: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if match := _SNAPSHOT.fullmatch(path.name):
-            found.setdefault(int(match[2]), {})[int(match[1])] = path
-    every = sorted({step for pictures in found.values() for step in pictures})
+            by_step.setdefault(int(match[2]), {})[int(match[1])] = path
+    every = sorted({step for pictures in by_step.values() for step in pictures})
     steps = [every[place] for place in spaced(len(every), _STEPS_SHOWN)]
     rows = []
-    for image in sorted(found)[:_IMAGES_SHOWN]:
+    for image in sorted(by_step)[:_IMAGES_SHOWN]:
         cells = [_opened(folder / f"photo_{image}.jpg")] if photos else []
-        rows.append(Row("", [*cells, *(_opened(found[image].get(step)) for step in steps)]))
+        rows.append(Row("", [*cells, *(_opened(by_step[image].get(step)) for step in steps)]))
     return rows, steps
 
 

@@ -124,8 +124,8 @@ def _legend(view: TableView) -> str:
 
 def shown_score(row: ViewRow, entry: TableEntry, cells: "Cells", paper: bool) -> str:
     """Our score, or a dash, and where it is asked for the paper's in brackets."""
-    found = ours(row, entry, cells)
-    own = _NOTHING if found is None else f"{found:.1f}"
+    score = ours(row, entry, cells)
+    own = _NOTHING if score is None else f"{score:.1f}"
     return own if not paper or entry.printed is None else f"{own} ({entry.printed:.1f})"
 
 
@@ -160,8 +160,8 @@ def _row(row: ViewRow, view: TableView, cells: "Cells") -> str:
 
 
 def _number(row: ViewRow, entry: TableEntry, view: TableView, cells: "Cells") -> str:
-    found = ours(row, entry, cells)
+    score = ours(row, entry, cells)
     reason = why_not(row, entry, cells)
-    own = f"{found:.1f}" if found is not None else f'<span title="{escape(reason)}">{_NOTHING}</span>'
+    own = f"{score:.1f}" if score is not None else f'<span title="{escape(reason)}">{_NOTHING}</span>'
     printed = f'<br><span class="soft">{entry.printed:.1f}</span>' if view.paper and entry.printed is not None else ""
     return f'<td class="number">{own}{printed}</td>'

@@ -65,10 +65,10 @@ def check_wnids(names: Sequence[str]) -> list[str]:
 
 def number_of(name: str) -> int:
     """The number in the name of a validation image."""
-    found = _VAL.search(name)
-    if found is None:
+    match = _VAL.search(name)
+    if match is None:
         raise CapiError(f"the validation image {name} is not named like ILSVRC2012_val_00000001.JPEG")
-    return int(found[1])
+    return int(match[1])
 
 
 def validation_rows(folder: Path, roots: Sequence[Path]) -> list[tuple[str, str]]:

@@ -74,12 +74,12 @@ def read_objectnet(path: Path, classes: Sequence[str], _: Validation, __: DataOp
     unknown = next((kind for _, kind in rows if kind not in right), None)
     if unknown is not None:
         raise CapiError(f'{path / "mappings"} says nothing of the folder "{unknown}": it is not the official file')
-    kept = [(name, right[kind]) for name, kind in rows if right[kind]]
-    if not kept:
+    images_of_classes = [(name, right[kind]) for name, kind in rows if right[kind]]
+    if not images_of_classes:
         raise CapiError(f"{path} holds no object that ImageNet has a class of")
     overlapping = [number for numbers in right.values() for number in numbers]
-    images = FramedFiles(path / "images", [name for name, _ in kept])
-    answers = padded([numbers for _, numbers in kept])
+    images = FramedFiles(path / "images", [name for name, _ in images_of_classes])
+    answers = padded([numbers for _, numbers in images_of_classes])
     return AnsweredImages(images, answers, _standing_for_themselves(overlapping, len(classes)), restricted=True), ()
 
 
