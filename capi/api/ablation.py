@@ -55,7 +55,7 @@ from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths, hide_paths_within
-from capi.train.cost.summary import planned_cost
+from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
 LABELS = "labels.csv"

@@ -8,7 +8,7 @@ from typing import Any
 
 from capi.config.paper import FIGURE_ONLY, PaperRow, PaperTable
 from capi.report.pages.data import Emergence
-from capi.train.cost.summary import PlannedCost
+from capi.train.cost.plan import PlannedCost
 
 # What a column of the paper is called there, and the protocol here that does the same on other data.
 _COUNTERPARTS = {"k-NN": "/knn-segmentation", "linear": "/logistic-segmentation", "attentive": "/attentive"}

@@ -1,5 +1,9 @@
-"""GPUs by name, with what their data sheets say; and `this`, the machine at hand, whose peak is measured."""
+"""GPUs by name, with what their data sheets say; and `this`, the machine at hand, whose peak is measured.
 
+Energy is counted with the power of boards and the CO2 of a kWh, in plans before a run and in reports after it.
+"""
+
+import re
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +14,6 @@ import torch
 import yaml
 
 from capi.errors import CapiError, nearest
-from capi.train.cost.power import board_power
 from capi.train.cost.step import memory_of
 
 THIS = "this"
@@ -109,3 +112,24 @@ def measured_peak(device: torch.device, dtype: torch.dtype, size: int, rounds: i
         out[0, 0].item()
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
+
+
+# kgCO2eq a kWh: the world's electricity in 2023, 480 g (Ember, Global Electricity Review 2024). The paper's 928 kg for
+# 2651 kWh are 0.35, those of one data centre.
+CARBON_INTENSITY = 0.48
+
+
+def board_power(name: str) -> float | None:
+    """Watts of a device by its maker's name for it; None where that is not known."""
+    words = _words(name)
+    return next((watts for known, watts in _boards() if known <= words), None)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[A-Z0-9]+", name.upper()))
+
+
+@cache
+def _boards() -> list[tuple[set[str], float]]:
+    text = (resources.files("capi.train.cost") / "board_power.yaml").read_text(encoding="utf-8")
+    return [(_words(name), float(watts)) for name, watts in yaml.safe_load(text).items()]
