@@ -118,8 +118,8 @@ def _print_plan(recipe: str, planned: "RunPlan", paper: "list[PlanComparison] | 
 def _summary(recipe: str, planned: "RunPlan") -> Table:
     effort, chosen = planned.effort, planned.assumptions
     flop = ", ".join(
-        f"{_words(name)} {value / 1e9:.2f}" for name, value in planned.flop_an_image._asdict().items() if value
-    )
+        f"{name} {value / 1e9:.2f}" for name, value in planned.flop_an_image._asdict().items() if value
+    ).replace("_", " ")
     precision = "bfloat16" if planned.saving.mixed_precision else "float32"
     peak = planned.gpu.peak("bfloat16" if planned.saving.mixed_precision else "float32") / 1e12
     rows = {
@@ -301,10 +301,6 @@ def _print_gpus(as_json: bool) -> None:
             name, spec.title, f"{spec.memory / 1e9:g}", number(spec.bfloat16), number(spec.float32), f"{spec.watts:g}"
         )
     results().print(table)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _two_columns(title: str, rows: dict[str, str]) -> Table:

@@ -118,15 +118,11 @@ def _bad_value(error: Any) -> str:
     return f"{_written(error.param)}{came}: {expected}"
 
 
-def _no_value(error: Any) -> str:
-    return f"{error.option_name} needs a value after it"
-
-
 _SENTENCES: dict[str, Callable[[Any], str]] = {
     "NoSuchOption": _no_such_option,
     "MissingParameter": _missing,
     "BadParameter": _bad_value,
-    "BadOptionUsage": _no_value,
+    "BadOptionUsage": lambda error: f"{error.option_name} needs a value after it",
 }
 
 

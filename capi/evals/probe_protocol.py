@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -98,7 +98,11 @@ class TrainedClassification:
         samples = (Cached if self.small else Streamed)(self, encoder, encoding, split, plan, kinds)
         heads = RELEASED_HEADS if self.loss_mean == "released" else 1
         trainers = {kind: ProbeTrainer(each, self.settings, plan, heads_in_mean=heads) for kind, each in probes.items()}
-        train_probes(trainers, samples.training(), on_step=partial(_report, encoding, plan.total_steps))
+        train_probes(
+            trainers,
+            samples.training(),
+            on_step=lambda step, _: encoding.progress("training heads", step + 1, plan.total_steps),
+        )
         validation = judged(probes, samples.held_out())
         best = {kind: best_setting(judgement) for kind, judgement in validation.items()}
         classifiers = {kind: fitted(probes[kind].select(best[kind]), kind) for kind in kinds}
@@ -317,7 +321,3 @@ class Cached(Samples):
     def _parts(self, store: Mapping[str, Tensor], numbers: Tensor) -> Iterator[Part]:
         for part in numbers.split(SMALL_BATCH):
             yield {name: values[part] for name, values in store.items()}, self.labels[part]
-
-
-def _report(encoding: Encoding, total: int, step: int, _losses: Mapping[str, Tensor]) -> None:
-    encoding.progress("training heads", step + 1, total)

@@ -81,7 +81,8 @@ def this_machine(device: torch.device, size: int | None = None) -> Gpu:
     """The machine at hand: all its memory, and the best of a few large products."""
     accelerator = device.type == "cuda"
     side = size or (8192 if accelerator else 2048)
-    rounded = measured_peak(device, torch.bfloat16, side) if accelerator and _has_bfloat16() else None
+    has_bfloat16 = accelerator and torch.cuda.is_bf16_supported(including_emulation=False)
+    rounded = measured_peak(device, torch.bfloat16, side) if has_bfloat16 else None
     threads = torch.get_num_threads()
     plural = "" if threads == 1 else "s"
     title = torch.cuda.get_device_name(device) if accelerator else f"this machine, {threads} thread{plural}"
@@ -95,10 +96,6 @@ def this_machine(device: torch.device, size: int | None = None) -> Gpu:
         accelerator=accelerator,
         measured=True,
     )
-
-
-def _has_bfloat16() -> bool:
-    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype, size: int, rounds: int = 4) -> float:
