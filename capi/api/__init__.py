@@ -12,9 +12,8 @@ if TYPE_CHECKING:
     from capi.api.features import extract as extract
     from capi.api.features import nearest as nearest
     from capi.api.features import predict as predict
-    from capi.api.hub import push as push
-    from capi.api.speedrun import speedrun as speedrun
     from capi.api.share import push as push
+    from capi.api.speedrun import speedrun as speedrun
     from capi.api.tables import compare_table as compare_table
     from capi.api.training import pretrain as pretrain
     from capi.config.files import load_config as load_config
