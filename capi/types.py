@@ -98,8 +98,8 @@ class VisionEncoder(Protocol):
 
 def statistics_of(encoder: VisionEncoder) -> Statistics:
     """What images are normalised with before this encoder sees them."""
-    found: Statistics | None = getattr(encoder, "statistics", None)
-    return IMAGENET if found is None else found
+    statistics: Statistics | None = getattr(encoder, "statistics", None)
+    return IMAGENET if statistics is None else statistics
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from capi.api.features import extract as extract
     from capi.api.features import nearest as nearest
     from capi.api.features import predict as predict
-    from capi.api.hub import push as push
+    from capi.api.share import push as push
     from capi.api.speedrun import speedrun as speedrun
     from capi.api.tables import compare_table as compare_table
     from capi.api.training import pretrain as pretrain
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from capi.runtime.signals import StopRequest as StopRequest
     from capi.train.build import build_learner as build_learner
     from capi.train.build import masked_batch as masked_batch
+    from capi.train.cost.hardware import CARBON_INTENSITY as CARBON_INTENSITY
     from capi.train.cost.hardware import gpus as gpus
     from capi.train.cost.hardware import this_machine as this_machine
     from capi.train.cost.measure import Measured as Measured
@@ -58,11 +59,10 @@ if TYPE_CHECKING:
     from capi.train.cost.plan import RunPlan as RunPlan
     from capi.train.cost.plan import against_paper as against_paper
     from capi.train.cost.plan import plan as plan
-    from capi.train.cost.power import CARBON_INTENSITY as CARBON_INTENSITY
+    from capi.train.cost.plan import planned_cost as planned_cost
     from capi.train.cost.step import StepCost as StepCost
     from capi.train.cost.suggest import Suggestion as Suggestion
     from capi.train.cost.suggest import suggest as suggest
-    from capi.train.cost.summary import planned_cost as planned_cost
     from capi.train.dry_run import check as check
     from capi.train.launch import SlurmOptions as SlurmOptions
     from capi.train.launch import slurm_script as slurm_script
@@ -105,7 +105,7 @@ PUBLIC = {
     "plan": "capi.train.cost.plan",
     "predict": "capi.api.features",
     "pretrain": "capi.api.training",
-    "push": "capi.api.hub",
+    "push": "capi.api.share",
     "report": "capi.report.runs",
     "speedrun": "capi.api.speedrun",
     "suggest": "capi.train.cost.suggest",
@@ -153,10 +153,10 @@ _COMMANDS = {
     "PlanComparison": "capi.train.cost.plan",
     "RunPlan": "capi.train.cost.plan",
     "against_paper": "capi.train.cost.plan",
-    "CARBON_INTENSITY": "capi.train.cost.power",
+    "CARBON_INTENSITY": "capi.train.cost.hardware",
     "StepCost": "capi.train.cost.step",
     "Suggestion": "capi.train.cost.suggest",
-    "planned_cost": "capi.train.cost.summary",
+    "planned_cost": "capi.train.cost.plan",
     "SlurmOptions": "capi.train.launch",
     "slurm_script": "capi.train.launch",
     "submit": "capi.train.launch",

@@ -54,7 +54,7 @@ from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths, hide_paths_within
-from capi.train.cost.summary import planned_cost
+from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
 LABELS = "labels.csv"
@@ -98,19 +98,19 @@ def find_data(place: str, options: Sequence[str] = ()) -> StudyData:
 def _of_csv(path: Path, options: Sequence[str]) -> StudyData:
     columns, _ = read_csv(path)
     named = [option.partition("=")[2].strip() for option in options if option.partition("=")[0].strip() == "label"]
-    found: dict[Task, tuple[str, Options]] = {}
+    given: dict[Task, tuple[str, Options]] = {}
     if "mask" in columns:
-        found["segmentation"] = ("csv", {"data": str(path)})
+        given["segmentation"] = ("csv", {"data": str(path)})
     column = next((name for name in (*named, *_CLASS_COLUMNS) if name in columns), None)
     if column is not None:
-        found["classification"] = ("csv", {"data": str(path), "label": column})
-    if not found:
-        known = ", ".join((*named, *_CLASS_COLUMNS))
+        given["classification"] = ("csv", {"data": str(path), "label": column})
+    if not given:
+        expected = ", ".join((*named, *_CLASS_COLUMNS))
         raise CapiError(
-            f"{path} has neither a column mask nor one of {known}: add one to judge the rows by, or name one with "
+            f"{path} has neither a column mask nor one of {expected}: add one to judge the rows by, or name one with "
             "--option label=COLUMN"
         )
-    return StudyData(str(path), found)
+    return StudyData(str(path), given)
 
 
 def score_columns(
@@ -156,10 +156,10 @@ def _named(data: StudyData, benchmarks: Benchmarks, options: list[str]) -> list[
 
 def _with_options(protocol: str, settings: Options, options: list[str]) -> Options:
     """A user's options go to each protocol that knows the key; the column of the class is none of segmentation's."""
-    known = set(PROTOCOLS[protocol].model_fields)
+    fields = set(PROTOCOLS[protocol].model_fields)
     if PROTOCOLS[protocol].task == "segmentation":
-        known.discard("label")
-    return overridden(settings, [option for option in options if option.partition("=")[0].strip() in known])
+        fields.discard("label")
+    return overridden(settings, [option for option in options if option.partition("=")[0].strip() in fields])
 
 
 CONFIGS, RUNS, SCORES, FAILURE = "configs", "runs", "scores", "failure.json"
@@ -236,19 +236,19 @@ def plan_study(
         raise CapiError(f"--seeds {seeds} leaves nothing to run: expected at least 1")
     if out.exists() and not out.is_dir():
         raise CapiError(f"{out} is a file: --out takes the name of a folder")
-    sized, found = find_scale(scale), find_data(data, options)
-    check_options(found, (sized.scores, sized.curves), list(options))
+    sized, study_data = find_scale(scale), find_data(data, options)
+    check_options(study_data, (sized.scores, sized.curves), list(options))
     planned = plan_table(table, sized, list(overrides))
-    columns = score_columns(found, sized.scores, list(options), planned.rows[0].config.data.image_size)
+    columns = score_columns(study_data, sized.scores, list(options), planned.rows[0].config.data.image_size)
     base = next((row for row in planned.rows if row.run == DEFAULT_RUN), planned.rows[-1])
 
     trust = trusted_code(overrides=overrides)
 
     def job(name: str, config: Config | None = None, model: str = "") -> AblationJob:
-        return AblationJob(name, out, columns, device, found.images, config, model, trust)
+        return AblationJob(name, out, columns, device, study_data.images, config, model, trust)
 
     runs = [
-        job(run_name(row.run, seed), _run_config(row, seed, found, sized, list(options)))
+        job(run_name(row.run, seed), _run_config(row, seed, study_data, sized, list(options)))
         for seed in range(seeds)
         for row in planned.rows
     ]
@@ -264,8 +264,8 @@ def plan_study(
         seeds,
         columns,
         [pixels, *untrained, *runs],
-        {UNTRAINED: [one.name for one in untrained], PIXELS: [pixels.name]},
-        dict(_facts(base.config, found, scale, data, seeds)),
+        {UNTRAINED: [learner.name for learner in untrained], PIXELS: [pixels.name]},
+        dict(_facts(base.config, study_data, scale, data, seeds)),
         photos,
     )
 
@@ -351,7 +351,7 @@ def outcome_of(job: AblationJob, *, photos: bool = True) -> RunOutcome:
         health=health,
         alarms=alarms,
         failure=hide_paths_within(_failure(job.scores / FAILURE), job.out),
-        pictures=pictures if photos else [replace(one, photo=None) for one in pictures],
+        pictures=pictures if photos else [replace(picture, photo=None) for picture in pictures],
         report=f"{job.run.relative_to(job.out)}/{REPORT}" if (job.run / REPORT).exists() else None,
     )
 
@@ -378,7 +378,7 @@ def _curves(
         for key, value in record.items():
             if key.endswith(_TEACHER) and value is not None:
                 step = record["step"]
-                seconds = clock[max(known for known in clock if known <= step)]
+                seconds = clock[max(logged for logged in clock if logged <= step)]
                 name = key.removesuffix(_TEACHER)
                 curves.setdefault(name, []).append(Point(step * batch_size, seconds, value))
     # A benchmark's further scores are called by its name and theirs; the first one is quoted.
@@ -388,10 +388,10 @@ def _curves(
 
 def _health(run: Path) -> tuple[str, Sequence[str]]:
     try:
-        found = doctor(run)
+        diagnosis = doctor(run)
     except CapiError:
         return "", ()
-    return found.sentence, [finding.title for finding in found.of("alarm")]
+    return diagnosis.sentence, [finding.title for finding in diagnosis.of("alarm")]
 
 
 def _failure(path: Path) -> str:
@@ -412,10 +412,10 @@ def _scores(folder: Path) -> dict[str, list[tuple[str, float]]]:
 
 
 def _measures(jobs: Sequence[AblationJob]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    values_by_name: dict[str, str] = {}
     for job in jobs:
-        found |= {benchmark: values[0][0] for benchmark, values in _scores(job.scores).items()}
-    return found
+        values_by_name |= {benchmark: values[0][0] for benchmark, values in _scores(job.scores).items()}
+    return values_by_name
 
 
 _LOG = logging.getLogger("capi")

@@ -108,8 +108,8 @@ def compare_columns(
         return run.all_cells()
     exchange = Exchange(processes)
     if not processes.is_main:
-        found: Comparison = follow(exchange, run.assist)
-        return found
+        comparison: Comparison = follow(exchange, run.assist)
+        return comparison
     with lead(exchange) as findings:
         findings.result = run.all_cells()
     return run.comparison
@@ -191,13 +191,13 @@ class _ComparisonRun:
         folder = self.comparison.out / cell.folder
         try:
             identity = self.identity(cell.model, column)
-            kept = self.kept(folder, identity)
-            record = self.evaluated(folder, cell.model, column, identity) if kept is None else kept
+            cached = self.kept(folder, identity)
+            record = self.evaluated(folder, cell.model, column, identity) if cached is None else cached
         except LostProcessError:
             raise
         except _FAILURES as error:
             return replace(cell, status="failed", reason=reason_of(error))
-        return replace(cell, status="done", record=record, kept=kept is not None)
+        return replace(cell, status="done", record=record, kept=cached is not None)
 
     def evaluated(self, folder: Path, model: str, column: BenchmarkColumn, identity: dict[str, Any]) -> Record:
         """Without the file that identifies them, results that are being replaced are never taken for finished."""
@@ -221,10 +221,10 @@ class _ComparisonRun:
         if identity["encoder"]["fingerprint"] is None:
             return None
         try:
-            known = read_json(folder / IDENTITY)
+            stored = read_json(folder / IDENTITY)
         except CapiError:
             return None
-        return read_record(folder) if known == json.loads(json.dumps(identity)) else None
+        return read_record(folder) if stored == json.loads(json.dumps(identity)) else None
 
     def identity(self, model: str, column: BenchmarkColumn) -> dict[str, Any]:
         """Everything that the score of a cell depends on."""
@@ -304,8 +304,8 @@ def _add_dates(digest: Any, source: object) -> None:
     # Masks may lie elsewhere than their names say.
     place = getattr(source, "path", lambda number: files.root / files.name(number))
     for number in range(len(files)):
-        found = os.stat(place(number))
-        digest.update(f"{found.st_size} {found.st_mtime_ns}\n".encode())
+        status = os.stat(place(number))
+        digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
 
 
 def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = ()) -> tuple[BenchmarkColumn, ...]:
@@ -329,14 +329,14 @@ def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = 
 def _named(benchmarks: Sequence[Benchmark]) -> list[BenchmarkColumn]:
     """Benchmarks under names that tell them apart; one that is given twice counts once."""
     given: list[str | BenchmarkColumn] = []
-    for one in benchmarks:
-        benchmark = one if isinstance(one, BenchmarkColumn) else str(one)
+    for item in benchmarks:
+        benchmark = item if isinstance(item, BenchmarkColumn) else str(item)
         if benchmark not in given:
             given.append(benchmark)
-    configs = [one.config if isinstance(one, BenchmarkColumn) else load_benchmark(one) for one in given]
+    configs = [item.config if isinstance(item, BenchmarkColumn) else load_benchmark(item) for item in given]
     for config in configs:
         check_task(config.dataset, config.task)
-    names = _told_apart([one.name if isinstance(one, BenchmarkColumn) else one for one in given])
+    names = _told_apart([item.name if isinstance(item, BenchmarkColumn) else item for item in given])
     return [BenchmarkColumn(name, config) for name, config in zip(names, configs, strict=True)]
 
 
@@ -362,14 +362,14 @@ def _knows(config: BenchmarkConfig, key: str) -> bool:
 
 
 def _refuse_unknown(key: str, columns: Sequence[BenchmarkColumn]) -> None:
-    known = {name for column in columns for name in type(column.config).model_fields} - {*_NAMED_BY_THE_BENCHMARK}
+    keys = {name for column in columns for name in type(column.config).model_fields} - {*_NAMED_BY_THE_BENCHMARK}
     if key in _NAMED_BY_THE_BENCHMARK:
         raise CapiError(f"{key}= cannot be given to a comparison: the name of a benchmark is DATASET/PROTOCOL")
     names = ", ".join(column.name for column in columns)
     if owners := protocols_with(key, but=[column.config.protocol for column in columns]):
         raise CapiError(f"{key} is an option of {owners}, but the benchmarks are {names}: leave it out")
-    if key not in known:
-        raise CapiError(f'there is no key "{key}" in any of {names}{nearest(key, sorted(known))}')
+    if key not in keys:
+        raise CapiError(f'there is no key "{key}" in any of {names}{nearest(key, sorted(keys))}')
     if not any(_knows(column.config, key) for column in columns):
         names = ", ".join(dict.fromkeys(column.config.dataset for column in columns))
         raise CapiError(f"{key}= means nothing to the data sets of this comparison ({names}): leave it out")

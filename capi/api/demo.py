@@ -109,7 +109,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
         trained=protocol.run(trained).main,
         pixels=pixels[best],
         pixels_at=best,
-        pictures=[sheet, *(one for one in [folder.pictures / "curves.png"] if one.exists())],
+        pictures=[sheet, *(picture for picture in [folder.pictures / "curves.png"] if picture.exists())],
     )
 
 

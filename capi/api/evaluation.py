@@ -92,8 +92,8 @@ def evaluate(
             processes=run.processes.count_on_machine(),
         )
         if not run.processes.is_main:
-            found: Evaluated = follow_encoding(run.processes, encoder, sources_of(data), encoding)
-            return found
+            evaluated: Evaluated = follow_encoding(run.processes, encoder, sources_of(data), encoding)
+            return evaluated
         with lead_encoding(run.processes, encoder, sources_of(data), encoding) as work, _room(folder) as room:
             outcome = build_protocol(config, data, replace(work.encoding, folder=room)).run(encoder)
             fitted = encoding.fitted(encoder.patch_size)

@@ -60,11 +60,11 @@ def extract(
     with executing(device, console) as run:
         with prepared(run.processes):
             encoder = open_encoder(model, weights=weights, device=run.device)
-            found = list_images(str(data), split, label)
-        images, processes = len(found.images) // run.processes.size, run.processes.count_on_machine()
+            listed = list_images(str(data), split, label)
+        images, processes = len(listed.images) // run.processes.size, run.processes.count_on_machine()
         return extract_features(
             encoder,
-            found.images,
+            listed.images,
             Path(out),
             encoding=Encoding(
                 size=image_size_of(encoder) if asked is None else asked,
@@ -73,7 +73,7 @@ def extract(
                 device=run.device,
                 progress=run.progress,
             ),
-            labels=found.labels,
+            labels=listed.labels,
             kinds=[kinds] if isinstance(kinds, str) else kinds,
             whole=whole,
             about={**named, "data": str(data), "split": split},
@@ -115,7 +115,7 @@ def nearest(
     else:
         raise CapiError(f"{file} does not say which model made it: name the model")
     given = None if images is None else Path(images)
-    found = retrieval.find_similar(
+    similar = retrieval.find_similar(
         features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind, root=given
     )
     if picture is not None:
@@ -125,10 +125,10 @@ def nearest(
             shown = list_images("demo", about.get("split")).images
         elif isinstance(shown, Path) and not shown.is_dir():
             _LOG.warning("there is no folder %s with the images of %s: give it with --images", shown, file)
-        sheet = matches.similarity_sheet(Path(image), found, shown, framing=features.facts.framing, at=at)
+        sheet = matches.similarity_sheet(Path(image), similar, shown, framing=features.facts.framing, at=at)
         make_folder(picture.parent)
         save_picture(sheet, picture)
-    return found
+    return similar
 
 
 def predict(

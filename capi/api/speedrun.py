@@ -25,7 +25,7 @@ from capi.evals.tasks import DataOptions
 from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device
 from capi.train import run
-from capi.train.cost.summary import planned_cost
+from capi.train.cost.plan import planned_cost
 from capi.zoo.weights import load_run
 
 RECORD = "speedrun.json"

@@ -12,7 +12,7 @@ from capi.config.experiments import Asked, ResultTable, TableColumn, TableRow, a
 from capi.config.paper import number_of
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import BenchmarkColumn, Comparison
-from capi.evals.datasets.imagenet_shifts import TEST_SETS
+from capi.evals.datasets.imagenet import TEST_SETS
 from capi.evals.table_view import NOT_IN_TABLE, TableEntry, TableView, ViewRow
 from capi.evals.team import executing
 from capi.types import Names, listed
@@ -82,8 +82,8 @@ def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:
     rows: list[TableRow] = []
     for model in dict.fromkeys(map(_full_name, models)):
         # A name with a place, baseline:NAME=PATH, is the model of its row.
-        found = [row for row in table.rows if _plain_name(row.model) == _plain_name(model)]
-        rows += [_as_asked(row, model) for row in found] if found else _own_rows(table, model)
+        of_model = [row for row in table.rows if _plain_name(row.model) == _plain_name(model)]
+        rows += [_as_asked(row, model) for row in of_model] if of_model else _own_rows(table, model)
     return rows
 
 
@@ -161,11 +161,11 @@ def _needed(row: TableRow, column: TableColumn, table: ResultTable, root: Path |
 def _further_tests(table: ResultTable, dataset: str, root: Path) -> dict[str, str]:
     """The test sets of ImageNet that the table has and that are there."""
     asked = dict.fromkeys(each.score for each in table.columns if each.dataset == dataset and each.score in TEST_SETS)
-    found: dict[str, str] = {}
+    folders: dict[str, str] = {}
     for name in (name for name in asked if name is not None):
         place = root / _test_name(name)
-        found |= {name: str(place)} if place.exists() else {}
-    return found
+        folders |= {name: str(place)} if place.exists() else {}
+    return folders
 
 
 def _test_name(name: str) -> str:

@@ -66,9 +66,9 @@ def shards(
         complete = len(list(out.glob("*.tar")))
         echo(f"Stopped. {out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on.")
         raise typer.Exit(INTERRUPTED) from None
-    kept = f", shards that were there already: {packed.kept}" if packed.kept else ""
+    reused = f", shards that were there already: {packed.kept}" if packed.kept else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
-    echo(f"{packed.path} has {packed.images} images in {number}{kept}, {packed.bytes / 1e6:.1f} MB.")
+    echo(f"{packed.path} has {packed.images} images in {number}{reused}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:
         name, reason = next(iter(packed.left_out.items()))
         echo(f"{len(packed.left_out)} files are no images that can be read and were left out, such as {name}: {reason}")
@@ -91,47 +91,47 @@ def check(
     if json_file is not None and not json_file.absolute().parent.is_dir():
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     try:
-        found = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
+        survey = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
     except KeyboardInterrupt:
         echo("Stopped, and nothing was written. --limit N looks at N images, spread evenly.")
         raise typer.Exit(INTERRUPTED) from None
     if json_file is not None:
-        api.atomic_write(json_file, json.dumps(found.as_record(), indent=1) + "\n")
-    for name, value in _rows(found).items():
+        api.atomic_write(json_file, json.dumps(survey.as_record(), indent=1) + "\n")
+    for name, value in _rows(survey).items():
         echo(f"{name:<12}{value}")
 
 
-def _rows(found: "Survey") -> dict[str, str]:
-    some = "" if found.looked_at == found.total else f", of which {found.looked_at} were looked at"
+def _rows(survey: "Survey") -> dict[str, str]:
+    some = "" if survey.looked_at == survey.total else f", of which {survey.looked_at} were looked at"
     rows = {
-        "images": f"{found.total}{some}; {found.readable} can be read, {len(found.broken)} cannot",
-        "broken": f"{len(found.broken)}{_examples([f'{name} ({why})' for name, why in found.broken.items()])}",
+        "images": f"{survey.total}{some}; {survey.readable} can be read, {len(survey.broken)} cannot",
+        "broken": f"{len(survey.broken)}{_examples([f'{name} ({why})' for name, why in survey.broken.items()])}",
     }
-    if found.animated:
-        rows["frames"] = f"{found.animated} with several frames, of which the first is read"
-    if found.readable:
+    if survey.animated:
+        rows["frames"] = f"{survey.animated} with several frames, of which the first is read"
+    if survey.readable:
         rows |= {
-            "formats": ", ".join(f"{kind} {count}" for kind, count in found.formats.items()),
-            "bytes": f"{found.bytes / 1e6:.1f} MB, {found.bytes / found.readable / 1e3:.1f} kB an image",
-            "widths": _percentiles(found.widths),
-            "heights": _percentiles(found.heights),
-            "mean, std": f"data.mean=[{_numbers(found.mean)}] data.std=[{_numbers(found.std)}]",
-            **_range(found),
-            "copies": f"{found.copies} with the same bytes as another{_pairs(found.copied, ' = ')}",
-            "look alike": f"{found.alike} more{_pairs(found.looking_alike, ' ~ ')}",
+            "formats": ", ".join(f"{kind} {count}" for kind, count in survey.formats.items()),
+            "bytes": f"{survey.bytes / 1e6:.1f} MB, {survey.bytes / survey.readable / 1e3:.1f} kB an image",
+            "widths": _percentiles(survey.widths),
+            "heights": _percentiles(survey.heights),
+            "mean, std": f"data.mean=[{_numbers(survey.mean)}] data.std=[{_numbers(survey.std)}]",
+            **_range(survey),
+            "copies": f"{survey.copies} with the same bytes as another{_pairs(survey.copied, ' = ')}",
+            "look alike": f"{survey.alike} more{_pairs(survey.looking_alike, ' ~ ')}",
         }
     return rows | {
-        "speed": f"{found.images_per_second:.0f} images/s with {found.workers} processes ({found.seconds:.1f} s)"
+        "speed": f"{survey.images_per_second:.0f} images/s with {survey.workers} processes ({survey.seconds:.1f} s)"
     }
 
 
-def _range(found: "Survey") -> dict[str, str]:
+def _range(survey: "Survey") -> dict[str, str]:
     """A warning where the images are far from the statistics of the recipes, which are those of ImageNet."""
     from capi.types import IMAGENET, Statistics
 
-    if len(found.mean) != len(IMAGENET.mean):
+    if len(survey.mean) != len(IMAGENET.mean):
         return {}
-    warning = api.statistics_warning(Statistics(tuple(found.mean), tuple(found.std)), IMAGENET)
+    warning = api.statistics_warning(Statistics(tuple(survey.mean), tuple(survey.std)), IMAGENET)
     return {"range": f"{warning} (the defaults are ImageNet's)"} if warning else {}
 
 

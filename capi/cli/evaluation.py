@@ -317,8 +317,8 @@ def extract(
     check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
     kinds = kind or ["mean_patch"]
-    for one in kinds:
-        one_of("--kind", one, ("patch", "mean_patch", "pooled", "register"))
+    for feature in kinds:
+        one_of("--kind", feature, ("patch", "mean_patch", "pooled", "register"))
     if not api.is_csv(data):
         refuse_idle(context, ("label",), f"is the column of a CSV, which {data} is not: leave it out")
     size = None if image_size is None else _size(image_size)
@@ -362,7 +362,7 @@ def nearest(
     if out is None:
         names = (Path(f"nearest{'' if number == 1 else f'_{number}'}.png") for number in count_up(1))
         out = next(name for name in names if overwrite or not name.exists())
-    found = api.nearest(
+    matches = api.nearest(
         file,
         image,
         model=model,
@@ -375,7 +375,7 @@ def nearest(
         overwrite=overwrite,
     )
     table = Table("rank", "similarity", "image", "patch", box=None, pad_edge=False)
-    for rank, match in enumerate(found, 1):
+    for rank, match in enumerate(matches, 1):
         place = "" if match.patch is None else f"row {match.patch[0]}, column {match.patch[1]}"
         table.add_row(str(rank), f"{match.similarity:.3f}", match.name, place)
     Terminal().print(table)

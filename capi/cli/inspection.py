@@ -23,9 +23,9 @@ Carbon = Annotated[float | None, typer.Option(help="kg of CO2 equivalent a kWh; 
 @app.command()
 def doctor(run: Run) -> None:
     """Say what is well with a run and what is not, with advice. Exit code 1 where something is wrong."""
-    found = api.doctor(run)
-    Terminal(soft_wrap=True).print(api.diagnosis_text(found))
-    raise typer.Exit(1 if found.has_alarms else 0)
+    diagnosis = api.doctor(run)
+    Terminal(soft_wrap=True).print(api.diagnosis_text(diagnosis))
+    raise typer.Exit(1 if diagnosis.has_alarms else 0)
 
 
 @app.command()

@@ -120,8 +120,8 @@ def export(
     check_weights(weights, [model])
     one_of("--precision", precision, PRECISIONS)
     if out is None and not Path(model).is_dir():
-        found = "is no run folder" if Path(model).exists() else "is no folder of this machine"
-        raise CapiError(f"{model} {found} to write into: name a run, or a file or folder to write with --out")
+        reason = "is no run folder" if Path(model).exists() else "is no folder of this machine"
+        raise CapiError(f"{model} {reason} to write into: name a run, or a file or folder to write with --out")
     options = api.ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)  # type: ignore[arg-type]
     waiting = "writing; ONNX takes some seconds for each block" if format == "onnx" else "writing"
     with messages().status(waiting):
@@ -143,8 +143,10 @@ def _measured(done: "OnnxExported") -> Table:
     table = Table(title="Against PyTorch in float32", box=None, show_header=False, title_justify="left", pad_edge=False)
     if done.differences is None:
         table.add_row("not checked", "onnxruntime is not installed: pip install 'capi[onnx]'")
-    for name, found in (done.differences or {}).items():
-        table.add_row(name, f"largest difference {found.relative:.1e} of the largest value, cosine {found.cosine:.6f}")
+    for name, difference in (done.differences or {}).items():
+        table.add_row(
+            name, f"largest difference {difference.relative:.1e} of the largest value, cosine {difference.cosine:.6f}"
+        )
     for name, seconds in (done.seconds or {}).items():
         table.add_row(f"time of {name}", f"{1000 * seconds:.1f} ms for one image")
     table.add_row("size", f"{done.size / 2**20:.1f} MiB")

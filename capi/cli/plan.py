@@ -118,8 +118,8 @@ def _print_plan(recipe: str, planned: "RunPlan", paper: "list[PlanComparison] | 
 def _summary(recipe: str, planned: "RunPlan") -> Table:
     effort, chosen = planned.effort, planned.assumptions
     flop = ", ".join(
-        f"{_words(name)} {value / 1e9:.2f}" for name, value in planned.flop_an_image._asdict().items() if value
-    )
+        f"{name} {value / 1e9:.2f}" for name, value in planned.flop_an_image._asdict().items() if value
+    ).replace("_", " ")
     precision = "bfloat16" if planned.saving.mixed_precision else "float32"
     peak = planned.gpu.peak("bfloat16" if planned.saving.mixed_precision else "float32") / 1e12
     rows = {
@@ -151,17 +151,18 @@ def _energy(planned: "RunPlan") -> str:
 
 def _fit(planned: "RunPlan") -> str:
     """What a GPU can have, and how the recipe's batch is reached."""
-    found = planned.accumulation
+    accumulation = planned.accumulation
     room = f"a GPU has room for {planned.largest_images} images"
     if planned.fits:
         return f"yes; {room}"
-    if found.micro_batches is not None:
+    if accumulation.micro_batches is not None:
         return (
-            f"no: {room}; optimization.micro_batches={found.micro_batches} reaches the batch, or see the savings below"
+            f"no: {room}; optimization.micro_batches={accumulation.micro_batches} reaches the batch, or see the "
+            "savings below"
         )
     return (
         f"no: {room}, and no number of micro-batches reaches {planned.batch_size}, since the teacher's tokens of a "
-        f"whole batch stay in memory; the largest batch here is {found.largest_batch}"
+        f"whole batch stay in memory; the largest batch here is {accumulation.largest_batch}"
     )
 
 
@@ -183,9 +184,9 @@ def _variant_table(planned: "RunPlan") -> Table:
     table.add_column("saving")
     for name in ("peak GiB", *(f"{phase} GiB" for phase in planned.memory.phases), "largest images a GPU"):
         table.add_column(name, justify="right")
-    for one in planned.variants:
-        sizes = (one.memory.peak, *one.memory.phases.values())
-        table.add_row(one.name, *(f"{size / GIB:.2f}" for size in sizes), str(one.largest_images))
+    for variant in planned.variants:
+        sizes = (variant.memory.peak, *variant.memory.phases.values())
+        table.add_row(variant.name, *(f"{size / GIB:.2f}" for size in sizes), str(variant.largest_images))
     return table
 
 
@@ -204,7 +205,7 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
     device, tried, rounds = api.choose_device(), api.measured_config(config, images), 2
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {device}", total=rounds + 1)
-        found = api.measure(
+        measured = api.measure(
             tried,
             lambda: api.this_machine(device),
             device,
@@ -213,32 +214,34 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
             progress=lambda: bar.advance(task),
         )
     if as_json:
-        _print_json(plan_json(found.plan, None) | {"measured": measured_json(found)})
+        _print_json(plan_json(measured.plan, None) | {"measured": measured_json(measured)})
         return
-    title = f"A step of {found.plan.batch_size} images on {found.plan.gpu.title}"
+    title = f"A step of {measured.plan.batch_size} images on {measured.plan.gpu.title}"
     console = results()
-    console.print(_comparison_table(title, "measured", found.comparisons))
-    console.print(f"It reached {found.mfu:.0%} of the peak of a large product; the plan assumes {found.plan.mfu:.0%}.")
+    console.print(_comparison_table(title, "measured", measured.comparisons))
+    console.print(
+        f"It reached {measured.mfu:.0%} of the peak of a large product; the plan assumes {measured.plan.mfu:.0%}."
+    )
 
 
 def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
-    found = api.suggest(data, gpu=gpu, gpus=gpus, hours=hours, assumptions=assumptions)
+    suggestion = api.suggest(data, gpu=gpu, gpus=gpus, hours=hours, assumptions=assumptions)
     if as_json:
-        _print_json(suggestion_json(found, data))
+        _print_json(suggestion_json(suggestion, data))
         return
     console = results()
-    console.print(_suggestion_table(found, data))
-    took = duration(found.plan.effort.hours)
-    console.print(f"\nplanned: {took} on {gpus} x {found.plan.gpu.title}, if images are read as fast\n")
-    console.print(found.command(data), soft_wrap=True)
+    console.print(_suggestion_table(suggestion, data))
+    took = duration(suggestion.plan.effort.hours)
+    console.print(f"\nplanned: {took} on {gpus} x {suggestion.plan.gpu.title}, if images are read as fast\n")
+    console.print(suggestion.command(data), soft_wrap=True)
 
 
-def _suggestion_table(found: "Suggestion", data: list[str]) -> Table:
-    title = f"For {found.images.count:,} images of about {found.images.side} px in {', '.join(data)}"
+def _suggestion_table(suggestion: "Suggestion", data: list[str]) -> Table:
+    title = f"For {suggestion.images.count:,} images of about {suggestion.images.side} px in {', '.join(data)}"
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("", "value", "why", "from"):
         table.add_column(name)
-    for choice in (found.recipe, *found.choices):
+    for choice in (suggestion.recipe, *suggestion.choices):
         table.add_row(choice.key, str(choice.value), choice.reason, choice.origin)
     return table
 
@@ -259,49 +262,45 @@ def plan_json(planned: "RunPlan", paper: "list[PlanComparison] | None") -> dict[
         },
         "variants": [
             {
-                "name": one.name,
-                "peak": one.memory.peak,
-                "phases": one.memory.phases,
-                "largest_images": one.largest_images,
+                "name": variant.name,
+                "peak": variant.memory.peak,
+                "phases": variant.memory.phases,
+                "largest_images": variant.largest_images,
             }
-            for one in planned.variants
+            for variant in planned.variants
         ],
     }
     return whole if paper is None else whole | {"paper": [row._asdict() | {"error": row.error} for row in paper]}
 
 
-def measured_json(found: "Measured") -> dict[str, Any]:
+def measured_json(measured: "Measured") -> dict[str, Any]:
     """What was measured, as plain values."""
-    rows = [row._asdict() | {"error": row.error} for row in found.comparisons]
-    return {"comparisons": rows, "mfu": found.mfu}
+    rows = [row._asdict() | {"error": row.error} for row in measured.comparisons]
+    return {"comparisons": rows, "mfu": measured.mfu}
 
 
-def suggestion_json(found: "Suggestion", data: list[str]) -> dict[str, Any]:
+def suggestion_json(suggestion: "Suggestion", data: list[str]) -> dict[str, Any]:
     """A suggestion as plain values."""
-    choices = [choice._asdict() for choice in (found.recipe, *found.choices)]
+    choices = [choice._asdict() for choice in (suggestion.recipe, *suggestion.choices)]
     return {
-        "images": asdict(found.images),
+        "images": asdict(suggestion.images),
         "choices": choices,
-        "hours": found.plan.effort.hours,
-        "command": found.command(data),
+        "hours": suggestion.plan.effort.hours,
+        "command": suggestion.command(data),
     }
 
 
 def _print_gpus(as_json: bool) -> None:
     if as_json:
-        _print_json({name: asdict(one) for name, one in api.gpus().items()})
+        _print_json({name: asdict(spec) for name, spec in api.gpus().items()})
         return
     table = Table("name", "GPU", "GB", "bfloat16 TFLOP/s", "float32 TFLOP/s", "W", box=None, pad_edge=False)
     number: Callable[[float | None], str] = lambda value: "-" if value is None else f"{value / 1e12:g}"  # noqa: E731
-    for name, one in api.gpus().items():
+    for name, spec in api.gpus().items():
         table.add_row(
-            name, one.title, f"{one.memory / 1e9:g}", number(one.bfloat16), number(one.float32), f"{one.watts:g}"
+            name, spec.title, f"{spec.memory / 1e9:g}", number(spec.bfloat16), number(spec.float32), f"{spec.watts:g}"
         )
     results().print(table)
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
 
 
 def _two_columns(title: str, rows: dict[str, str]) -> Table:

@@ -170,7 +170,7 @@ def _check(
     config, chosen = files.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:
         task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
-        found = api.check(
+        result = api.check(
             config,
             data=data or None,
             device=chosen,
@@ -179,12 +179,12 @@ def _check(
             trust=trusted_code(trust, overrides),
         )
     console = Terminal()
-    if found.data is not None:
-        console.print(_data_table(found.data, found.images_per_second_read or 0.0))
-        for warning in found.warnings:
+    if result.data is not None:
+        console.print(_data_table(result.data, result.images_per_second_read or 0.0))
+        for warning in result.warnings:
             console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
     loss = api.loss_label(config)
-    console.print(_cost_table(found.cost, loss, f"{recipe} on {chosen}", found.steps))
+    console.print(_cost_table(result.cost, loss, f"{recipe} on {chosen}", result.steps))
 
 
 def _data_table(data: "DataSummary", images_per_second: float) -> Table:

@@ -40,20 +40,20 @@ class Commands(TyperGroup):
         return sorted(super().list_commands(ctx), key=lambda name: order.index(name) if name in order else len(order))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        found: Any = super().get_command(ctx, cmd_name)
-        if found is not None and ctx.parent is None:
-            found.rich_help_panel = _PANEL_OF.get(cmd_name)
-        if found is not None and found.help:
+        command: Any = super().get_command(ctx, cmd_name)
+        if command is not None and ctx.parent is None:
+            command.rich_help_panel = _PANEL_OF.get(cmd_name)
+        if command is not None and command.help:
             # Typer would break lines where the source does, whatever the width of the terminal.
-            found.help = "\n\n".join(" ".join(part.split()) for part in cleandoc(found.help).split("\n\n"))
-        if found is None and not ctx.resilient_parsing:
-            known = self.list_commands(ctx)
+            command.help = "\n\n".join(" ".join(part.split()) for part in cleandoc(command.help).split("\n\n"))
+        if command is None and not ctx.resilient_parsing:
+            commands = self.list_commands(ctx)
             # No error of usage: Typer would add a suggestion of its own to those.
             raise CapiError(
-                f'there is no command "{ctx.command_path} {cmd_name}"{nearest(cmd_name, known)} '
+                f'there is no command "{ctx.command_path} {cmd_name}"{nearest(cmd_name, commands)} '
                 f"({_help(ctx)} lists all)"
             )
-        return found
+        return command
 
 
 def sentence_of(error: Any) -> str:
@@ -97,8 +97,8 @@ def _meant_override(error: Any) -> str:
 
 def _options_of(error: Any) -> list[str]:
     parameters = error.ctx.command.params
-    known = [option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)]
-    return [option for option in known if option.startswith("-")]
+    options = [option for parameter in parameters for option in (*parameter.opts, *parameter.secondary_opts)]
+    return [option for option in options if option.startswith("-")]
 
 
 def _missing(error: Any) -> str:
@@ -118,15 +118,11 @@ def _bad_value(error: Any) -> str:
     return f"{_written(error.param)}{came}: {expected}"
 
 
-def _no_value(error: Any) -> str:
-    return f"{error.option_name} needs a value after it"
-
-
 _SENTENCES: dict[str, Callable[[Any], str]] = {
     "NoSuchOption": _no_such_option,
     "MissingParameter": _missing,
     "BadParameter": _bad_value,
-    "BadOptionUsage": _no_value,
+    "BadOptionUsage": lambda error: f"{error.option_name} needs a value after it",
 }
 
 

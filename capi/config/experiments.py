@@ -87,9 +87,9 @@ class _File(Section):
     @model_validator(mode="after")
     def _rows_are_the_papers(self) -> "_File":
         for name, ablation in self.ablations.items():
-            known = [row.name for row in paper_table(name).rows]
-            if list(ablation.rows) != known:
-                raise ValueError(f"{name} has the rows {list(ablation.rows)}, but the paper has {known}")
+            names = [row.name for row in paper_table(name).rows]
+            if list(ablation.rows) != names:
+                raise ValueError(f"{name} has the rows {list(ablation.rows)}, but the paper has {names}")
         return self
 
 
@@ -123,11 +123,11 @@ def plan_table(name: str, scale: Scale, overrides: list[str]) -> PlannedTable:
     """The rows of a table with their configs; overrides are for all of them."""
     full = find_ablation(name)
     base = base_config(scale, overrides)
-    known = {row.name: row for row in paper_table(full).rows}
+    paper_rows = {row.name: row for row in paper_table(full).rows}
     rows = [
         PlannedRow(
             _shown(row_name, ablations()[full], config := _row_config(base, row, f"{full}, {row_name}")),
-            known[row_name],
+            paper_rows[row_name],
             DEFAULT_RUN
             if config == base
             else "-".join(re.findall(r"[^\W_]+", f"{ablations()[full].short} {row_name}")).lower(),
@@ -233,8 +233,8 @@ class Asked(NamedTuple):
 def asked_for(row: TableRow, column: TableColumn) -> Asked:
     """The benchmark of a cell: the column's, as far as the row does not change it."""
     protocol = row.protocol or column.protocol
-    known = PROTOCOLS[protocol].model_fields
-    options = {name: value for name, value in (column.options | row.options).items() if name in known}
+    fields = PROTOCOLS[protocol].model_fields
+    options = {name: value for name, value in (column.options | row.options).items() if name in fields}
     # Also for models of one's own, whatever they were trained at: the numbers beside them are of this size.
     usual = {"image_size": PAPER_SIZE[0]}
     said = ", ".join(

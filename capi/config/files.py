@@ -171,7 +171,7 @@ def differences(before: Config, after: Config, free: Iterable[str] = ()) -> list
     return [
         f"{key} was {json.dumps(old.get(key))}, is {json.dumps(new.get(key))}"
         for key in dict.fromkeys((*old, *new))
-        if old.get(key) != new.get(key) and not any(key == one or key.startswith(f"{one}.") for one in spared)
+        if old.get(key) != new.get(key) and not any(key == prefix or key.startswith(f"{prefix}.") for prefix in spared)
     ]
 
 
@@ -295,10 +295,10 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     # Within a choice of types pydantic adds the type's name to the path; the key ends before it.
     path = [str(part) for part in first["loc"]]
-    fields, known = _known_path(path, root)
+    fields, section = _known_path(path, root)
     key = ".".join(fields)
     if first["type"] == "extra_forbidden":
-        return f'there is no key "{key}"{_nearest_key(fields, known, root)}'
+        return f'there is no key "{key}"{_nearest_key(fields, section, root)}'
     if first["type"] == "value_error":
         return first["msg"].removeprefix("Value error, ")
     about_key = [each for each in error.errors() if [str(part) for part in each["loc"]][: len(fields)] == fields]
@@ -440,9 +440,9 @@ def split_name(chosen: object, source: str) -> tuple[str, str]:
         )
     dataset, protocol = chosen.split("/")
     if protocol not in PROTOCOLS:
-        known = ", ".join(PROTOCOLS)
+        protocols = ", ".join(PROTOCOLS)
         raise CapiError(
-            f'{source}: there is no protocol "{protocol}"{nearest(protocol, PROTOCOLS)} (there are {known})'
+            f'{source}: there is no protocol "{protocol}"{nearest(protocol, PROTOCOLS)} (there are {protocols})'
         )
     return dataset, protocol
 

@@ -152,9 +152,9 @@ def paper_tables() -> dict[str, PaperTable]:
 
 def paper_table(name: str) -> PaperTable:
     """One table by name or number."""
-    found = find_table(name, {known: table.label for known, table in paper_tables().items()})
+    found = find_table(name, {labels: table.label for labels, table in paper_tables().items()})
     if found is None:
-        listed = ", ".join(f"{known} ({table.number})" for known, table in paper_tables().items())
+        listed = ", ".join(f"{labels} ({table.number})" for labels, table in paper_tables().items())
         raise CapiError(f'there is no table "{name}"{nearest(name, paper_tables())} (there are {listed})')
     return paper_tables()[found]
 

@@ -171,8 +171,8 @@ def _framed(image: Any, frame: Frame) -> Pixels:
         raise CapiError(f"an image must be {_KINDS}, not a {type(image).__name__}")
     name = "the image" if isinstance(image, Image.Image) else str(image)
     if not isinstance(image, Image.Image) and not Path(image).is_file():
-        found = f"{image} is no file" if Path(image).exists() else f"there is no file {image}"
-        raise CapiError(f"{found}: give an image file, a Pillow image, or several")
+        problem = f"{image} is no file" if Path(image).exists() else f"there is no file {image}"
+        raise CapiError(f"{problem}: give an image file, a Pillow image, or several")
     try:
         picture = PillowPicture(decoder, image) if isinstance(image, Image.Image) else decoder.open(Path(image))
         box = frame.box((picture.shape.height, picture.shape.width))

@@ -294,9 +294,9 @@ def _layers(decoded: Decoded, channels: int) -> list[Image.Image]:
     return [decoded.convert("L") if channels == 1 and decoded.mode == "RGB" else decoded]
 
 
-def _check_channels(found: int, wanted: int) -> None:
-    if wanted != 1 and found not in {1, wanted}:
-        raise ChannelsError(f"{found} channels: use {_setting(found)}, in place of {wanted}", found)
+def _check_channels(count: int, wanted: int) -> None:
+    if wanted != 1 and count not in {1, wanted}:
+        raise ChannelsError(f"{count} channels: use {_setting(count)}, in place of {wanted}", count)
 
 
 def _setting(channels: int) -> str:
@@ -352,12 +352,12 @@ def array_pixels(values: Pixels, channels: int) -> Pixels:
     Bytes stay bytes and bool becomes 0 and 255; uint16 and other integers from 0 to 65535 are 16-bit values; floats lie
     between 0 and 1.
     """
-    known = {1, 3} if channels == 1 else {1, channels}
-    if values.ndim not in {2, 3} or 0 in values.shape or (values.ndim == 3 and values.shape[2] not in known):
-        numbers = " or ".join(str(number) for number in sorted(known))
+    possible = {1, 3} if channels == 1 else {1, channels}
+    if values.ndim not in {2, 3} or 0 in values.shape or (values.ndim == 3 and values.shape[2] not in possible):
+        numbers = " or ".join(str(number) for number in sorted(possible))
         raise BrokenImageError(
             f"shape {tuple(values.shape)}: expected an array (height, width) or (height, width, channels), or a tensor "
-            f"(height, width) or (channels, height, width), of {numbers} channel{'s' * (known != {1})}"
+            f"(height, width) or (channels, height, width), of {numbers} channel{'s' * (possible != {1})}"
         )
     if np.issubdtype(values.dtype, np.floating) and (values.min() < -_ROUNDING or values.max() > 1 + _ROUNDING):
         raise BrokenImageError(

@@ -122,13 +122,13 @@ def _written(source: Weighted) -> str:
 
 def _weighted(text: str) -> Weighted:
     """A file or folder whose own name looks like a weight is that file or folder."""
-    found = _WEIGHTED.fullmatch(text)
-    if found is None or os.path.exists(text):
+    match = _WEIGHTED.fullmatch(text)
+    if match is None or os.path.exists(text):
         return Weighted(text)
-    weight = float(found["weight"])
+    weight = float(match["weight"])
     if not (0 < weight < math.inf):
         raise CapiError(f"{text} has a weight of {weight:g}: expected more than 0, or leave the source out")
-    return Weighted(found["source"], weight)
+    return Weighted(match["source"], weight)
 
 
 def _open_one(data: str, console: Console | None, index_beside: bool) -> ImageSource:
@@ -201,12 +201,12 @@ def _expanded(pattern: str) -> Iterator[str]:
         if not glob.has_magic(name):
             yield name
             continue
-        found = sorted(glob.glob(name, recursive=True))
-        if not found:
+        files = sorted(glob.glob(name, recursive=True))
+        if not files:
             raise CapiError(
                 f"no file matches {name}: check the pattern, and quote it so that the shell leaves it alone"
             )
-        yield from found
+        yield from files
 
 
 def _braces(pattern: str) -> list[str]:
@@ -333,8 +333,8 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
     if data == "demo":
         split = split or "train"
         if split not in COUNTS:
-            known = ", ".join(COUNTS)
-            raise CapiError(f'the built-in photos have no split "{split}"{nearest(split, COUNTS)} ({known})')
+            splits = ", ".join(COUNTS)
+            raise CapiError(f'the built-in photos have no split "{split}"{nearest(split, COUNTS)} ({splits})')
         photos = demo_photos(split)
         return ListedImages(photos.images, [photos.categories[number] for number in photos.labels])
     if is_csv(data):

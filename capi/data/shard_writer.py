@@ -118,10 +118,10 @@ def pack(
     with locked(out / PLAN, busy=busy):
         remove_leftovers(out)
         done = {number: facts for number in range(len(ends)) if (facts := _finished(out / f"{_number(number)}.tar"))}
-        kept = len(done)
+        reused = len(done)
         with Telling("packing", len(source), console, sum(facts.images for facts in done.values())) as telling:
             done |= _write_missing(packer, ends, done, workers or min(count_cores(), AT_ONCE), telling)
-        return _conclude(packer, settings, [done[number] for number in range(len(ends))], kept)
+        return _conclude(packer, settings, [done[number] for number in range(len(ends))], reused)
 
 
 def _write_missing(
@@ -323,11 +323,11 @@ def _finished(shard: Path) -> IndexFacts | None:
     """The index of a shard that is complete."""
     if not shard.exists():
         return None
-    found = find_index(shard)
-    return found[1] if found and "sha256" in found[1].notes else None
+    index = find_index(shard)
+    return index[1] if index and "sha256" in index[1].notes else None
 
 
-def _conclude(packer: _Packer, settings: PackingSettings, shards: list[IndexFacts], kept: int) -> Packed:
+def _conclude(packer: _Packer, settings: PackingSettings, shards: list[IndexFacts], reused: int) -> Packed:
     """Write the manifest, which says what every shard holds."""
     left_out: dict[str, str] = {}
     for facts in shards:
@@ -355,7 +355,7 @@ def _conclude(packer: _Packer, settings: PackingSettings, shards: list[IndexFact
         ],
     }
     atomic_write(packer.out / MANIFEST, json.dumps(manifest, indent=1) + "\n")
-    return Packed(packer.out, len(shards), images, size, kept, left_out)
+    return Packed(packer.out, len(shards), images, size, reused, left_out)
 
 
 def _number(shard: int) -> str:

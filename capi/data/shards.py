@@ -335,16 +335,16 @@ def open_shards(
     """Shards in this order. Where an index is missing the headers are scanned, once, by so many processes."""
     _refuse_missing(paths)
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
-        found = list(pool.map(find_index, paths))
-    if None in found:
+        indexes = list(pool.map(find_index, paths))
+    if None in indexes:
         with _one_at_a_time(paths[0]):
             # Another process of the same run may have made them meanwhile.
-            found = [index or find_index(path) for path, index in zip(paths, found, strict=True)]
-            missing = [number for number, index in enumerate(found) if index is None]
+            indexes = [index or find_index(path) for path, index in zip(paths, indexes, strict=True)]
+            missing = [number for number, index in enumerate(indexes) if index is None]
             made = _make_indices([paths[number] for number in missing], console, workers, index_beside)
             for number, index in zip(missing, made, strict=True):
-                found[number] = index
-    indices = [index for index in found if index is not None]
+                indexes[number] = index
+    indices = [index for index in indexes if index is not None]
     if not sum(facts.images for _, facts in indices):
         several = str(paths[0]) if len(paths) == 1 else f"{len(paths)} shards from {paths[0]} on"
         raise CapiError(f"{several} hold no images: their members must end as images do, such as 000123.jpg")

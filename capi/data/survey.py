@@ -228,13 +228,13 @@ def _joined(looks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     are compared, and of many with the same part each with the next ones.
     """
     bits = looks.view(np.uint64)
-    found = [
+    copies = [
         pair
         for shift in range(0, 64, _PART_BITS)
         for pair in _close_pairs(bits, (bits >> np.uint64(shift)) & np.uint64(2**_PART_BITS - 1))
     ]
     groups = np.arange(len(looks))
-    first, second = (np.concatenate([pair[side] for pair in found] or [np.empty(0, np.int64)]) for side in (0, 1))
+    first, second = (np.concatenate([pair[side] for pair in copies] or [np.empty(0, np.int64)]) for side in (0, 1))
     while True:
         before = groups.copy()
         np.minimum.at(groups, first, groups[second])
@@ -251,15 +251,15 @@ def _close_pairs(
         rows = np.flatnonzero(part[order[apart:]] == part[order[:-apart]])
         if not len(rows):
             return
-        one, other = order[rows], order[rows + apart]
-        differing = np.unpackbits((bits[one] ^ bits[other]).view(np.uint8).reshape(-1, 8), axis=1).sum(1)
+        first, other = order[rows], order[rows + apart]
+        differing = np.unpackbits((bits[first] ^ bits[other]).view(np.uint8).reshape(-1, 8), axis=1).sum(1)
         close = differing <= _DIFFERING
-        yield one[close], other[close]
+        yield first[close], other[close]
 
 
 def _percentiles(values: npt.NDArray[np.int64]) -> dict[str, float]:
-    found = np.percentile(values, PERCENTILES)
-    return {str(share): float(value) for share, value in zip(PERCENTILES, found, strict=True)}
+    values_at = np.percentile(values, PERCENTILES)
+    return {str(share): float(value) for share, value in zip(PERCENTILES, values_at, strict=True)}
 
 
 SAMPLE = 512

@@ -199,16 +199,16 @@ def image_column(schema: Any, wanted: str | None, file: str) -> str:
             )
         return wanted
     pairs = [field.name for field in schema if _is_pair(field.type)]
-    found = _declared(schema) or pairs or [field.name for field in schema if _is_binary(field.type)]
-    if len(found) > 1 and "image" in found:
+    columns = _declared(schema) or pairs or [field.name for field in schema if _is_binary(field.type)]
+    if len(columns) > 1 and "image" in columns:
         return "image"
-    if len(found) != 1:
-        what = f"several columns that may be images ({', '.join(found)})" if found else "no column of images"
+    if len(columns) != 1:
+        what = f"several columns that may be images ({', '.join(columns)})" if columns else "no column of images"
         raise CapiError(
             f"{file} has {what} among {', '.join(schema.names)}: name one that holds the bytes of image files, as "
             "SOURCE?column=NAME"
         )
-    return found[0]
+    return columns[0]
 
 
 def require_pyarrow() -> None:

@@ -129,9 +129,11 @@ def _pages(file: Any) -> tuple[list[Any], bool]:
         raise ValueError(f"{len(file.pages)} pages are more than the {_MOST_PAGES} that an image may have")
     if file.is_ndtiff:
         raise ValueError("an NDTiff data set, whose planes lie in several files: write an image to each file")
-    series = [one for one in file.series if not one.keyframe.is_reduced] or file.series
+    series = [image for image in file.series if not image.keyframe.is_reduced] or file.series
     first = series[0]
-    equal = [one for one in series if (one.shape, one.axes, one.dtype) == (first.shape, first.axes, first.dtype)]
+    equal = [
+        image for image in series if (image.shape, image.axes, image.dtype) == (first.shape, first.axes, first.dtype)
+    ]
     _flat(first.keyframe)
     # Several images of the same kind differ in something that has no name.
     axes = _outer_axes(first) + "I" * (len(equal) > 1)
@@ -142,7 +144,7 @@ def _pages(file: Any) -> tuple[list[Any], bool]:
             f"{several} with axes {first.axes} ({shape}), of which only C and S are channels: choose a plane, and "
             "write it to a file of its own with axes CYX (tifffile.imwrite with metadata={'axes': 'CYX'})"
         )
-    return [page for one in equal for page in one.pages], axes in _UNNAMED
+    return [page for image in equal for page in image.pages], axes in _UNNAMED
 
 
 def _keyframe(pages: list[Any]) -> Any:

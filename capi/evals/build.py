@@ -117,14 +117,6 @@ def _knn(config: KnnConfig, data: ClassificationData, encoding: Encoding) -> Eva
     )
 
 
-def _attentive(config: AttentiveConfig, data: ClassificationData, encoding: Encoding) -> EvaluationProtocol:
-    return AttentiveClassification(data, encoding, **_probe_options(config))
-
-
-def _linear(config: LinearConfig, data: ClassificationData, encoding: Encoding) -> EvaluationProtocol:
-    return LinearClassification(data, encoding, inputs=config.features, **_probe_options(config))
-
-
 def _probe_options(config: ProbeConfig) -> dict[str, Any]:
     return {
         "schedule": config.schedule,
@@ -174,9 +166,11 @@ def _segmentation_options(config: SegmentationConfig) -> dict[str, Any]:
 
 
 _BUILDERS: dict[type[BenchmarkConfig], Callable[[Any, Any, Encoding], EvaluationProtocol]] = {
-    AttentiveConfig: _attentive,
+    AttentiveConfig: lambda config, data, encoding: AttentiveClassification(data, encoding, **_probe_options(config)),
     KnnConfig: _knn,
     KnnSegmentationConfig: _knn_segmentation,
-    LinearConfig: _linear,
+    LinearConfig: lambda config, data, encoding: LinearClassification(
+        data, encoding, inputs=config.features, **_probe_options(config)
+    ),
     LogisticSegmentationConfig: _logistic_segmentation,
 }

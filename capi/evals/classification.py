@@ -85,11 +85,11 @@ class KnnClassification:
         labels = self.data.train.labels
         for kind, all_vectors in vectors.items():
             search = NearestNeighbours(max(possible), "cosine", device=self.encoding.device).fit(all_vectors[split.fit])
-            found = search.kneighbors(all_vectors[split.held_out])
-            voters = labels[split.fit][found.index]
+            nearest = search.kneighbors(all_vectors[split.held_out])
+            voters = labels[split.fit][nearest.index]
             for vote, number in settings:
                 if number in possible:
-                    chosen = self._voted(voters, found.closeness, vote, number)
+                    chosen = self._voted(voters, nearest.closeness, vote, number)
                     score = (chosen == labels[split.held_out]).double().mean().item()
                     rows.append({"feature": kind, "vote": vote, "neighbours": number, "validation": score})
         return rows, warnings
@@ -160,9 +160,9 @@ def class_warnings(data: ClassificationData) -> list[str]:
     seen = set(data.train.labels.tolist())
     warnings = []
     for name, test in data.tests.items():
-        known = seen if test.answer_of_class is None else {int(test.answer_of_class[label]) for label in seen}
+        answers = seen if test.answer_of_class is None else {int(test.answer_of_class[label]) for label in seen}
         asked = set(test.answers.unique().tolist()) - {NO_ANSWER}
-        unseen = sorted(asked - known)
+        unseen = sorted(asked - answers)
         if unseen:
             plain = test.answer_of_class is None
             named = some_of([data.classes[answer] if plain else f"answer {answer}" for answer in unseen], 5)
@@ -197,10 +197,10 @@ def score_tests(
     scores: dict[str, float] = {}
     each: dict[str, float] = {}
     for name, test in tests.items():
-        found = _score_test(classifiers, encoder, name, test, encoding)
-        scores[name] = found[quoted]
+        judged_test = _score_test(classifiers, encoder, name, test, encoding)
+        scores[name] = judged_test[quoted]
         if len(classifiers) > 1:
-            each |= {f"{name}, {kind}": score for kind, score in found.items()}
+            each |= {f"{name}, {kind}": score for kind, score in judged_test.items()}
     return scores | each
 
 

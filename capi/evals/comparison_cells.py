@@ -99,17 +99,17 @@ class Comparison:
 
     def finished(self, benchmark: str) -> dict[str, Record]:
         """The results of a benchmark that are there, by model."""
-        found = {model: self.cells[model, benchmark].record for model in self.models}
-        return {model: record for model, record in found.items() if record is not None}
+        records = {model: self.cells[model, benchmark].record for model in self.models}
+        return {model: record for model, record in records.items() if record is not None}
 
     def best(self, benchmark: str) -> set[str]:
         """The models with the highest score; those that read the same as it share the place. One alone is not best."""
         values = {model: self.cells[model, benchmark].value for model in self.models}
-        known = {model: value for model, value in values.items() if value is not None}
-        if len(known) < 2:
+        scores = {model: value for model, value in values.items() if value is not None}
+        if len(scores) < 2:
             return set()
-        highest = percent(max(known.values()))
-        return {model for model, value in known.items() if percent(value) == highest}
+        highest = percent(max(scores.values()))
+        return {model for model, value in scores.items() if percent(value) == highest}
 
     def score_name(self, benchmark: str) -> str:
         """What the quoted score of a benchmark is; empty until a cell of it is done."""
@@ -140,8 +140,8 @@ class Comparison:
 
     def licence(self, model: str) -> str | None:
         """That of a model's weights, as far as a cell that is done knows it."""
-        known = [cell.record.get("licence") for cell in self.done if cell.model == model and cell.record is not None]
-        return next((each for each in known if each), None)
+        licences = [cell.record.get("licence") for cell in self.done if cell.model == model and cell.record is not None]
+        return next((each for each in licences if each), None)
 
     def image_size(self, model: str) -> str:
         """The sizes that a model saw images at, as far as its cells are done."""
@@ -170,7 +170,7 @@ class Comparison:
 def shareable(comparison: Comparison) -> Comparison:
     """The same for the eyes of others: models and reasons without the places of this machine."""
     names = shared_names(comparison.models)
-    known = [*comparison.models, *texts_of([column.config.model_dump(mode="json") for column in comparison.columns])]
+    texts = [*comparison.models, *texts_of([column.config.model_dump(mode="json") for column in comparison.columns])]
     table = comparison.table
     if table is not None:
         rows = [
@@ -182,7 +182,7 @@ def shareable(comparison: Comparison) -> Comparison:
         models=tuple(names.values()),
         cells={
             (names[model], benchmark): replace(
-                cell, model=names[model], reason=hide_paths_within(cell.reason, *known), record=hide_paths(cell.record)
+                cell, model=names[model], reason=hide_paths_within(cell.reason, *texts), record=hide_paths(cell.record)
             )
             for (model, benchmark), cell in comparison.cells.items()
         },
@@ -212,9 +212,9 @@ def _shortened(text: str) -> str:
     text = text.removeprefix("baseline:")
     if len(text) <= _LONG_NAME:
         return text
-    kept = ""
+    end = ""
     for part in reversed(text.split("/")):
-        if kept and len(part) + len(kept) + 3 > _LONG_NAME:
+        if end and len(part) + len(end) + 3 > _LONG_NAME:
             break
-        kept = f"{part}/{kept}" if kept else part
-    return f"…/{kept}" if len(kept) + 2 <= _LONG_NAME else "…" + text[1 - _LONG_NAME :]
+        end = f"{part}/{end}" if end else part
+    return f"…/{end}" if len(end) + 2 <= _LONG_NAME else "…" + text[1 - _LONG_NAME :]

@@ -85,7 +85,7 @@ def extract_features(
     an interrupted call left behind is resumed if it fits; `overwrite` replaces what does not, and a file at `out`.
     Of several `processes` each encodes a part of the batches; the main one writes them as they come.
     """
-    fitted = replace(encoding.fitted(encoder.patch_size), kept=None)
+    fitted = replace(encoding.fitted(encoder.patch_size), image_cache=None)
     if fitted.size != encoding.size and processes.is_main:
         used, asked = (" x ".join(map(str, size)) for size in (fitted.size, encoding.size))
         _LOG.warning("images of %s pixels: the nearest to %s that patches of %s fill", used, asked, encoder.patch_size)
@@ -93,8 +93,8 @@ def extract_features(
     noted = json.loads(json.dumps(about or {}, default=str))
 
     if not processes.is_main:
-        found: Extracted = follow_encoding(processes, encoder, [source], fitted)
-        return found
+        extracted: Extracted = follow_encoding(processes, encoder, [source], fitted)
+        return extracted
     with lead_encoding(processes, encoder, [source], fitted) as work:
         _check_request(source, labels, kinds, dtype)
         _check_place(out, overwrite)
@@ -151,11 +151,11 @@ class ExtractionJob:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """All that the features depend on: what was begun with another one cannot be resumed."""
-        known = bool(self.encoder_facts["fingerprint"])
+        has_fingerprint = bool(self.encoder_facts["fingerprint"])
         images = json.dumps([self.names, None if self.labels is None else list(self.labels)])
         return {
             # Without a fingerprint, what the caller says of the model has to do.
-            "encoder": self.encoder_facts | ({} if known else {"about": self.about}),
+            "encoder": self.encoder_facts | ({} if has_fingerprint else {"about": self.about}),
             "data": [
                 None if self.root is None else str(self.root.resolve()),
                 self.source.fingerprint,
@@ -241,10 +241,10 @@ class Partial:
         """How many images are done already; what does not belong here is an error, or removed."""
         self.identity = identity
         if self.features.is_file() and self.progress.is_file():
-            known = self._recorded()
-            reason = "it is damaged" if known is None else _difference(known["identity"], identity)
-            if known is not None and reason is None:
-                return int(known["done"])
+            recorded = self._recorded()
+            reason = "it is damaged" if recorded is None else _difference(recorded["identity"], identity)
+            if recorded is not None and reason is None:
+                return int(recorded["done"])
             if not overwrite:
                 raise CapiError(
                     f"{self.path} holds an unfinished extraction that cannot be resumed, since {reason}: extract "
@@ -262,22 +262,22 @@ class Partial:
         """What is known of the work that was done; None where that is of no use."""
         try:
             read_features(self.features)
-            known = read_object(self.progress)
-            usable = known["version"] == _VERSION and known["done"] >= 0 and isinstance(known["identity"], dict)
+            record = read_object(self.progress)
+            usable = record["version"] == _VERSION and record["done"] >= 0 and isinstance(record["identity"], dict)
         except (ValueError, KeyError, TypeError):
             return None
-        return known if usable else None
+        return record if usable else None
 
 
-def _difference(known: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+def _difference(begun: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """What keeps an extraction from being resumed, in words."""
-    if known.get("encoder") != wanted["encoder"]:
+    if begun.get("encoder") != wanted["encoder"]:
         return "it is of another encoder"
-    if known.get("data") != wanted["data"]:
+    if begun.get("data") != wanted["data"]:
         return "it is of other images"
     for key, value in wanted.items():
-        if known.get(key) != value:
-            return f"its {key} is {_plain(known.get(key))}, not {_plain(value)}"
+        if begun.get(key) != value:
+            return f"its {key} is {_plain(begun.get(key))}, not {_plain(value)}"
     return None
 
 

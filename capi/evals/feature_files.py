@@ -123,9 +123,9 @@ class FeatureFacts:
             framing = values.pop("framing")
             size, grid = ((int(framing[key][0]), int(framing[key][1])) for key in ("size", "grid"))
             shapes = {kind: tuple(map(int, shape)) for kind, shape in values.pop("shapes").items()}
-            found = cls(shapes=shapes, framing=Framing(**(framing | {"size": size, "grid": grid})), **values)
-            found._check()
-            return found
+            facts = cls(shapes=shapes, framing=Framing(**(framing | {"size": size, "grid": grid})), **values)
+            facts._check()
+            return facts
         except CapiError:
             raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -223,8 +223,8 @@ class ParquetFeatures(FeatureFile):
 
     def _column(self, name: str) -> list[str]:
         with _pyarrow().ParquetFile(self.path) as file:
-            found: list[str] = file.read(columns=[name])[name].to_pylist()
-        return found
+            column: list[str] = file.read(columns=[name])[name].to_pylist()
+        return column
 
 
 def read_features(path: Path) -> FeatureFile:
@@ -253,8 +253,8 @@ def _read_safetensors(path: Path) -> FeatureFile:
     facts = FeatureFacts.from_text(text, path)
     expected = {kind: (facts.images, *shape) for kind, shape in facts.shapes.items()}
     expected |= {"name_offsets": (facts.images + 1,)} | ({} if facts.classes is None else {"labels": (facts.images,)})
-    found = {kind: shapes.get(kind) for kind in expected}
-    if found != expected or "names" not in shapes:
+    present = {kind: shapes.get(kind) for kind in expected}
+    if present != expected or "names" not in shapes:
         raise CapiError(f"{path} does not hold what its description says: extract the features again")
     return SafetensorsFeatures(path, facts)
 

@@ -48,8 +48,8 @@ class Encoding:
     """Where features are mapped that do not fit into memory; without it they are always in memory."""
     memory_bytes: int = 4 * 2**30
     progress: Progress = silent
-    kept: dict[object, tuple[StillBatches, list[ReadBatch]]] | None = None
-    """Images that were read are kept here, where the same ones are to be evaluated again."""
+    image_cache: dict[object, tuple[StillBatches, list[ReadBatch]]] | None = None
+    """Images that were read stay here, where the same ones are to be evaluated again."""
     team: "Team | None" = None
     """Other processes that encode a part of the batches."""
 
@@ -75,11 +75,13 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
         torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32),
         _told_in_a_sentence(encoder, len(images)),
     ):
-        found = encoder(images, pooled=pooled)
-    _check_features(found, len(images), encoder.width)
-    _check_grid(found, (images.shape[2], images.shape[3]), encoder.patch_size)
+        encoded = encoder(images, pooled=pooled)
+    _check_features(encoded, len(images), encoder.width)
+    _check_grid(encoded, (images.shape[2], images.shape[3]), encoder.patch_size)
     features = Features(
-        None if found.pooled is None else found.pooled.float(), found.registers.float(), found.feature_map.float()
+        None if encoded.pooled is None else encoded.pooled.float(),
+        encoded.registers.float(),
+        encoded.feature_map.float(),
     )
     for name, values in features._asdict().items():
         if values is not None and not torch.isfinite(values).all():
@@ -113,13 +115,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("out of memory" in said or "can't allocate memory" in said)
 
 
-def _check_features(found: object, images: int, width: int) -> None:
+def _check_features(features: object, images: int, width: int) -> None:
     """An encoder of a user's own may not keep what it promises."""
-    if not isinstance(found, Features):
+    if not isinstance(features, Features):
         raise CapiError(
-            f"the encoder gives a {type(found).__name__}: expected Features(pooled, registers, feature_map)"
+            f"the encoder gives a {type(features).__name__}: expected Features(pooled, registers, feature_map)"
         )
-    shape = tuple(found.feature_map.shape)
+    shape = tuple(features.feature_map.shape)
     if len(shape) != 4 or (shape[0], shape[-1]) != (images, width):
         raise CapiError(
             f"the encoder gives a feature map of shape {shape}: expected ({images} images, rows, columns, {width}), "
@@ -127,9 +129,9 @@ def _check_features(found: object, images: int, width: int) -> None:
         )
 
 
-def _check_grid(found: Features, size: tuple[int, int], patch_size: int) -> None:
+def _check_grid(features: Features, size: tuple[int, int], patch_size: int) -> None:
     """Segmentation and the pictures rely on where a patch lies."""
-    grid = tuple(found.feature_map.shape[1:3])
+    grid = tuple(features.feature_map.shape[1:3])
     expected = size[0] // patch_size, size[1] // patch_size
     if grid != expected:
         raise CapiError(
@@ -214,19 +216,19 @@ def encoded_here(encoder: VisionEncoder, job: EncodingJob, items: range, encodin
 
 def _read(batches: Dataset[ReadBatch], items: range, encoding: Encoding) -> Iterator[ReadBatch]:
     """From the files, or from what was kept of the last time."""
-    if encoding.kept is None or not isinstance(batches, StillBatches):
+    if encoding.image_cache is None or not isinstance(batches, StillBatches):
         yield from read_in_order(batches, items, workers=encoding.workers)
         return
     chosen = tuple(batches.numbers.tolist())
     key = (id(batches.source), id(batches.masks), batches.frame, chosen, batches.batch_size, items)
-    if key not in encoding.kept:
+    if key not in encoding.image_cache:
         read = read_in_order(batches, items, workers=encoding.workers)
-        if _bytes_of(batches) + sum(_bytes_of(others) for others, _ in encoding.kept.values()) > KEPT_BYTES:
+        if _bytes_of(batches) + sum(_bytes_of(others) for others, _ in encoding.image_cache.values()) > KEPT_BYTES:
             yield from read
             return
         # The batches hold on to their source, whose id no other one can get then.
-        encoding.kept[key] = batches, list(read)
-    yield from encoding.kept[key][1]
+        encoding.image_cache[key] = batches, list(read)
+    yield from encoding.image_cache[key][1]
 
 
 def _bytes_of(batches: StillBatches) -> int:

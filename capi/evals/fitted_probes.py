@@ -217,10 +217,10 @@ class KnnClassifier:
 
     def judge(self, inputs: Tensor) -> Float[Tensor, "b classes"]:
         self._search.device = inputs.device
-        found = self._search.kneighbors(inputs)
+        nearest = self._search.kneighbors(inputs)
         return vote_confidences(
-            self.labels[found.index],
-            found.closeness,
+            self.labels[nearest.index],
+            nearest.closeness,
             neighbours=self.neighbours,
             classes=self.classes,
             vote=self.vote,
@@ -278,8 +278,8 @@ class KnnSegmenter:
                 f"{size[0]} x {size[1]} pixels in {rows} x {columns} patches: use the encoder it was fitted with"
             )
         self._search.device = features.feature_map.device
-        found = self._search.kneighbors(features.feature_map.flatten(0, 2))
-        voted = vote_blocks(self.blocks, found.index, ignored=self.ignored, clean=self.clean, ties=self.ties)
+        nearest = self._search.kneighbors(features.feature_map.flatten(0, 2))
+        voted = vote_blocks(self.blocks, nearest.index, ignored=self.ignored, clean=self.clean, ties=self.ties)
         return unblock(voted, rows, columns).long()
 
 
@@ -374,12 +374,12 @@ class Probe:
                 f"the probe was fitted on patches of {self.encoder['patch_size']} pixels, but those of this encoder "
                 f"have {encoder.patch_size}: use the encoder it was fitted with"
             )
-        known, found = self.encoder.get("fingerprint"), encoder_facts(encoder)["fingerprint"]
-        if not (known and found):
+        expected, fingerprint = self.encoder.get("fingerprint"), encoder_facts(encoder)["fingerprint"]
+        if not (expected and fingerprint):
             _LOG.warning(
                 "whether the probe was fitted with this encoder cannot be told: it has no weights to know it by"
             )
-        if known and found and known != found:
+        if expected and fingerprint and expected != fingerprint:
             raise CapiError(
                 "the probe was fitted with another encoder of the same width, whose features mean something else: use "
                 "that one, or evaluate this one to get a probe of its own"
@@ -415,8 +415,8 @@ def load_probe(path: Path) -> Probe:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        found = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
-        raise CapiError(f"{found}: give the probe.safetensors that an evaluation left in its --out")
+        problem = f"{path} is a folder" if path.is_dir() else f"there is no file {path}"
+        raise CapiError(f"{problem}: give the probe.safetensors that an evaluation left in its --out")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -466,8 +466,11 @@ def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str
     if "neighbours" in settings:
         checked_count(settings["neighbours"])
     if kind == "knn":
-        known = checked_count(settings["classes"])
-        if not float(settings["temperature"]) > 0 or not ((tensors["labels"] >= 0) & (tensors["labels"] < known)).all():
+        classes = checked_count(settings["classes"])
+        if (
+            not float(settings["temperature"]) > 0
+            or not ((tensors["labels"] >= 0) & (tensors["labels"] < classes)).all()
+        ):
             raise ValueError("labels or temperature are out of range")
 
 

@@ -256,7 +256,9 @@ class LogisticRegression:
         curvature = Curvature.of(_covariance(rows), self._penalty(len(labels)), len(self.classes_))
         descent = Descent(_first_weights(targets, len(self.strengths), rows), curvature)
         for dtype in [torch.float64] if self.dtype == torch.float64 else [torch.float32, torch.float64]:
-            self._descend(descent, rows, dtype)
+            chunks = rows.chunks(dtype, self.cache_bytes)
+            problem = _Problem(chunks, len(rows.targets), dtype, descent.curvature.penalty)
+            descent.run(problem, self.tolerance, self.max_iterations, _SLACK[dtype], _LEAST_GAIN[dtype])
         self._keep(descent, len(labels))
         self._warn()
         return self
@@ -295,11 +297,6 @@ class LogisticRegression:
         # Whatever mean is given, the solver centres: weights and intercepts then hardly meet in the Hessian.
         self.center_ = _mean(features, size)
         return _StandardisedRows(features, targets, self.center_, self.scale_, self.dtype, device, size)
-
-    def _descend(self, descent: Descent, rows: "_StandardisedRows", dtype: torch.dtype) -> None:
-        chunks = rows.chunks(dtype, self.cache_bytes)
-        problem = _Problem(chunks, len(rows.targets), dtype, descent.curvature.penalty)
-        descent.run(problem, self.tolerance, self.max_iterations, _SLACK[dtype], _LEAST_GAIN[dtype])
 
     def _keep(self, descent: Descent, samples: int) -> None:
         weights = descent.weights.cpu()

@@ -111,22 +111,22 @@ class SegmentationScore:
 
 
 def confusion(
-    truth: Tensor, prediction: Tensor, known: Sequence[int], ignored: Collection[int] = ()
+    truth: Tensor, prediction: Tensor, values: Sequence[int], ignored: Collection[int] = ()
 ) -> Int[Tensor, "labels labels"]:
-    """Pixels by true and predicted label, of those whose true label is not ignored; `known` is sorted."""
+    """Pixels by true and predicted label, of those whose true label is not ignored; `values` is sorted."""
     # Where each label stands among the known ones, from one below the lowest to one above the highest; one more place
     # stands for all labels that are not known.
-    size = len(known) + 1
-    table = torch.full((known[-1] - known[0] + 3,), len(known))
-    table[torch.tensor(known) - known[0] + 1] = torch.arange(len(known))
+    size = len(values) + 1
+    table = torch.full((values[-1] - values[0] + 3,), len(values))
+    table[torch.tensor(values) - values[0] + 1] = torch.arange(len(values))
     table = table.to(truth.device)
     true, predicted = (
-        table.index_select(0, labels.flatten().long().clamp(known[0] - 1, known[-1] + 1).sub_(known[0] - 1))
+        table.index_select(0, labels.flatten().long().clamp(values[0] - 1, values[-1] + 1).sub_(values[0] - 1))
         for labels in (truth, prediction)
     )
     counts = true.mul_(size).add_(predicted).bincount(minlength=size**2).reshape(size, size)
     if counts[-1].any() or counts[:, -1].any():
-        strange = sorted({*truth.unique().tolist(), *prediction.unique().tolist()} - {*known})
+        strange = sorted({*truth.unique().tolist(), *prediction.unique().tolist()} - {*values})
         raise CapiError(f"the label {strange[0]} is neither a class nor ignored: name it among the one or the other")
-    counts[[place for place, label in enumerate(known) if label in ignored]] = 0
+    counts[[place for place, label in enumerate(values) if label in ignored]] = 0
     return counts[:-1, :-1]

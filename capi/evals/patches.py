@@ -91,8 +91,8 @@ def _rows(table: Tensor, index: Tensor) -> Tensor:
 
 def _voted(labels: Tensor, voiceless: Collection[int], ties: Ties) -> Tensor:
     """(patches, pixels) from (k, patches, pixels)."""
-    found = _most_frequent(labels.flatten(1), voiceless, ties)
-    winner, votes = (each.view(labels.shape[1:]) for each in found)
+    winners = _most_frequent(labels.flatten(1), voiceless, ties)
+    winner, votes = (each.view(labels.shape[1:]) for each in winners)
     silent = votes == 0
     patches = silent.any(1).nonzero()[:, 0]
     if len(patches):

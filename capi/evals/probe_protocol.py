@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -98,16 +98,20 @@ class TrainedClassification:
         samples = (Cached if self.small else Streamed)(self, encoder, encoding, split, plan, kinds)
         heads = RELEASED_HEADS if self.loss_mean == "released" else 1
         trainers = {kind: ProbeTrainer(each, self.settings, plan, heads_in_mean=heads) for kind, each in probes.items()}
-        train_probes(trainers, samples.training(), on_step=partial(_report, encoding, plan.total_steps))
+        train_probes(
+            trainers,
+            samples.training(),
+            on_step=lambda step, _: encoding.progress("training heads", step + 1, plan.total_steps),
+        )
         validation = judged(probes, samples.held_out())
-        best = {kind: best_setting(found) for kind, found in validation.items()}
+        best = {kind: best_setting(judgement) for kind, judgement in validation.items()}
         classifiers = {kind: fitted(probes[kind].select(best[kind]), kind) for kind in kinds}
         standing = {
-            kind: (float(found.accuracy[best[kind]]), -float(found.loss[best[kind]]))
-            for kind, found in validation.items()
+            kind: (float(judgement.accuracy[best[kind]]), -float(judgement.loss[best[kind]]))
+            for kind, judgement in validation.items()
         }
         quoted = max(kinds, key=standing.__getitem__)
-        grids = {kind: self._grid(kind, found.accuracy.tolist()) for kind, found in validation.items()}
+        grids = {kind: self._grid(kind, judgement.accuracy.tolist()) for kind, judgement in validation.items()}
         failed = sum(int(trainer.failed_.sum()) for trainer in trainers.values())
         return Outcome(
             scores=score_tests(classifiers, quoted, encoder, self.data.tests, encoding),
@@ -155,19 +159,19 @@ class TrainedClassification:
         return ProbeSchedule(total_steps=steps, warmup_steps=int(steps * WARMUP_SHARE), batch_size=batch)
 
     def _deviations(self, plan: ProbeSchedule) -> list[str]:
-        found = departures(self, self.paper)
+        deviations = departures(self, self.paper)
         for what, value, paper in (
             ("iterations", plan.total_steps, PAPER.total_steps),
             ("warm-up", plan.warmup_steps, PAPER.warmup_steps),
             ("batch", plan.batch_size, PAPER.batch_size),
         ):
             if value != paper:
-                found.append(f"{what}: {value} instead of {paper}")
+                deviations.append(f"{what}: {value} instead of {paper}")
         if self.small:
-            found.append("features of each image's middle, computed once, instead of random crops and flips")
+            deviations.append("features of each image's middle, computed once, instead of random crops and flips")
         if self.settings != PAPER_GRID:
-            found.append(f"a grid of {len(self.settings)} settings that is not the paper's of {len(PAPER_GRID)}")
-        return found
+            deviations.append(f"a grid of {len(self.settings)} settings that is not the paper's of {len(PAPER_GRID)}")
+        return deviations
 
 
 @dataclass(frozen=True)
@@ -317,7 +321,3 @@ class Cached(Samples):
     def _parts(self, store: Mapping[str, Tensor], numbers: Tensor) -> Iterator[Part]:
         for part in numbers.split(SMALL_BATCH):
             yield {name: values[part] for name, values in store.items()}, self.labels[part]
-
-
-def _report(encoding: Encoding, total: int, step: int, _losses: Mapping[str, Tensor]) -> None:
-    encoding.progress("training heads", step + 1, total)

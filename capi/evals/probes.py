@@ -369,23 +369,23 @@ def judged(probes: Mapping[str, Probes], parts: Iterable[Part]) -> dict[str, Jud
             correct = (logits.argmax(2) == labels.to(logits.device)).sum(1).cpu().double()
             broken = (~logits.isfinite().all(2).all(1)).cpu()
             right[name] += correct.masked_fill(broken, torch.nan)
-            found = loss_sums(logits, labels.to(logits.device)).cpu().double()
-            losses[name] += found.masked_fill(broken, torch.nan)
+            sums = loss_sums(logits, labels.to(logits.device)).cpu().double()
+            losses[name] += sums.masked_fill(broken, torch.nan)
     if images == 0:
         raise CapiError("there are no images to score: the split is empty")
     return {name: Judged(right[name] / images, losses[name] / images) for name in probes}
 
 
-def best_setting(found: Judged) -> int:
+def best_setting(judgement: Judged) -> int:
     """The setting with the highest accuracy; of several the one with the lowest loss, and of those the first.
 
     Few held-out images leave many settings with the same accuracy, heads that hardly learnt among them (ours).
     """
-    accuracy = found.accuracy.nan_to_num(nan=-math.inf)
+    accuracy = judgement.accuracy.nan_to_num(nan=-math.inf)
     if accuracy.isinf().all():
         count = len(accuracy)
         raise CapiError(f"none of the {count} settings has a score: all of them gave values that are not finite")
-    return int(found.loss.masked_fill(accuracy < accuracy.max(), math.inf).argmin())
+    return int(judgement.loss.masked_fill(accuracy < accuracy.max(), math.inf).argmin())
 
 
 def _groups(views: Mapping[str, list[nn.Parameter]], settings: Sequence[ProbeSetting]) -> list[dict[str, Any]]:

@@ -39,10 +39,10 @@ def _accuracies(
         small = [F.interpolate(pixels.float(), size=(side, side), mode="area").flatten(1) for pixels in (train, test)]
         centre = small[0].mean(0)
         for distance in DISTANCES:
-            found = NearestNeighbours(neighbours, distance).fit(small[0] - centre).kneighbors(small[1] - centre)
+            nearest = NearestNeighbours(neighbours, distance).fit(small[0] - centre).kneighbors(small[1] - centre)
             votes = vote_confidences(
-                labels[found.index],
-                found.closeness,
+                labels[nearest.index],
+                nearest.closeness,
                 neighbours=neighbours,
                 classes=classes,
                 vote="majority",

@@ -109,7 +109,7 @@ def departures(protocol: object, paper: Mapping[str, Any]) -> list[str]:
 def _shown(value: Any) -> str:
     if isinstance(value, str) or not isinstance(value, Sequence):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    return ", ".join(_shown(one) for one in value)
+    return ", ".join(_shown(item) for item in value)
 
 
 def size_notes(asked: tuple[int, int], used: tuple[int, int], patch_size: int, paper: tuple[int, int]) -> list[str]:
@@ -158,7 +158,7 @@ class Context:
 
 def as_record(outcome: Outcome, context: Context) -> Record:
     """Everything there is to know about an evaluation, as plain values; of paths only the names."""
-    known = texts_of(context.config)
+    texts = texts_of(context.config)
     return _plain(
         {
             "version": FORMAT_VERSION,
@@ -168,8 +168,8 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "benchmark": context.benchmark,
             "image_size": context.image_size,
             "scores": outcome.scores,
-            "deviations": [hide_paths_within(line, *known) for line in outcome.deviations],
-            "warnings": [hide_paths_within(line, *known) for line in outcome.warnings],
+            "deviations": [hide_paths_within(line, *texts) for line in outcome.deviations],
+            "warnings": [hide_paths_within(line, *texts) for line in outcome.warnings],
             "chosen": outcome.chosen,
             "grid": outcome.grid,
             "details": outcome.details,
@@ -275,14 +275,14 @@ def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_cell(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_cell(item)}" for name, item in value.items())
     return "-" if value is None else str(value).replace("|", "\\|").replace("\n", " ")
 
 
 def _plain(value: Any) -> Any:
     """JSON has no numbers that are not finite; they become null."""
     if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -68,22 +68,22 @@ def find_similar(
         place = patch_under(image, file.facts.framing, at)
         query = features.feature_map[:, place[0], place[1]].to(_dtype(file))
     index, similarity = _most_similar(file, kind, query, count)
-    matches = [_match(file, kind, *found) for found in zip(index.tolist(), similarity.tolist(), strict=True)]
+    matches = [_match(file, kind, *match) for match in zip(index.tolist(), similarity.tolist(), strict=True)]
     named = file.facts.root if root is None else root
     return _itself_first(matches, None if named is None else Path(named), image, place)
 
 
 def refuse_other(file: FeatureFile, encoder: VisionEncoder) -> None:
     """Features are compared with features of the same encoder only."""
-    known, found = file.facts.encoder, encoder_description(encoder)
-    if known.get("width") != found["width"]:
+    expected, description = file.facts.encoder, encoder_description(encoder)
+    if expected.get("width") != description["width"]:
         raise CapiError(
-            f"{file.path} holds features of an encoder of width {known.get('width')}, but this one has "
-            f"{found['width']}: use the encoder that they were extracted with"
+            f"{file.path} holds features of an encoder of width {expected.get('width')}, but this one has "
+            f"{description['width']}: use the encoder that they were extracted with"
         )
-    unknown = not (known.get("fingerprint") and found["fingerprint"])
-    same = [known.get(key) == found[key] for key in ("patch_size", "statistics")]
-    if not all(same) or not (unknown or known["fingerprint"] == found["fingerprint"]):
+    unknown = not (expected.get("fingerprint") and description["fingerprint"])
+    same = [expected.get(key) == description[key] for key in ("patch_size", "statistics")]
+    if not all(same) or not (unknown or expected["fingerprint"] == description["fingerprint"]):
         raise CapiError(
             f"{file.path} holds features of another encoder of the same width, which mean something else: use the "
             "encoder that they were extracted with, or extract them again"
@@ -109,10 +109,10 @@ def _chosen_kind(file: FeatureFile, kind: str | None, at: tuple[float, float] | 
 
 def _encoded(file: FeatureFile, encoder: VisionEncoder, image: Path, encoding: Encoding, *, pooled: bool) -> Features:
     framing = file.facts.framing
-    encoding = replace(encoding, size=framing.size, workers=0, kept=None, progress=silent)
+    encoding = replace(encoding, size=framing.size, workers=0, image_cache=None, progress=silent)
     source = Files(image.parent, [image.name])
-    found = next(encoded_batches(encoder, source, encoding, whole=framing.whole, pooled=pooled))
-    pooled_vector, registers, feature_map = found.features
+    batch = next(encoded_batches(encoder, source, encoding, whole=framing.whole, pooled=pooled))
+    pooled_vector, registers, feature_map = batch.features
     return Features(None if pooled_vector is None else pooled_vector.cpu(), registers.cpu(), feature_map.cpu())
 
 
@@ -144,9 +144,9 @@ def _most_similar(
     for part in file.parts("patch" if derived else kind):
         bank = part.float().mean((1, 2)) if derived else _vectors(part, kind)
         rows = _candidates(bank, query, count)
-        found = NearestNeighbours(min(count, len(rows))).fit(bank[rows]).kneighbors(query)
-        index = torch.cat([index, rows[found.index[0]] + first])
-        similarity = torch.cat([similarity, found.closeness[0].double()])
+        nearest = NearestNeighbours(min(count, len(rows))).fit(bank[rows]).kneighbors(query)
+        index = torch.cat([index, rows[nearest.index[0]] + first])
+        similarity = torch.cat([similarity, nearest.closeness[0].double()])
         order = similarity.sort(descending=True, stable=True).indices[:count]
         index, similarity, first = index[order], similarity[order], first + len(bank)
     return index, similarity

@@ -170,8 +170,8 @@ class SegmentationProtocol(ABC):
     def blocks(self, features: Features, masks: Tensor) -> Tensor:
         """The pixel labels of each patch, in the order of the feature map."""
         rows, columns = features.feature_map.shape[1:3]
-        known = [*self.data.classes, *self.data.ignored]
-        label_type = torch.uint8 if min(known) >= 0 and max(known) < 256 else torch.int32
+        labels = [*self.data.classes, *self.data.ignored]
+        label_type = torch.uint8 if min(labels) >= 0 and max(labels) < 256 else torch.int32
         return pixel_blocks(masks.to(label_type), rows, columns)
 
     def encoded(
@@ -248,11 +248,11 @@ class SegmentationProtocol(ABC):
         }
 
 
-def is_among(labels: Tensor, known: Collection[int]) -> Tensor:
+def is_among(labels: Tensor, among: Collection[int]) -> Tensor:
     """Which labels are known; looked up in a table, where `torch.isin` would sort millions of pixels."""
-    lowest, highest = min(known), max(known)
+    lowest, highest = min(among), max(among)
     table = torch.zeros(highest - lowest + 3, dtype=torch.bool)
-    table[torch.tensor(sorted(known)) - lowest + 1] = True
+    table[torch.tensor(sorted(among)) - lowest + 1] = True
     places = labels.flatten().clamp(lowest - 1, highest + 1).sub_(lowest - 1)
     return table.index_select(0, places).view(labels.shape)
 
@@ -296,9 +296,9 @@ class KnnSegmentation(SegmentationProtocol):
         def predict(features: Features, _size: tuple[int, int]) -> Iterator[Tensor]:
             rows, columns = features.feature_map.shape[1:3]
             flat = features.feature_map.flatten(0, 2)
-            found = {distance: search.kneighbors(flat).index for distance, search in searches.items()}
+            nearest = {distance: search.kneighbors(flat).index for distance, search in searches.items()}
             for setting in settings:
-                index = found[setting["distance"]][:, : setting["neighbours"]]
+                index = nearest[setting["distance"]][:, : setting["neighbours"]]
                 voted = vote_blocks(
                     fit.blocks, index, ignored=self._ignored, clean=not self.ignored_labels_vote, ties=self.ties
                 )

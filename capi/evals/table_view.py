@@ -123,8 +123,8 @@ def _legend(view: TableView) -> str:
 
 def shown_score(row: ViewRow, entry: TableEntry, cells: "Cells", paper: bool) -> str:
     """Our score, or a dash, and where it is asked for the paper's in brackets."""
-    found = ours(row, entry, cells)
-    own = _NOTHING if found is None else f"{found:.1f}"
+    score = ours(row, entry, cells)
+    own = _NOTHING if score is None else f"{score:.1f}"
     return own if not paper or entry.printed is None else f"{own} ({entry.printed:.1f})"
 
 

@@ -70,8 +70,8 @@ class MaskSource(Protocol):
 
 def place_of(source: ImageSource, number: int) -> Path | str:
     """Where an image lies, for messages; the name of one that is in memory."""
-    found = source.read(number)
-    return found if isinstance(found, Path) else source.name(number)
+    content = source.read(number)
+    return content if isinstance(content, Path) else source.name(number)
 
 
 def place_of_mask(masks: MaskSource, number: int) -> Path | str:

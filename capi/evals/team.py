@@ -61,9 +61,9 @@ class SharedEncoding:
             raise CapiError(failure)
         numbers, masks, pooled, *rest = tensors
         registers, feature_map = (values.to(encoding.device) for values in rest)
-        found = pooled.to(encoding.device) if len(pooled) else None
+        vectors = pooled.to(encoding.device) if len(pooled) else None
         read = ReadBatch(numbers, _NO_PIXELS, masks if len(masks) else None)
-        return EncodedBatch(read, Features(found, registers, feature_map))
+        return EncodedBatch(read, Features(vectors, registers, feature_map))
 
     def settle(self) -> None:
         """Let go of processes that still wait to be asked."""
@@ -107,13 +107,13 @@ def _tensors(batch: EncodedBatch) -> list[torch.Tensor]:
 
 def packed(job: EncodingJob, sources: Sequence[object]) -> bytes:
     """A job as bytes, in which sources that all processes have are but numbers."""
-    known = {id(source): number for number, source in enumerate(sources)}
+    numbers = {id(source): number for number, source in enumerate(sources)}
 
     class Pickler(pickle.Pickler):
         """Names of millions of files need not travel."""
 
         def persistent_id(self, value: Any) -> int | None:
-            return known.get(id(value))
+            return numbers.get(id(value))
 
     written = io.BytesIO()
     Pickler(written).dump(job)
@@ -218,4 +218,4 @@ def _refuse_differences(processes: Processes, encoder: VisionEncoder, sources: S
     """Batches of another model or of other images would go into the same score."""
     facts: dict[str, Any] = encoder_facts(encoder)
     processes.refuse_differences("model", json.dumps(facts))
-    processes.refuse_differences("data", "\n".join(f"{len(one)} files, {one.fingerprint}" for one in sources))
+    processes.refuse_differences("data", "\n".join(f"{len(source)} files, {source.fingerprint}" for source in sources))

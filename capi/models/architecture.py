@@ -110,8 +110,8 @@ def _checked(name: str, value: Any, source: str) -> Any:
     """One value, if it is of its kind and within reason."""
     if name in _NAMES:
         if not isinstance(value, str | None) or value not in _NAMES[name]:
-            known = ", ".join("null" if kind is None else kind for kind in _NAMES[name])
-            raise CapiError(f'{source} has "{name}": {value!r}, expected one of {known}')
+            names = ", ".join("null" if kind is None else kind for kind in _NAMES[name])
+            raise CapiError(f'{source} has "{name}": {value!r}, expected one of {names}')
         return value
     if name == "grid":
         return _checked_grid(value, source)

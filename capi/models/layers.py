@@ -160,16 +160,16 @@ class Block(nn.Module):
         if not self.training or self.drop_rate == 0:
             x = x + self._attend(x, query_rotary, context, key_rotary)
             return x + self.mlp(self.mlp_norm(x))
-        kept = self._draw_kept(x)
+        rows = self._draw_kept(x)
         branch = self._attend(
-            x.index_select(0, kept),
-            None if query_rotary is None else query_rotary.select(kept),
-            None if context is None else context.index_select(0, kept),
-            None if key_rotary is None else key_rotary.select(kept),
+            x.index_select(0, rows),
+            None if query_rotary is None else query_rotary.select(rows),
+            None if context is None else context.index_select(0, rows),
+            None if key_rotary is None else key_rotary.select(rows),
         )
-        x = _add_to_kept(x, branch, kept)
-        kept = self._draw_kept(x)
-        return _add_to_kept(x, self.mlp(self.mlp_norm(x.index_select(0, kept))), kept)
+        x = _add_to_kept(x, branch, rows)
+        rows = self._draw_kept(x)
+        return _add_to_kept(x, self.mlp(self.mlp_norm(x.index_select(0, rows))), rows)
 
     def _attend(
         self, x: Tensor, query_rotary: RotaryTable | None, context: Tensor | None, key_rotary: RotaryTable | None
@@ -191,7 +191,7 @@ class Block(nn.Module):
         return torch.randperm(len(x), device=x.device)[: self.images_kept(len(x))]
 
 
-def _add_to_kept(x: Tensor, branch: Tensor, kept: Tensor) -> Tensor:
+def _add_to_kept(x: Tensor, branch: Tensor, rows: Tensor) -> Tensor:
     """Add a branch that ran for some images only, scaled so that its expectation is that of the full branch."""
     # Under autocast the branch is of lower precision than the residual stream.
-    return x.index_add(0, kept, branch.to(x.dtype), alpha=len(x) / len(kept))
+    return x.index_add(0, rows, branch.to(x.dtype), alpha=len(x) / len(rows))

@@ -148,9 +148,9 @@ def register_coordinates(visible: Float[Tensor, "s v 2"], count: int) -> Float[T
 def _unit_border(count: int, device: torch.device) -> Float[Tensor, "{count} 2"]:
     way = 4 * torch.arange(count, device=device)
     side, along = way // max(count, 1), (way % max(count, 1)).float() / max(count, 1)
-    zero, one = torch.zeros_like(along), torch.ones_like(along)
-    row = torch.stack([along, one, 1 - along, zero])
-    column = torch.stack([zero, along, one, 1 - along])
+    zero, ones = torch.zeros_like(along), torch.ones_like(along)
+    row = torch.stack([along, ones, 1 - along, zero])
+    column = torch.stack([zero, along, ones, 1 - along])
     return torch.stack([row, column], dim=-1)[side, torch.arange(count, device=device)]
 
 

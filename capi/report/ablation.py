@@ -20,7 +20,7 @@ from capi.report.pages.charts import score_chart, score_line
 from capi.report.pages.data import Emergence
 from capi.report.pages.page import render
 from capi.runtime.atomic import atomic_write
-from capi.train.cost.summary import PlannedCost
+from capi.train.cost.plan import PlannedCost
 from capi.zoo.run_folder import versions
 
 # What a column of the paper is called there, and the protocol here that does the same on other data.

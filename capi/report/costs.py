@@ -12,7 +12,7 @@ import numpy as np
 
 from capi.errors import CapiError
 from capi.report.pages.data import Column
-from capi.train.cost.power import CARBON_INTENSITY, board_power
+from capi.train.cost.hardware import CARBON_INTENSITY, board_power
 
 # Where nothing is published, or the name is not known.
 _ASSUMED = {"cpu": 65.0, "mps": 30.0}

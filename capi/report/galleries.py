@@ -1,7 +1,9 @@
-"""The prototype gallery of a run: what each of some prototypes stands for, as strips of patches that belong to it.
+"""What a run shows at its end: its prototypes as strips of patches that belong to them, and nearest images.
 
 RUN/pictures/prototypes/index.json     how many images, a note, and number, share and file of each prototype shown
 RUN/pictures/prototypes/00012.png      the patches that belong to prototype 12 most, in context, the best one first
+RUN/pictures/neighbours/index.json     rows of files with the cosine to the first of the row, which has none
+RUN/pictures/neighbours/0_1.jpg        the image that is nearest to the first photo asked for
 """
 
 import itertools
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -24,7 +27,8 @@ from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, load_prototypes
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, SizedImages
 from capi.report.pictures.gallery import FROM_ONE_IMAGE, PrototypeIndex, member_crops, spread_over_use, strip
-from capi.report.snapshots import photo_of, run_frame
+from capi.report.pictures.sheets import save_picture
+from capi.report.snapshots import RunFrame, photo_of, run_frame
 from capi.runtime.atomic import atomic_folder
 from capi.types import Features, VisionEncoder, statistics_of
 from capi.zoo.run_folder import RunFolder, run_config
@@ -33,6 +37,9 @@ from capi.zoo.weights import load_run
 FOLDER, INDEX = "prototypes", "index.json"
 # Patches of a strip at most, and their side in pixels.
 PATCHES, SIDE = 8, 64
+NEIGHBOURS = "neighbours"
+_QUERIES, _NEAREST = 4, 5
+_PHOTO_SIDE = 128
 
 
 def write_gallery(
@@ -78,6 +85,37 @@ class TargetEncoder:
         rows, columns = self.encoder.encoder.patch_embedding.grid(images)
         tokens = layer_tokens(self.encoder.encoder, images, self.layers, self.normalize)
         return Features(None, tokens[:, :0], tokens.unflatten(1, (rows, columns)))
+
+
+def write_neighbours(run: Path, source: ImageSource, *, images: int = SAMPLE, encoding: Encoding | None = None) -> Path:
+    """Draw a few images and those that are nearest to each by the cosine of their mean patch feature."""
+    encoding = encoding or Encoding()
+    folder, encoder = RunFolder(run), load_run(run).to(encoding.device)
+    height, width = run_config(folder).data.height_and_width
+    frame = RunFrame(min(height, width), encoder.patch_size, height_and_width=(height, width))
+    some = PartOfImages(source, torch.tensor(spaced(len(source), images), dtype=torch.int64))
+    maps = FeatureMaps(encoder, some, frame, encoding, "nearest images", 0)
+    means = {number: feature_map.flatten(0, 1).float().mean(0) for number, feature_map in maps}
+    if len(means) < 2:
+        raise CapiError("fewer than two images can be read, so there are no nearest images: give others")
+    numbers = list(means)
+    vectors = F.normalize(torch.stack(list(means.values())), dim=1)
+    place = folder.pictures / NEIGHBOURS
+    seen, rows = SizedImages(some, frame, len(statistics_of(encoder).mean)), list[list[dict[str, Any]]]()
+    with atomic_folder(place) as made:
+        for query in spaced(len(numbers), _QUERIES):
+            cosines = vectors @ vectors[query]
+            cosines[query] = 2.0
+            nearest = cosines.topk(min(_NEAREST + 1, len(numbers)))
+            row = []
+            pairs = zip(nearest.indices.tolist(), nearest.values.tolist(), strict=True)
+            for rank, (position, cosine) in enumerate(pairs):
+                name = f"{len(rows)}_{rank}.jpg"
+                save_picture(photo_of(seen, numbers[position], _PHOTO_SIDE), made / name)
+                row.append({"file": name, "cosine": cosine if rank else None})
+            rows.append(row)
+        (made / INDEX).write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    return place
 
 
 def index_images(

@@ -13,7 +13,7 @@ from capi.report.costs import DEFAULT_COSTS, Cost, CostAssumptions, cost_of, sec
 from capi.report.doctor import RunReading
 from capi.report.pages.data import Column, PrototypeStrip, RunReport
 from capi.report.pages.run import page, run_pieces
-from capi.report.picture_files import read_emergence, read_prototypes
+from capi.report.picture_files import PIXELS, read_emergence, read_neighbours, read_pixel_scores, read_prototypes
 from capi.runtime.atomic import atomic_write
 from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
@@ -67,9 +67,10 @@ class FollowedRun:
         """Changes when anything changes that the report shows."""
         pictures = self.folder.pictures
         watched = (FILE, RECORD, CONFIG, self.folder.checkpoints.name)
+        drawn = ("snapshots", "prototypes", "prototypes/index.json", "neighbours", PIXELS)
         return (
             *(_file_stamp(self.folder.path / name) for name in watched),
-            *(_file_stamp(pictures / name) for name in ("snapshots", "prototypes", "prototypes/index.json")),
+            *(_file_stamp(pictures / name) for name in drawn),
             is_being_trained(self.folder.path),
         )
 
@@ -104,6 +105,8 @@ class FollowedRun:
             notes=self._notes(),
             emergence=emergence,
             emergence_note=emergence_note,
+            neighbours=read_neighbours(self.folder.pictures / "neighbours"),
+            pixels=read_pixel_scores(self.folder.pictures),
             prototypes=prototypes,
             prototypes_note=prototypes_note,
             loss=recorded_loss(record, reading.config),

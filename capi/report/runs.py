@@ -1,6 +1,7 @@
 """What a run leaves to be seen: pictures while it goes on, a gallery of its prototypes and a report when it ends."""
 
 import importlib.util
+import json
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,14 +15,19 @@ from capi.data.locations import Data, open_images
 from capi.data.recorded import RecordedImagesError, open_recorded
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
+from capi.evals.classification import KnnClassification
 from capi.evals.features import Encoding, Progress, silent
+from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.report.costs import CostAssumptions
-from capi.report.galleries import FOLDER, INDEX, write_gallery
+from capi.report.galleries import INDEX, NEIGHBOURS, write_gallery, write_neighbours
+from capi.report.picture_files import PIXELS
 from capi.report.pictures import curves
 from capi.report.run_report import write_report
 from capi.report.snapshots import Snapshots
+from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device
 from capi.runtime.progress import EvaluationProgress
+from capi.train.evaluations import build_evaluations
 from capi.train.loop import Evaluation
 from capi.zoo.build import recorded_loss, recorded_target, statistics
 from capi.zoo.checkpoint_files import CheckpointFolder
@@ -43,11 +49,27 @@ def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> 
     """The report of a run that has ended. Whatever goes wrong here is told, and the run stands all the same."""
     try:
         if finished:
+            write_pixel_scores(run, device)
             draw_gallery(run, partial(open_images, data), device=device)
         return write_report(run)
     except (CapiError, OSError, RuntimeError, MemoryError) as error:
         _LOG.warning("the report could not be written (%s): the run is complete; try `capi report %s`", error, run)
         return None
+
+
+def write_pixel_scores(run: Path, device: torch.device) -> None:
+    """What raw pixels score in the k-NN evaluations of a run, best of some sizes and distances, beside its pictures."""
+    folder = RunFolder(run)
+    scores = {}
+    for evaluation in build_evaluations(run_config(folder), device):
+        protocol = evaluation.protocol
+        if isinstance(protocol, KnnClassification):
+            test = next(iter(protocol.data.tests.values()))
+            found = raw_pixel_accuracies(protocol.data.train, test, protocol.encoding, protocol.neighbours[0])
+            scores[evaluation.name] = max(found.values())
+    if scores:
+        folder.pictures.mkdir(exist_ok=True)
+        atomic_write(folder.pictures / PIXELS, json.dumps(scores))
 
 
 def draw_curves(run: Path) -> None:
@@ -64,13 +86,14 @@ def draw_curves(run: Path) -> None:
 def draw_gallery(
     run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: Progress = silent
 ) -> str:
-    """Draw the prototypes by images, where the run has any. Returns why its own images cannot be shown, if so."""
+    """Draw nearest images, and prototypes where the run has any. Returns why its own images cannot be shown, if so."""
     try:
         folder = RunFolder(run)
         if recorded_target(folder.record(), run_config(folder)).clusters:
             write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
+        write_neighbours(run, images(), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
-        _LOG.warning("the prototypes could not be drawn: %s", error)
+        _LOG.warning("prototypes and nearest images could not be drawn: %s", error)
         return str(error) if isinstance(error, RecordedImagesError) else ""
     return ""
 
@@ -92,7 +115,7 @@ def report(
     folder, missing, costs = RunFolder(Path(run)), "", CostAssumptions(watts, carbon)
     chosen = choose_device(device)
     record = folder.record(also_newer=True)
-    drawn = (folder.pictures / FOLDER / INDEX).exists()
+    drawn = (folder.pictures / NEIGHBOURS / INDEX).exists()
     if not drawn and CheckpointFolder(folder.checkpoints).steps():
         with EvaluationProgress(console) as progress:
             missing = draw_gallery(folder.path, partial(open_recorded, record), device=chosen, progress=progress)

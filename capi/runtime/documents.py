@@ -126,8 +126,8 @@ def refuse_deep(text: str, source: str) -> None:
     if text.count("[") + text.count("{") <= DEEPEST:
         return
     depth = 0
-    for found in _BRACKETS.finditer(text):
-        sign = found[0]
+    for bracket in _BRACKETS.finditer(text):
+        sign = bracket[0]
         if sign in "[{":
             depth += 1
             if depth > DEEPEST:
@@ -193,8 +193,8 @@ class _Loader(Composer, _Base):
             if key in seen:
                 raise _error(f'the key "{str(key)[:60]}" stands twice', key_node)
             seen.add(key)
-        found: dict[Any, Any] = super().construct_mapping(node, deep)
-        return found
+        mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+        return mapping
 
     def construct_object(self, node: Any, deep: bool = False) -> Any:
         if isinstance(node, yaml.ScalarNode) and node.tag != _TEXT and len(node.value) > _LONGEST_NUMBER:

@@ -63,17 +63,17 @@ def refuse_outside(root: Path, names: Sequence[str], source: str) -> None:
 
 def _unusual(folder: Path, names: set[str]) -> list[Path]:
     """Those of the names that are not plainly a file there; missing ones raise where they are read."""
-    found = [folder / name for name in names & {".", "..", ""}]
+    unusual = [folder / name for name in names & {".", "..", ""}]
     try:
         with os.scandir(folder) as entries:
-            found += [
+            unusual += [
                 Path(entry.path)
                 for entry in entries
                 if entry.name in names and not entry.is_file(follow_symlinks=False)
             ]
     except OSError:
         pass
-    return found
+    return unusual
 
 
 def _outside(source: str, path: Path, root: Path) -> CapiError:

@@ -14,5 +14,5 @@ NUMERICS = max(CHANGES)
 
 def changes_since(number: object) -> str:
     """What differs between `number` and this version, in words."""
-    known = [change for since, change in CHANGES.items() if not isinstance(number, int) or since > number]
-    return "; ".join(known) or "install the version that wrote it for the same numbers"
+    changes = [change for since, change in CHANGES.items() if not isinstance(number, int) or since > number]
+    return "; ".join(changes) or "install the version that wrote it for the same numbers"

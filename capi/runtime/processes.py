@@ -122,10 +122,10 @@ class Processes:
         """Small values of all processes, in the order of their numbers."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with lost_process_is_an_error():
-            dist.all_gather_object(found, value, group=self.patient)
-        return found
+            dist.all_gather_object(values, value, group=self.patient)
+        return values
 
     def count_on_machine(self) -> int:
         """How many processes share the cores of this machine."""
@@ -133,13 +133,13 @@ class Processes:
 
     def from_main(self, action: Callable[[], Result]) -> Result:
         """What the main process finds, in all of them; also its error."""
-        found: Result | None = None
+        result: Result | None = None
         with self.together():
             if self.is_main:
-                found = action()
+                result = action()
         if self.size == 1:
-            return found  # type: ignore[return-value]
-        box = [found]
+            return result  # type: ignore[return-value]
+        box = [result]
         with lost_process_is_an_error():
             dist.broadcast_object_list(box, src=0, group=self.patient)
         return box[0]  # type: ignore[return-value]
@@ -177,7 +177,7 @@ class Processes:
         for rank, other in enumerate(texts):
             if other != texts[0]:
                 pairs = zip_longest(texts[0].splitlines(), other.splitlines(), fillvalue="nothing")
-                ours, theirs = next((one.strip(), other.strip()) for one, other in pairs if one != other)
+                ours, theirs = next((mine.strip(), other.strip()) for mine, other in pairs if mine != other)
                 raise SharedError(
                     f"process {rank} was started with another {what} than process 0 ({theirs!r}, not {ours!r}): start "
                     "all with the same command"
@@ -273,9 +273,9 @@ def own_device(device: torch.device) -> torch.device:
 
 
 def _join() -> None:
-    known = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-    if known:
-        raise CapiError(f"WORLD_SIZE asks for several processes, but {known[0]} is not set: start them with torchrun")
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise CapiError(f"WORLD_SIZE asks for several processes, but {missing[0]} is not set: start them with torchrun")
     # Tensors of each device over its own network, whatever device the first command was for.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"

@@ -215,7 +215,8 @@ class Checkpoints(CheckpointFolder):
         chosen = self._chosen(step)
         position = self.position(chosen)
         wanted = tensors(learner)
-        if self._version(chosen) < 2:
+        version: int = self._record(chosen)["format"]
+        if version < 2:
             wanted.pop(_SINCE_2, None)
         StoredTensors(self.path(chosen)).read(wanted)
         return position
@@ -235,10 +236,6 @@ class Checkpoints(CheckpointFolder):
         if not sound or values["step"] != step or any(type(each) is not int or each < 0 for each in values.values()):
             raise damaged(self.path(step), ValueError(f"{STATE} does not say where the run stands"))
         return Position(broken=broken, **values)
-
-    def _version(self, step: int) -> int:
-        version: int = self._record(step)["format"]
-        return version
 
     def _record(self, step: int) -> dict[str, Any]:
         try:

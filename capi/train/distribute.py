@@ -39,7 +39,8 @@ def distribute(
     recompute(networks.blocks, config.run.activation_checkpointing)
     for network in (networks.student, networks.teacher):
         shard(network, _units(network, precision), mesh)
-    for part, source in zip(networks, _parts(whole), strict=True):
+    sources = (None, None, None) if whole is None else (whole.student, whole.teacher, whole.target)
+    for part, source in zip(networks, sources, strict=True):
         part.to_empty(device=device)
         fill_from_main(part, source, own=networks.target.sharded_buffers if part is networks.target else ())
     networks.target.reduction = processes
@@ -78,7 +79,3 @@ def _units(network: nn.Module, precision: torch.dtype) -> dict[nn.Module, torch.
     blocks = {module: precision for module in network.modules() if isinstance(module, Block)}
     heads = {module: torch.float32 for name, module in network.named_modules() if name.rpartition(".")[2] == "head"}
     return blocks | heads
-
-
-def _parts(learner: Learner | None) -> tuple[nn.Module | None, ...]:
-    return (None, None, None) if learner is None else (learner.student, learner.teacher, learner.target)

@@ -59,5 +59,5 @@ def build_evaluation(config: Config, settings: EvaluationConfig, name: str, devi
     benchmark = load_benchmark(settings.benchmark, options=settings.options)
     data = load_data(benchmark)
     encoding = build_encoding(benchmark, config.data.height_and_width, device=device, images=count_images(data))
-    protocol = build_protocol(benchmark, data, replace(encoding, kept={}))
+    protocol = build_protocol(benchmark, data, replace(encoding, image_cache={}))
     return LearnerEvaluation(name, protocol, settings, config)

@@ -31,7 +31,7 @@ _MUST_FIT = ("encoder", "predictor")
 
 
 @dataclass(frozen=True)
-class Part:
+class LoadedPart:
     """What became of the encoder, the predictor, the head or the prototypes, by the names of their tensors."""
 
     name: str
@@ -65,7 +65,7 @@ class Initialised:
 
     source: str
     sha256: str
-    parts: tuple[Part, ...]
+    parts: tuple[LoadedPart, ...]
     notes: tuple[str, ...] = ()
 
     @property
@@ -184,14 +184,14 @@ def _unseen(difference: _Difference) -> str:
     )
 
 
-def _compare(name: str, own: nn.Module, given: nn.Module | None) -> Part:
+def _compare(name: str, own: nn.Module, given: nn.Module | None) -> LoadedPart:
     return _compared(name, own.state_dict(), {} if given is None else given.state_dict())
 
 
-def _compared(name: str, own: Tensors, given: Tensors) -> Part:
+def _compared(name: str, own: Tensors, given: Tensors) -> LoadedPart:
     shared = [key for key in own if key in given]
     loaded = tuple(key for key in shared if own[key].shape == given[key].shape)
-    return Part(
+    return LoadedPart(
         name,
         loaded,
         parameters=sum(own[key].numel() for key in loaded),
@@ -201,7 +201,7 @@ def _compared(name: str, own: Tensors, given: Tensors) -> Part:
     )
 
 
-def _refuse_misfits(source: str, differing: list[_Difference], wanted: Architecture, parts: list[Part]) -> None:
+def _refuse_misfits(source: str, differing: list[_Difference], wanted: Architecture, parts: list[LoadedPart]) -> None:
     """The key of the config says more than the names of tensors."""
     if differing:
         raise CapiError(
@@ -213,7 +213,7 @@ def _refuse_misfits(source: str, differing: list[_Difference], wanted: Architect
             raise CapiError(f"{source} does not fit in its {part.sentence}: init.strict=false takes what fits")
 
 
-def _copy(part: Part, own: nn.Module, given: nn.Module | None) -> None:
+def _copy(part: LoadedPart, own: nn.Module, given: nn.Module | None) -> None:
     """In place, since the optimiser knows the parameters as they are."""
     if given is None:
         return
@@ -223,7 +223,7 @@ def _copy(part: Part, own: nn.Module, given: nn.Module | None) -> None:
             into[key].copy_(out_of[key])
 
 
-def _take_prototypes(learner: Learner, source: str) -> tuple[list[Part], list[str]]:
+def _take_prototypes(learner: Learner, source: str) -> tuple[list[LoadedPart], list[str]]:
     """The prototypes of a run of ours, where this one has some; what is to be said where there are none to take."""
     if not isinstance(learner.target, OnlineClustering):
         return [], []

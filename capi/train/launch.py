@@ -76,6 +76,7 @@ def slurm_script(
     for code in sorted(trusted_code(trust)):
         command += ["--trust", _one_line("trust", code)]
     command += ["--out", str(folder), "--resume"]
+    cores = "" if options.cpus_per_gpu is None else f" --cpus-per-task={options.cpus_per_gpu}"
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {line}" for line in _directives(options, folder)),
@@ -86,7 +87,8 @@ def slurm_script(
         _MASTER.format(ports=PORTS, first=FIRST_PORT),
         # In single quotes, so that each task fills in its own numbers.
         # A task that leaves first must not have the others killed while they save.
-        f"srun{_cores(options)} --kill-on-bad-exit=0 bash -c {shlex.quote(_TASK)} capi-task {shlex.join(command)} &",
+        # srun does not take the job's number of cores for its tasks by itself.
+        f"srun{cores} --kill-on-bad-exit=0 bash -c {shlex.quote(_TASK)} capi-task {shlex.join(command)} &",
         _WAITING.format(code=PREEMPTED),
     ]
     return "\n".join(lines) + "\n"
@@ -130,11 +132,6 @@ def _directives(options: SlurmOptions, folder: Path) -> Iterator[str]:
     yield "--open-mode=append"
     yield "--requeue"
     yield f"--signal=USR1@{WARNING_SECONDS}"
-
-
-def _cores(options: SlurmOptions) -> str:
-    """srun does not take the job's number for its tasks by itself."""
-    return "" if options.cpus_per_gpu is None else f" --cpus-per-task={options.cpus_per_gpu}"
 
 
 def _one_line(name: str, value: str) -> str:

@@ -32,7 +32,7 @@ class JsonLines:
 
     def __call__(self, record: Record) -> None:
         # JSON has no NaN; null says as much.
-        finite = {key: value if _is_finite(value) else None for key, value in record.items()}
+        finite = {key: value if value is not None and math.isfinite(value) else None for key, value in record.items()}
         self._file.write(json.dumps(finite) + "\n")
         self._file.flush()
 
@@ -120,7 +120,3 @@ def require_loggers(names: Sequence[str]) -> None:
 def close(logger: Logger) -> None:
     """Let a logger finish, if it has something to finish."""
     getattr(logger, "close", lambda: None)()
-
-
-def _is_finite(value: float | int | None) -> bool:
-    return value is not None and math.isfinite(value)

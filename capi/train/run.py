@@ -147,7 +147,12 @@ def _examine(
     source = open_images(data, console if processes.is_main else None)
     going_on = resume and folder.exists
     config = build.resolve_steps(config, len(source))
-    config = build.resolve_statistics(_with_known_statistics(config, folder) if going_on else config, source)
+    if going_on:
+        # Where the mean and std are `auto`, those that the run found when it was started.
+        started = run_config(folder).data
+        own = {name: getattr(started, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
+        config = config.model_copy(update={"data": config.data.model_copy(update=own)})
+    config = build.resolve_statistics(config, source)
     build.mask_sampler(config)
     build.find_optimizer(config.optimization.optimizer)
     build.refuse_layers(config)
@@ -162,7 +167,10 @@ def _examine(
         folder.record()
     else:
         folder.refuse_unless_free()
-    _try_first_batch(config, source, processes)
+    # Images that cannot be read at all raise before anything is written.
+    failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
+    if failure:
+        raise CapiError(failure)
     if processes.is_main and not going_on:
         measured = quick_statistics(build.build_reader(config, source))
         facts |= {"statistics": measured._asdict()} if measured else {}
@@ -356,20 +364,6 @@ class _Run:
             names = ["tensorboard"] if importlib.util.find_spec("tensorboard") else []
         described: dict[str, Any] = self.config.model_dump(mode="json")
         return [LOGGERS[name](self.folder.path, start, described) for name in names]
-
-
-def _with_known_statistics(config: Config, folder: RunFolder) -> Config:
-    """Where the mean and std are `auto`, those that the run found when it was started."""
-    known = run_config(folder).data
-    found = {name: getattr(known, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
-    return config.model_copy(update={"data": config.data.model_copy(update=found)})
-
-
-def _try_first_batch(config: Config, source: ImageSource, processes: Processes) -> None:
-    """Images that cannot be read at all raise before anything is written."""
-    failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
-    if failure:
-        raise CapiError(failure)
 
 
 def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) -> None:

@@ -33,8 +33,8 @@ class CheckpointFolder:
         """Steps of the complete checkpoints, ascending."""
         if not self.folder.is_dir():
             return []
-        found = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
-        return sorted(int(match[1]) for match, path in found if match and _is_complete(path))
+        entries = [(_NAME.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        return sorted(int(match[1]) for match, path in entries if match and _is_complete(path))
 
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"

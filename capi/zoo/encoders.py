@@ -230,21 +230,21 @@ def untrained(recipe: str) -> CapiEncoder:
 
 def _own(place: str, attribute: str, name: str) -> VisionEncoder:
     """An object of the user's own Python, called if it is no encoder yet; this runs their code."""
-    found: Any = getattr(_module(place, name), attribute, None)
-    if found is None:
+    encoder: Any = getattr(_module(place, name), attribute, None)
+    if encoder is None:
         raise CapiError(f'{place} has nothing called "{attribute}": expected an encoder, or what makes one when called')
-    if isinstance(found, type) or not isinstance(found, VisionEncoder):
-        found = _called(found, name)
-    if not isinstance(found, VisionEncoder):
+    if isinstance(encoder, type) or not isinstance(encoder, VisionEncoder):
+        encoder = _called(encoder, name)
+    if not isinstance(encoder, VisionEncoder):
         raise CapiError(f"{name} is no encoder: it needs width, patch_size and a call that gives Features")
-    return found
+    return encoder
 
 
-def _called(found: Any, name: str) -> Any:
-    if not callable(found):
-        return found
+def _called(encoder: Any, name: str) -> Any:
+    if not callable(encoder):
+        return encoder
     try:
-        return found()
+        return encoder()
     except Exception as error:
         raise CapiError(f"{name} makes no encoder when it is called without arguments ({_said(error)})") from error
 

@@ -129,7 +129,7 @@ def _names_in_pickle(file: io.BufferedIOBase) -> Iterator[str]:
             yield re.sub(r"^__builtin__ ", "builtins ", argument).replace(" ", ".")
 
 
-def _plain(value: Any, size: int, depth: int, known: dict[tuple[int, int], Any]) -> Any:
+def _plain(value: Any, size: int, depth: int, seen: dict[tuple[int, int], Any]) -> Any:
     """Dicts and tensors without what a file may have hung on them, such as attributes that hide their methods."""
     if isinstance(value, Tensor):
         plain = Tensor.detach(value)
@@ -137,10 +137,10 @@ def _plain(value: Any, size: int, depth: int, known: dict[tuple[int, int], Any])
         return plain if _is_backed(plain, size) else torch.empty_like(plain, device="meta")
     if not isinstance(value, dict) or depth > _DEEPEST:
         return value
-    if (id(value), depth) not in known:
+    if (id(value), depth) not in seen:
         items = dict.items(value)
-        known[id(value), depth] = {key: _plain(each, size, depth + 1, known) for key, each in items}
-    return known[id(value), depth]
+        seen[id(value), depth] = {key: _plain(each, size, depth + 1, seen) for key, each in items}
+    return seen[id(value), depth]
 
 
 def _is_backed(value: Tensor, size: int) -> bool:

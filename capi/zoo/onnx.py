@@ -194,7 +194,7 @@ def check_onnx(
     """
     encoder, session = plain_copy(encoder), open_session(path)
     names = [output.name for output in session.get_outputs()]
-    if not set(names) <= set(OUTPUTS) or [one.name for one in session.get_inputs()] != ["images"]:
+    if not set(names) <= set(OUTPUTS) or [node.name for node in session.get_inputs()] != ["images"]:
         raise CapiError(f"{path} gives {', '.join(names)}: it is no encoder that capi wrote as ONNX")
     pairs: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in names}
     for images in noise(encoder) if batches is None else batches:
@@ -422,7 +422,7 @@ def _beside(path: Path) -> Path:
 
 
 def _size(path: Path) -> int:
-    return sum(one.stat().st_size for one in (path, _beside(path)) if one.exists())
+    return sum(file.stat().st_size for file in (path, _beside(path)) if file.exists())
 
 
 def _installed(*libraries: str) -> bool:
@@ -432,24 +432,24 @@ def _installed(*libraries: str) -> bool:
 def _refuse_place(out: Path, *, overwrite: bool) -> None:
     if out.is_dir():
         raise CapiError(f"{out} is a folder: give the name of a file, such as {out / 'encoder.onnx'}")
-    taken = [one for one in (out, _beside(out)) if one.exists()]
+    taken = [path for path in (out, _beside(out)) if path.exists()]
     if taken and not overwrite:
         raise CapiError(f"{taken[0]} exists: give another name, or overwrite it")
 
 
 def _refuse_unequal(differences: dict[str, Difference] | None) -> None:
-    for name, found in (differences or {}).items():
+    for name, difference in (differences or {}).items():
         # Written so that NaN is refused as well.
-        if not found.relative <= TOLERANCE:
+        if not difference.relative <= TOLERANCE:
             raise CapiError(
-                f"the ONNX file gives {name} that differ by {found.relative:.1e} of their size from PyTorch's, and "
-                f"{TOLERANCE:.0e} is the most that rounding explains: nothing was written"
+                f"the ONNX file gives {name} that differ by {difference.relative:.1e} of their size from PyTorch's, "
+                f"and {TOLERANCE:.0e} is the most that rounding explains: nothing was written"
             )
 
 
 def _refuse_overflow(differences: dict[str, Difference], precision: Precision) -> None:
-    for name, found in differences.items():
-        if math.isnan(found.cosine) or not math.isfinite(found.absolute):
+    for name, difference in differences.items():
+        if math.isnan(difference.cosine) or not math.isfinite(difference.absolute):
             raise CapiError(
                 f"in {precision} this model gives {name} that are NaN, because some of its values are too large "
                 "for it: nothing was written; float32 holds them"

@@ -61,17 +61,17 @@ _OWN = "this package in its own layout"
 
 def find_released(contents: Any, source: str) -> State:
     """The one state dict in the released layout among what a file holds."""
-    found = {
+    candidates = {
         place: mapping
         for place, mapping in _mappings(contents)
         if any(isinstance(name, str) and _RELEASED.fullmatch(_unwrapped(name)) for name in mapping)
     }
-    if not found:
+    if not candidates:
         raise CapiError(f"{source} {_instead(contents)}")
-    if len(found) > 1:
-        names = " and ".join(f'"{place}"' for place in found)
+    if len(candidates) > 1:
+        names = " and ".join(f'"{place}"' for place in candidates)
         raise CapiError(f"{source} holds several models, under {names}: save the state dict of the one you want alone")
-    ((place, mapping),) = found.items()
+    ((place, mapping),) = candidates.items()
     if place:
         _LOG.info('%s: the weights under "%s" are taken, of %s', source, place, _top_keys(contents))
     return _plain(mapping, source)
@@ -127,8 +127,8 @@ def look_of(contents: Any) -> tuple[str, str] | None:
     """Whose checkpoint of another method this looks like, and the name that tells; None where nothing does."""
     names = [name for _, mapping in _mappings(contents) for name in _tensor_names(mapping)]
     for other, pattern in _OTHERS.items():
-        known = re.compile(rf"(?:.*\.)?(?:{pattern})")
-        name = next((name for name in names if known.fullmatch(_unwrapped(name))), None)
+        compiled = re.compile(rf"(?:.*\.)?(?:{pattern})")
+        name = next((name for name in names if compiled.fullmatch(_unwrapped(name))), None)
         if name is not None:
             return other, name
     return None
@@ -381,10 +381,10 @@ def _rope_variant(state: State, source: str) -> RopeVariant:
     tables = {key: value for key, value in state.items() if key.endswith(_TABLE_KEY)}
     if not tables:
         raise CapiError(f'{source} lacks rotary tables ("*.{_TABLE_KEY}"): it is no checkpoint in the released layout')
-    found = {_variant_of(key, table, source) for key, table in tables.items()}
-    if len(found) > 1:
+    variants = {_variant_of(key, table, source) for key, table in tables.items()}
+    if len(variants) > 1:
         raise CapiError(f"{source} mixes both rotary variants; all blocks must have the same")
-    return found.pop()
+    return variants.pop()
 
 
 def _variant_of(key: str, table: Tensor, source: str) -> RopeVariant:

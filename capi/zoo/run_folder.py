@@ -167,13 +167,13 @@ def run_config(folder: RunFolder) -> Config:
 
 def versions() -> dict[str, str]:
     """Of Python and what the computation rests on."""
-    found = {"python": platform.python_version()}
+    releases = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            releases[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found[name] = "unknown"
-    return found
+            releases[name] = "unknown"
+    return releases
 
 
 def _this_start(step: int, device: str) -> dict[str, Any]:
@@ -199,10 +199,10 @@ def _warn_of_other_numerics(record: dict[str, Any], step: int) -> None:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    found = {"system": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+    machine = {"system": platform.platform(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
     if device.startswith("cuda") and torch.cuda.is_available():
-        found["accelerator"] = torch.cuda.get_device_name(device)
-    return found
+        machine["accelerator"] = torch.cuda.get_device_name(device)
+    return machine
 
 
 def _git_state() -> dict[str, Any] | None:

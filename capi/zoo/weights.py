@@ -122,8 +122,8 @@ def _of_facts(facts: Facts, names: Sequence[str], source: str) -> CapiEncoder:
         if not isinstance(facts.get("config"), dict):
             raise CapiError(f"{source} does not say what its weights belong to: export them again")
         return _empty(parse_config(facts["config"], source=source), names, source)
-    architecture, known = Architecture.from_plain(facts["architecture"], source), facts.get("statistics")
-    given: Facts = known if isinstance(known, dict) else {}
+    architecture, statistics = Architecture.from_plain(facts["architecture"], source), facts.get("statistics")
+    given: Facts = statistics if isinstance(statistics, dict) else {}
     mean, std, size = given.get("mean", ()), given.get("std", ()), facts.get("image_size")
     check_statistics(mean, std, architecture.channels, source)
     image_size = None if size is None else checked_image_size(size, architecture.patch_size, source)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from capi.api.hub import open_hub, push, require_repo_id, send
+from capi.api.share import open_hub, push, require_repo_id, send
 from capi.errors import CapiError
 
 

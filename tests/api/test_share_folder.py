@@ -10,7 +10,7 @@ import torch
 import yaml
 from PIL import Image
 
-from capi.api.share_folder import prepare_folder
+from capi.api.share import prepare_folder
 from capi.config.files import dump_config, load_config, parse_config
 from capi.errors import CapiError
 from capi.models.features import PixelEncoder
@@ -202,7 +202,7 @@ def test__a_failure_leaves_the_old_folder_and_nothing_else(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("capi.api.share_folder.as_markdown", full)
+    monkeypatch.setattr("capi.api.share.as_markdown", full)
     with pytest.raises(CapiError, match=r"cannot be written \(No space left on device\)"):
         prepared(run, out, overwrite=True)
     assert (out / "README.md").read_text() == before

@@ -26,8 +26,8 @@ from capi.report.explorer.page import USUAL_PORT
 from capi.report.watch import DEFAULT_PORT
 from capi.runtime.processes import SharedError
 from capi.runtime.protocol import PAPER_SIZE
+from capi.train.cost.hardware import CARBON_INTENSITY
 from capi.train.cost.plan import MFU_OF_DATA_SHEET
-from capi.train.cost.power import CARBON_INTENSITY
 from capi.zoo.onnx import OLDEST_OPSET
 from tests.cli.conftest import RunHere, assert_refused
 

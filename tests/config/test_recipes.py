@@ -11,7 +11,7 @@ from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler, resolve_target
-from capi.train.cost.summary import planned_cost
+from capi.train.cost.plan import planned_cost
 from capi.train.step import train_step
 from capi.types import Features, MaskedBatch
 from capi.zoo.build import build_student

@@ -281,7 +281,7 @@ def test__chosen_images_come_in_order_with_their_masks_and_progress(source: Enco
 
 def test__kept_images_are_read_once(source: EncodedImages) -> None:
     counted = CountedSource(source.names, source.contents)
-    encoding = Encoding(size=(12, 16), batch_size=3, kept={})
+    encoding = Encoding(size=(12, 16), batch_size=3, image_cache={})
 
     def pixels(numbers: Tensor, whole: bool = False) -> Tensor:
         batches = encoded_batches(PatchColors(), counted, encoding, numbers=numbers, whole=whole)
@@ -297,7 +297,7 @@ def test__kept_images_are_read_once(source: EncodedImages) -> None:
 
 
 def test__a_source_that_takes_the_place_of_another_is_read_anew() -> None:
-    encoding = Encoding(size=(8, 8), kept={})
+    encoding = Encoding(size=(8, 8), image_cache={})
     for seed in range(20):
         # Each source dies before the next is made, which may get its address.
         fresh = source_of([noise(8, 8, 3, seed=seed)])
@@ -310,7 +310,7 @@ def test__no_more_images_are_kept_than_memory_is_meant_for(
     source: EncodedImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted = CountedSource(source.names, source.contents)
-    encoding = Encoding(size=(4, 4), kept={})
+    encoding = Encoding(size=(4, 4), image_cache={})
     monkeypatch.setattr(features_module, "KEPT_BYTES", 5 * 3 * 4 * 4)
     for _ in range(2):
         for numbers in (torch.arange(4), torch.arange(4, 6)):

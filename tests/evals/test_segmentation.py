@@ -218,7 +218,7 @@ def test__results_do_not_depend_on_how_images_are_read_or_kept(kind: str, tmp_pa
         {"batch_size": 1},
         {"batch_size": 64},
         {"workers": 2},
-        {"kept": {}},
+        {"image_cache": {}},
         {"folder": tmp_path / kind, "memory_bytes": 1},
     ):
         other = protocol(kind, data, pictures=99, encoding=replace(SMALL, **changes)).run(encoder)

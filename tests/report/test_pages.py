@@ -17,7 +17,7 @@ from capi.report.draw import Figure, ImageCard, Section, as_page
 from capi.report.pages.data import Emergence
 from capi.report.pages.run import comparison_pieces, run_pieces
 from capi.report.pages.run import page as run_page
-from capi.train.cost.summary import PlannedCost
+from capi.train.cost.plan import PlannedCost
 from tests.browser import browser, page  # noqa: F401
 from tests.report.report_runs import PIXEL, run_report
 from tests.report.test_comparison_page import Cell, comparison, finished

@@ -205,8 +205,8 @@ def test__curves_are_drawn_with_all_their_points(page: Page, run: Path) -> None:
 def test__every_picture_is_decoded(page: Page, run: Path) -> None:  # noqa: F811
     open_report(page, run)
     widths = page.eval_on_selector_all("img", "images => images.map(one => one.naturalWidth)")
-    # For each of two images the photo, the chosen picture and three steps; and three prototypes.
-    assert len(widths) == 2 * (1 + 1 + 3) + 3
+    # For each of two images the photo, the first and the chosen picture, and three steps; and three prototypes.
+    assert len(widths) == 2 * (1 + 2 + 3) + 3
     assert all(width > 0 for width in widths)
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from capi.train.cost.power import board_power
+from capi.train.cost.hardware import board_power
 
 
 @pytest.mark.parametrize(

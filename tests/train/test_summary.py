@@ -5,7 +5,7 @@ from capi.config.files import load_config
 from capi.method.masking import Grid
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.flop import iteration_flop
-from capi.train.cost.summary import planned_cost
+from capi.train.cost.plan import planned_cost
 
 
 def test__the_plan_is_that_of_the_networks_as_they_are_built() -> None:

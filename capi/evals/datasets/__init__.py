@@ -45,8 +45,8 @@ def load_classification(name: str, root: Path | None, options: DataOptions) -> C
     check_task(name, "classification")
     assert dataset.classification is not None
     with _hinting(name):
-        found = dataset.classification(_checked(dataset, root, options), options)
-    return noting_copies(found, root) if dataset.own_split else found
+        data = dataset.classification(_checked(dataset, root, options), options)
+    return noting_copies(data, root) if dataset.own_split else data
 
 
 def load_segmentation(name: str, root: Path | None, options: DataOptions) -> SegmentationData:
@@ -55,8 +55,8 @@ def load_segmentation(name: str, root: Path | None, options: DataOptions) -> Seg
     check_task(name, "segmentation")
     assert dataset.segmentation is not None
     with _hinting(name):
-        found = dataset.segmentation(_checked(dataset, root, options), options)
-    return noting_copies(found, root) if dataset.own_split else found
+        data = dataset.segmentation(_checked(dataset, root, options), options)
+    return noting_copies(data, root) if dataset.own_split else data
 
 
 def check_task(name: str, task: Task) -> None:
@@ -66,7 +66,9 @@ def check_task(name: str, task: Task) -> None:
     segmented = task == "classification"
     has = "masks, but no classes of images" if segmented else "classes of images, but no masks"
     protocols = [kind for kind in KINDS if kind.endswith("segmentation") == segmented]
-    raise CapiError(f'the data set "{name}" has {has}: choose {" or ".join(f"{name}/{one}" for one in protocols)}')
+    raise CapiError(
+        f'the data set "{name}" has {has}: choose {" or ".join(f"{name}/{protocol}" for protocol in protocols)}'
+    )
 
 
 @contextmanager

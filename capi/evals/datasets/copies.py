@@ -48,15 +48,15 @@ def noting_copies(data: Data, root: Path | None) -> Data:
 
 
 def _notes(name: str, test: ImageSource, train: ImageSource, folder: Path | None) -> list[str]:
-    found = copies(test, train)
-    if not found:
+    same = copies(test, train)
+    if not same:
         return []
     tested, trained = (
         path.relative_to(folder) if folder is not None and path.is_relative_to(folder) else path
-        for path in next(iter(found.items()))
+        for path in next(iter(same.items()))
     )
     return [
-        f"{len(found)} of {len(test)} {name} images are also training images (the same bytes), for example {tested} "
+        f"{len(same)} of {len(test)} {name} images are also training images (the same bytes), for example {tested} "
         f"and {trained}: scores on them say nothing about new images, so take them out of one split"
     ]
 
@@ -74,19 +74,19 @@ def copies(tested: ImageSource, trained: ImageSource) -> dict[Path, Path]:
         marks = [_marks(paths, mark) for paths in groups]
         common = ({*marks[0]} & {*marks[1]}) - {None}
         groups = [
-            [path for path, one in zip(paths, found, strict=True) if one in common]
-            for paths, found in zip(groups, marks, strict=True)
+            [path for path, digest in zip(paths, row, strict=True) if digest in common]
+            for paths, row in zip(groups, marks, strict=True)
         ]
-    digests = [[one for one in found if one in common] for found in marks]
+    digests = [[digest for digest in row if digest in common] for row in marks]
     first = dict(zip(reversed(digests[1]), reversed(groups[1]), strict=True))
-    return {path: first[one] for path, one in zip(groups[0], digests[0], strict=True)}
+    return {path: first[digest] for path, digest in zip(groups[0], digests[0], strict=True)}
 
 
 def _of_common_sizes(*sources: ImageSource) -> list[list[Path]]:
     """Files of each source that have the size of a file of the other one."""
     sizes = [_sizes(source) for source in sources]
     common = np.intersect1d(sizes[0], sizes[1])
-    numbers = [np.flatnonzero(np.isin(found, common[common >= 0])) for found in sizes]
+    numbers = [np.flatnonzero(np.isin(row, common[common >= 0])) for row in sizes]
     paths = [[source.read(int(number)) for number in chosen] for source, chosen in zip(sources, numbers, strict=True)]
     return [[path for path in group if isinstance(path, Path)] for group in paths]
 
@@ -113,11 +113,11 @@ def _marks(paths: Sequence[Path], mark: Callable[[Path], bytes]) -> list[bytes |
         except OSError:
             return None
 
-    found: list[bytes | None] = []
+    marks: list[bytes | None] = []
     with ThreadPoolExecutor() as pool:
         for start in range(0, len(paths), _FILES_AT_A_TIME):
-            found += pool.map(marked, paths[start : start + _FILES_AT_A_TIME])
-    return found
+            marks += pool.map(marked, paths[start : start + _FILES_AT_A_TIME])
+    return marks
 
 
 def _end(path: Path) -> bytes:

@@ -87,8 +87,8 @@ def _chosen(rows: Rows, path: Path, options: DataOptions) -> tuple[str, tuple[st
     check_splits_differ(train, tests)
     for split in (train, *tests):
         if split not in splits:
-            known = ", ".join(sorted(splits)) or "none"
-            raise CapiError(f'{path} has no images of the split "{split}"{nearest(split, splits)} (it has {known})')
+            names = ", ".join(sorted(splits)) or "none"
+            raise CapiError(f'{path} has no images of the split "{split}"{nearest(split, splits)} (it has {names})')
     return train, tests
 
 

@@ -1,10 +1,12 @@
-"""What the data sets share: walking folders, reading lists, numbering classes, and checking counts."""
+"""What the data sets share: walking folders, reading lists and files of MATLAB, numbering classes, checking counts."""
 
 import hashlib
+import importlib
 import os
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -96,16 +98,16 @@ def classification(
     )
 
 
-def check_count(found: int, expected: int, what: str, options: DataOptions) -> tuple[str, ...]:
+def check_count(count: int, expected: int, what: str, options: DataOptions) -> tuple[str, ...]:
     """Notes about a number that is not the official one; an error where numbers are to be verified."""
-    if found == expected:
+    if count == expected:
         return ()
     if options.verify_counts:
         raise CapiError(
-            f"found {found} {what}, but the official data set has {expected}: "
+            f"found {count} {what}, but the official data set has {expected}: "
             "complete the files, or say verify_counts=false to continue with what is there"
         )
-    return (f"{found} {what} instead of the official {expected}",)
+    return (f"{count} {what} instead of the official {expected}",)
 
 
 def without_excluded(names: Sequence[str], options: DataOptions) -> tuple[frozenset[str], tuple[str, ...]]:
@@ -133,8 +135,8 @@ def chosen_tests(present: Collection[str], options: DataOptions, where: Path) ->
     if default is None:
         if not present:
             raise CapiError(f"{where} has no test, no val and no other split: `capi datasets show` tells the layout")
-        known = ", ".join(sorted(present))
-        raise CapiError(f"{where} has neither test nor val, but {known}: name the split to test on with tests=")
+        names = ", ".join(sorted(present))
+        raise CapiError(f"{where} has neither test nor val, but {names}: name the split to test on with tests=")
     return (default,)
 
 
@@ -144,8 +146,8 @@ def has_splits(splits: Collection[str], options: DataOptions, where: Path) -> bo
     if options.test_share is not None and named:
         raise CapiError("test_share= divides data without splits, train= and tests= name splits: leave one out")
     if options.test_share is not None and splits:
-        known = ", ".join(sorted(splits))
-        raise CapiError(f"test_share= divides data without splits, but {where} has {known}: leave it out")
+        names = ", ".join(sorted(splits))
+        raise CapiError(f"test_share= divides data without splits, but {where} has {names}: leave it out")
     return named or bool(splits)
 
 
@@ -200,12 +202,12 @@ def refuse(options: DataOptions, names: Collection[str], task: str) -> None:
             raise CapiError(f"{name}= means nothing for the {task} of this data set: leave it out")
 
 
-def check_more(options: DataOptions, known: Collection[str]) -> None:
+def check_more(options: DataOptions, names: Collection[str]) -> None:
     """Names of further files that the data set knows nothing of."""
     for name in options.more:
-        if name not in known:
+        if name not in names:
             raise CapiError(
-                f'more= has no "{name}" for this data set{nearest(name, known)} (it knows {", ".join(known)})'
+                f'more= has no "{name}" for this data set{nearest(name, names)} (it knows {", ".join(names)})'
             )
 
 
@@ -222,7 +224,25 @@ def check_present(root: Path, folder: str, names: Sequence[str]) -> None:
 
 def first_with(roots: Sequence[Path], inside: str) -> Path:
     """The first of several folders that holds a file or folder; data sets are unpacked more or less deep."""
-    found = next((root for root in roots if (root / inside).exists()), None)
-    if found is None:
+    folder = next((root for root in roots if (root / inside).exists()), None)
+    if folder is None:
         raise MisplacedFilesError(f"there is no {roots[0] / inside}")
-    return found
+    return folder
+
+
+def read_matlab(path: Path, variable: str) -> Any:
+    """A variable of a .mat file, structures simplified to objects with attributes."""
+    try:
+        reader = importlib.import_module("scipy.io")
+    except ImportError as error:
+        raise CapiError(f"reading {path} needs an extra: pip install 'capi[sbd]'") from error
+    if not path.is_file():
+        raise CapiError(f"the file {path} is missing: complete the files")
+    try:
+        values = reader.loadmat(path, variable_names=[variable], squeeze_me=True, struct_as_record=False)
+    except Exception as error:
+        # The reader raises whatever it likes about a broken file.
+        raise CapiError(f"{path} cannot be read as a file of MATLAB ({error}): complete the files") from error
+    if variable not in values:
+        raise CapiError(f'{path} holds no variable "{variable}": it is not the file of the official data set')
+    return values[variable]

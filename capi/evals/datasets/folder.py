@@ -27,8 +27,8 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
     check_splits_differ(train, tests)
     for split in (train, *tests):
         if split not in splits:
-            known = ", ".join(sorted(splits)) or "no folder"
-            raise CapiError(f'{root} has no folder "{split}"{nearest(split, splits)} (it has {known})')
+            names = ", ".join(sorted(splits)) or "no folder"
+            raise CapiError(f'{root} has no folder "{split}"{nearest(split, splits)} (it has {names})')
     parts = {split: (root / split, class_folders(root / split)) for split in (train, *tests)}
     return classification(parts[train], {split: parts[split] for split in tests})
 

@@ -29,8 +29,8 @@ def load(root: Path, options: DataOptions) -> SegmentationData:
     notes: list[str] = []
     for split in (train, test):
         if split not in splits:
-            known = ", ".join(sorted(splits)) or "no folder"
-            raise CapiError(f'{root / "images"} has no folder "{split}"{nearest(split, splits)} (it has {known})')
+            names = ", ".join(sorted(splits)) or "no folder"
+            raise CapiError(f'{root / "images"} has no folder "{split}"{nearest(split, splits)} (it has {names})')
         pairs[split], more = paired(root / "images" / split, existing_folder(root / "masks" / split))
         notes += more
     left, more = without_excluded([f"{split}/{image}" for split in pairs for image, _ in pairs[split]], options)

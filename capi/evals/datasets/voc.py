@@ -7,9 +7,8 @@ import numpy as np
 
 from capi.data.sources import Files
 from capi.errors import CapiError
-from capi.evals.datasets.files import check_count, check_more, check_present, first_with, list_lines
+from capi.evals.datasets.files import check_count, check_more, check_present, first_with, list_lines, read_matlab
 from capi.evals.datasets.mask_files import VOID, Labels, MaskFiles, known_labels, read_label_image
-from capi.evals.datasets.matlab import read_matlab
 from capi.evals.tasks import DataOptions, Dataset, MaskedImages, SegmentationData
 
 TRAIN, VAL, AUGMENTED = 1464, 1449, 10582

@@ -44,7 +44,7 @@ def similarity_map(
 
 
 def contrast(similarity: Float[Tensor, "rows columns"]) -> tuple[float, float]:
-    """Limits between which most cosines lie; the few beyond them, as the clicked patch itself, would take the colours."""
+    """Limits between which most cosines lie; the few beyond, as the clicked patch, would take the colours."""
     low, high = torch.quantile(similarity.double().flatten(), torch.tensor(_MOST, dtype=torch.float64)).tolist()
     return (low, high) if high - low > ROUNDING else (float(similarity.min()), float(similarity.max()))
 

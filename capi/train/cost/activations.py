@@ -69,8 +69,10 @@ def student_activations(student: Student, counts: Counts, images: int, keeping: 
     inner, outer = _sequences(student, counts)
     stacks = [(_blocks(encoder), inner), *([(_blocks(predictor), outer)] if outer else [])]
     own = _stack(predictor, outer, images, keeping) if outer and isinstance(predictor, SplitPredictor) else 0
+    # Of one image: its patches as rows, which the gradient of the embedding reads.
+    embedded = keeping.compute_bytes * counts.visible * encoder.patch_embedding.weight[0].numel()
     return Activations(
-        encoder=_embedded(encoder, counts, keeping) * images + _stack(encoder, inner, images, keeping),
+        encoder=embedded * images + _stack(encoder, inner, images, keeping),
         predictor=_between(student, counts, keeping) * images + own,
         head=head_bytes(student.head, counts.predicted * images, keeping),
         weight_copies=sum(len(blocks) * _weight_copies(blocks[0], keeping) for blocks, _ in stacks),
@@ -94,11 +96,6 @@ def _sequences(student: Student, counts: Counts) -> tuple[Sequence, Sequence | N
 
 def _blocks(stack: object) -> list[Block]:
     return [block for block in getattr(stack, "blocks", ()) if isinstance(block, Block)]
-
-
-def _embedded(encoder: PatchEncoder, counts: Counts, keeping: Keeping) -> int:
-    """Of one image: its patches as rows, which the embedding's gradient reads."""
-    return keeping.compute_bytes * counts.visible * encoder.patch_embedding.weight[0].numel()
 
 
 def _between(student: Student, counts: Counts, keeping: Keeping) -> int:

@@ -42,7 +42,10 @@ def iteration_flop(
     encoder = student.encoder
     counts = Counts(encoder.num_registers, patches, visible, predicted)
     embedding = _embedding_flop(encoder, visible)
-    kept = _kept_share(encoder.blocks, batch_size)
+    # The share of the images that stochastic depth leaves in a block.
+    block = encoder.blocks[0]
+    assert isinstance(block, Block)
+    kept = block.images_kept(batch_size) / batch_size
     tokens, predictor = _predictor_flop(student.predictor, counts, kept)
     return IterationFlop(
         teacher=encoder_flop(encoder, patches) if target.reads_teacher else 0,
@@ -120,9 +123,3 @@ def _block_flop(block: Block, queries: int, context: int) -> int:
     linear += context * sum(layer.weight.numel() for layer in on_context)
     products = 2 * queries * context * attention.query.out_features
     return 2 * (linear + products)
-
-
-def _kept_share(blocks: nn.ModuleList, batch_size: int) -> float:
-    block = blocks[0]
-    assert isinstance(block, Block)
-    return block.images_kept(batch_size) / batch_size

@@ -1,5 +1,9 @@
-"""GPUs by name, with what their data sheets say; and `this`, the machine at hand, whose peak is measured."""
+"""GPUs by name, with what their data sheets say; and `this`, the machine at hand, whose peak is measured.
 
+Energy is counted with the power of boards and the CO2 of a kWh, in plans before a run and in reports after it.
+"""
+
+import re
 import time
 from dataclasses import dataclass
 from functools import cache
@@ -10,7 +14,6 @@ import torch
 import yaml
 
 from capi.errors import CapiError, nearest
-from capi.train.cost.power import board_power
 from capi.train.cost.step import memory_of
 
 THIS = "this"
@@ -78,7 +81,8 @@ def this_machine(device: torch.device, size: int | None = None) -> Gpu:
     """The machine at hand: all its memory, and the best of a few large products."""
     accelerator = device.type == "cuda"
     side = size or (8192 if accelerator else 2048)
-    rounded = measured_peak(device, torch.bfloat16, side) if accelerator and _has_bfloat16() else None
+    has_bfloat16 = accelerator and torch.cuda.is_bf16_supported(including_emulation=False)
+    rounded = measured_peak(device, torch.bfloat16, side) if has_bfloat16 else None
     threads = torch.get_num_threads()
     plural = "" if threads == 1 else "s"
     title = torch.cuda.get_device_name(device) if accelerator else f"this machine, {threads} thread{plural}"
@@ -94,10 +98,6 @@ def this_machine(device: torch.device, size: int | None = None) -> Gpu:
     )
 
 
-def _has_bfloat16() -> bool:
-    return torch.cuda.is_bf16_supported(including_emulation=False)
-
-
 def measured_peak(device: torch.device, dtype: torch.dtype, size: int, rounds: int = 4) -> float:
     """FLOP/s of the best product of square matrices."""
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -109,3 +109,24 @@ def measured_peak(device: torch.device, dtype: torch.dtype, size: int, rounds: i
         out[0, 0].item()
         best = min(best, time.perf_counter() - start)
     return 2 * size**3 / best
+
+
+# kgCO2eq a kWh: the world's electricity in 2023, 480 g (Ember, Global Electricity Review 2024). The paper's 928 kg for
+# 2651 kWh are 0.35, those of one data centre.
+CARBON_INTENSITY = 0.48
+
+
+def board_power(name: str) -> float | None:
+    """Watts of a device by its maker's name for it; None where that is not known."""
+    words = _words(name)
+    return next((watts for known, watts in _boards() if known <= words), None)
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[A-Z0-9]+", name.upper()))
+
+
+@cache
+def _boards() -> list[tuple[set[str], float]]:
+    text = (resources.files("capi.train.cost") / "board_power.yaml").read_text(encoding="utf-8")
+    return [(_words(name), float(watts)) for name, watts in yaml.safe_load(text).items()]

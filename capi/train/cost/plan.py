@@ -1,6 +1,7 @@
 """A whole run on some GPUs, planned on paper: memory, what fits, hours, energy, and what each saving is worth.
 
-Nothing here is fitted to the cost that the paper reports for its own run; `against_paper` says how far off the plan is.
+Nothing is trained, no memory is taken for weights, and nothing is fitted to the cost that the paper reports for its own
+run; `against_paper` says how far off the plan is.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,9 +16,8 @@ from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.flop import TRAINING, Counts, IterationFlop, iteration_flop
-from capi.train.cost.hardware import Gpu, find_gpu
+from capi.train.cost.hardware import CARBON_INTENSITY, Gpu, find_gpu
 from capi.train.cost.memory import MemoryPlan, Planned, Saving
-from capi.train.cost.power import CARBON_INTENSITY
 from capi.zoo.build import target_class
 
 
@@ -310,3 +310,27 @@ def against_paper(config: Config, assumptions: Assumptions | None = None) -> lis
         PlanComparison("kWh", planned.kwh, PAPER_KWH),
         PlanComparison("kgCO2eq", planned.kg_co2, PAPER_KG),
     ]
+
+
+class PlannedCost(NamedTuple):
+    """The size of the networks and the work of a whole run."""
+
+    encoder_parameters: int
+    trained_parameters: int
+    flop_an_image: float
+    images_seen: int
+
+    @property
+    def flop(self) -> float:
+        return self.flop_an_image * self.images_seen
+
+
+def planned_cost(config: Config) -> PlannedCost:
+    """Parameters, FLOP of one image in one iteration, and how many images the run sees, repetitions included."""
+    planned, optimization = networks(config), config.optimization
+    return PlannedCost(
+        encoder_parameters=planned.encoder_parameters,
+        trained_parameters=planned.trained_parameters,
+        flop_an_image=sum(flop_of(planned, optimization.batch_size // optimization.micro_batches)),
+        images_seen=optimization.batch_size * optimization.steps,
+    )

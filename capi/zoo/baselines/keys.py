@@ -76,8 +76,8 @@ class Layout:
         if name is None:
             return next(iter(parts.values()))
         if name not in parts:
-            known = ", ".join(each for each in parts if each) or "none: leave it out"
-            raise CapiError(f'checkpoints of {self.method} have no part "{name}": there is {known}')
+            names = ", ".join(each for each in parts if each) or "none: leave it out"
+            raise CapiError(f'checkpoints of {self.method} have no part "{name}": there is {names}')
         return parts[name]
 
 
@@ -173,9 +173,9 @@ def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> 
     unreal = [name for name in places if name in state and not state[name].is_floating_point()]
     if wrong:
         name = wrong[0]
-        found, asked = tuple(state[name].shape), places[name].shape
+        shape, expected = tuple(state[name].shape), places[name].shape
         others = f" (and {len(wrong) - 1} more tensors of other shapes)" if len(wrong) > 1 else ""
-        raise CapiError(f'{source} has "{name}" of shape {found}, expected {asked}{others}')
+        raise CapiError(f'{source} has "{name}" of shape {shape}, expected {expected}{others}')
     if missing:
         raise CapiError(f"{source} lacks {some_of(quoted(missing))} of the layout of {layout.method}")
     if extra:
@@ -205,9 +205,9 @@ def _places(layout: Layout, shapes: Shapes) -> dict[str, _Place]:
     for each in layout.rules:
         for number in range(depth if "{n}" in each.theirs else 1):
             ours = tuple(name and name.replace("{n}", str(number)) for name in each.ours)
-            known = [name for name in ours if name is not None]
-            if all(name in shapes for name in known):
-                shape = _their_shape(shapes[known[0]], len(ours), each.as_grid)
+            used = [name for name in ours if name is not None]
+            if all(name in shapes for name in used):
+                shape = _their_shape(shapes[used[0]], len(ours), each.as_grid)
                 places[each.theirs.replace("{n}", str(number))] = _Place(ours, shape, each.as_grid)
     return places
 

@@ -156,11 +156,11 @@ def _set_periods(model: PlainViT, state: State, layout: Layout, source: str) -> 
     if model.rotary_periods is None:
         return
     computed = rotary_periods(model.architecture.width // model.architecture.heads)
-    found = state.get(layout.periods, computed).detach().float()
-    if found.shape != computed.shape:
+    periods = state.get(layout.periods, computed).detach().float()
+    if periods.shape != computed.shape:
         asked = tuple(computed.shape)
-        raise CapiError(f'{source} has "{layout.periods}" of shape {tuple(found.shape)}, expected {asked}')
-    model.rotary_periods = found
+        raise CapiError(f'{source} has "{layout.periods}" of shape {tuple(periods.shape)}, expected {asked}')
+    model.rotary_periods = periods
 
 
 def _tell_doubtful(weights: State, architecture: PlainArchitecture, baseline: Baseline, source: str) -> None:
@@ -195,9 +195,9 @@ def _likeness(contents: Any, baseline: Baseline) -> str:
 
 def fitting(contents: Any) -> list[str]:
     """The baselines whose names and shapes a checkpoint has."""
-    found = []
+    names = []
     for name, each in BASELINES.items():
         state = find_state(contents, each.layout, each.layout.part(None))
         if state is not None and fits(state, each.layout, each.shapes()):
-            found.append(name)
-    return found
+            names.append(name)
+    return names

@@ -145,18 +145,18 @@ def architecture_in(config: Mapping[str, Any], baseline: Baseline, source: str) 
     """The baseline's architecture with what config.json adds to it; a model of another kind or size raises."""
     kind = config.get("model_type")
     if kind != baseline.model_type:
-        known = f'"{baseline.model_type}"' if baseline.model_type else "no type that transformers has"
-        raise CapiError(f'{source} is a model of type "{kind}", but {baseline.name} is of {known}')
-    found = _sizes(config, baseline.architecture, source)
-    asked = {name: getattr(baseline.architecture, name) for name in found}
-    other = [name for name in found if found[name] != asked[name] and name not in ("eps", "relative_bias")]
+        expected = f'"{baseline.model_type}"' if baseline.model_type else "no type that transformers has"
+        raise CapiError(f'{source} is a model of type "{kind}", but {baseline.name} is of {expected}')
+    sizes = _sizes(config, baseline.architecture, source)
+    own = {name: getattr(baseline.architecture, name) for name in sizes}
+    other = [name for name in sizes if sizes[name] != own[name] and name not in ("eps", "relative_bias")]
     if other:
         name = other[0]
         raise CapiError(
-            f"{source} has {name.replace('_', ' ')} {found[name]}, but {baseline.name} has {asked[name]}: it is "
+            f"{source} has {name.replace('_', ' ')} {sizes[name]}, but {baseline.name} has {own[name]}: it is "
             "another size of the model"
         )
-    return baseline.architecture.changed(**found)
+    return baseline.architecture.changed(**sizes)
 
 
 def _sizes(config: Mapping[str, Any], of: PlainArchitecture, source: str) -> dict[str, Any]:

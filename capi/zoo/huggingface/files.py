@@ -133,10 +133,10 @@ def _check_place(out: Path, overwrite: bool) -> None:
         return
     if not out.is_dir():
         raise CapiError(f"{out} is a file: the transformers format is a folder, so give the name of one")
-    found = sorted(path.name for path in out.iterdir())
-    if found and not overwrite:
-        raise CapiError(f"{out} is not empty ({found[0]} lies there): choose another folder, or ask to overwrite it")
-    others = [name for name in found if name not in {CONFIG, WEIGHTS, PROCESSOR}]
+    names = sorted(path.name for path in out.iterdir())
+    if names and not overwrite:
+        raise CapiError(f"{out} is not empty ({names[0]} lies there): choose another folder, or ask to overwrite it")
+    others = [name for name in names if name not in {CONFIG, WEIGHTS, PROCESSOR}]
     if others:
         raise CapiError(f"{out} holds {others[0]}, which no export wrote and none replaces: choose another folder")
 

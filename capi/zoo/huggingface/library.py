@@ -291,8 +291,8 @@ class CapiImageProcessor(PilBackend):
             return _guarded(PillowPicture(Decoder(channels=channels), image).load)
         values = as_array(image)
         if values.ndim == 3:
-            known = input_data_format or infer_channel_dimension_format(values, num_channels=(1, 3, channels))
-            values = np.moveaxis(values, 0, -1) if known == ChannelDimension.FIRST else values
+            axes = input_data_format or infer_channel_dimension_format(values, num_channels=(1, 3, channels))
+            values = np.moveaxis(values, 0, -1) if axes == ChannelDimension.FIRST else values
         if kwargs["do_rescale"]:
             return np.ascontiguousarray(_guarded(array_pixels, values, channels))
         return np.ascontiguousarray(values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values)

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capi.evals.datasets.imagenet import load
-from capi.evals.datasets.imagenet_shifts import padded
+from capi.evals.datasets.imagenet import load, padded
 from capi.evals.tasks import AnsweredImages
 from tests.evals.datasets.layouts import REAL, build_imagenet
 

@@ -6,7 +6,7 @@ import pytest
 import scipy.io
 
 from capi.errors import CapiError
-from capi.evals.datasets.matlab import read_matlab
+from capi.evals.datasets.files import read_matlab
 
 
 def test__a_variable_is_read_with_its_structure(tmp_path: Path) -> None:
