@@ -46,7 +46,8 @@ def plan(
         float | None,
         typer.Option(
             callback=between(0.001, 1),
-            help="Share of the GPU's peak FLOP/s that a run reaches; by default 0.35 of a data sheet, 0.6 if measured.",
+            help="Share of the GPU's peak FLOP/s that a run reaches; by default 0.06 to 0.45 of a data sheet, by width "
+            "and run.compile, and 0.6 if measured.",
         ),
     ] = None,
     pue: Annotated[
