@@ -13,7 +13,7 @@ from rich.text import Text
 from capi import api
 from capi.cli.app import Overrides, app, duration, echo, results
 from capi.cli.terminal import Terminal
-from capi.cli.usage import between, others_than, refuse_idle
+from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
 from capi.errors import CapiError
 
@@ -26,7 +26,7 @@ GIB = 2**30
 @app.command("plan")
 def plan(
     context: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a YAML file.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP)] = None,
     overrides: Overrides = None,
     gpus: Annotated[int, typer.Option(callback=between(1, 10**6), help="How many GPUs, over all machines.")] = 1,
     gpu: Annotated[

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from capi.errors import CapiError
-from capi.evals.features import VectorKind, vectors_of
+from capi.evals.features import vectors_of
 from capi.evals.neighbours import Distance, NearestNeighbours, Vote, class_votes
 from capi.evals.patches import Ties, unblock, vote_blocks
 from capi.evals.probes import AttentiveProbes, LinearProbes
 from capi.runtime.atomic import atomic_path
 from capi.runtime.documents import parse_object
+from capi.runtime.protocol import VectorKind
 from capi.types import Features, Float, Int, Integer, VisionEncoder, statistics_of
 
 # Breaks a tie of votes and is too small for anything else.
