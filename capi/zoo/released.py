@@ -414,5 +414,7 @@ def _reorder_for(variant: RopeVariant, weights: State, model: CapiEncoder) -> St
 
 
 def _swap_quarters(weight: Tensor, head_width: int) -> Tensor:
+    """Output channels of each head from [1, 2, 3, 4] to [1, 3, 2, 4], in quarters; twice is as before."""
+    # (heads w, d) as (heads, 4, w / 4, d)
     quarters = weight.unflatten(0, (-1, 4, head_width // 4))
     return quarters[:, [0, 2, 1, 3]].flatten(0, 2)
