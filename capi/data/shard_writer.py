@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
-from capi.data.locations import Data, labelled_images
+from capi.data.locations import Data, labeled_images
 from capi.data.reader import read_bytes
 from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
 from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, places_of_name
@@ -94,7 +94,7 @@ def pack_shards(
     A shard has about `shard_megabytes` (256 by default) or `per_shard` images, in an order shuffled by the seed
     `shuffle` or, with None, as they lie. The same call resumes where an earlier one ended.
     """
-    images, labels = labelled_images(data, console)
+    images, labels = labeled_images(data, console)
     settings = PackingSettings(shard_megabytes, per_shard, shuffle)
     return pack(images, Path(out), settings, labels=labels, workers=workers, console=console)
 
