@@ -37,7 +37,7 @@ _TIE = 1e-9
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Features of images to a confidence in every class; rows sum to one, and equal classes are told apart by rule."""
+    """Features of images to a confidence in every class; rows sum to one, ties are broken by rule."""
 
     @property
     def width(self) -> int: ...

@@ -49,7 +49,7 @@ def hold_out(count: int, share: float, seed: int) -> Split:
 
 
 def few_held_out(held_out: int, *, classes: int, settings: int) -> list[str]:
-    """A warning where several settings were told apart by few images."""
+    """A warning where few images decided between several settings."""
     if settings < 2 or (held_out >= FEW_IMAGES and held_out >= FEW_OF_A_CLASS * classes):
         return []
     return [

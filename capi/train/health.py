@@ -539,7 +539,7 @@ class Watchman:
         return Finding("well", text=text, **about)
 
     def _of_speed(self, series: Series) -> Finding | None:
-        """Whether the last steps took much longer than usual; the clock starts anew with each start of the run."""
+        """Whether the last steps took much longer than usual; the clock starts again with each start of the run."""
         steps, seconds = np.diff(np.array(series.steps)), np.diff(np.array(series.values))
         forward = (steps > 0) & (seconds > 0)
         speeds = steps[forward] / seconds[forward]
