@@ -26,14 +26,14 @@ from capi.data.decoding import BrokenImageError
 from capi.data.locations import Data, labeled_images
 from capi.data.reader import read_bytes
 from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
-from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, places_of_name
+from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
 from capi.runtime.devices import count_cores
 from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
-from capi.runtime.privacy import hide_paths_within
+from capi.runtime.privacy import hide_path
 from capi.runtime.progress import Telling
 from capi.runtime.randomness import Stream, permuted
 
@@ -173,7 +173,7 @@ class _Packer:
                     ending = _ending(self.source.name(index), content)
                 except (OSError, BrokenImageError) as error:
                     name = self.source.name(int(self.order[place]))
-                    left_out[name] = hide_paths_within(str(error), *places_of_name(self.source, name))
+                    left_out[name] = hide_path(str(error))
                 else:
                     members.append(self._add(tar, place, ending, content))
                 telling.advance()

@@ -104,14 +104,6 @@ class EncodedImages:
         return digest.hexdigest()[:16]
 
 
-def places_of_name(source: ImageSource, name: str) -> list[Path]:
-    """Where the image of a name may lie, of a source whose images are files."""
-    if isinstance(source, NamedFiles):
-        return [path for file_name, path in source.files if file_name == name]
-    parts = getattr(source, "parts", [source])
-    return [part.root / name for part in parts if isinstance(part, Files)]
-
-
 def image_folder(path: Path) -> Files:
     """All images under a folder, nested or flat, sorted by name; hidden files and folders are left out."""
     try:
