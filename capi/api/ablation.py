@@ -53,7 +53,7 @@ from capi.report.run_report import REPORT, write_report
 from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
-from capi.runtime.privacy import hide_path, hide_paths, hide_paths_within
+from capi.runtime.privacy import hide_path, hide_paths
 from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
@@ -350,7 +350,7 @@ def outcome_of(job: AblationJob, *, photos: bool = True) -> RunOutcome:
         seconds=max(clock.values(), default=None),
         health=health,
         alarms=alarms,
-        failure=hide_paths_within(_failure(job.scores / FAILURE), job.out),
+        failure=hide_path(_failure(job.scores / FAILURE)),
         pictures=pictures if photos else [replace(picture, photo=None) for picture in pictures],
         report=f"{job.run.relative_to(job.out)}/{REPORT}" if (job.run / REPORT).exists() else None,
     )

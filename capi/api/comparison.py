@@ -40,7 +40,7 @@ from capi.report.comparison import write_pages
 from capi.runtime.atomic import atomic_write
 from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS
-from capi.runtime.privacy import hide_path, hide_path_of_model, hide_paths
+from capi.runtime.privacy import hide_path, hide_paths
 from capi.runtime.processes import Exchange, LostProcessError, SharedError, follow, lead
 from capi.types import Names, listed
 from capi.zoo.encoders import open_encoder
@@ -137,7 +137,7 @@ def cell_name(model: str, column: BenchmarkColumn, weights: Weights) -> str:
     """A folder's name that people can read, and that no other cell has."""
     whole = json.dumps([model, column.name, weights, column.config.model_dump(mode="json")], sort_keys=True)
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
-    return f"{_slug(hide_path_of_model(model))}--{_slug(column.name)}-{digest}"
+    return f"{_slug(hide_path(model))}--{_slug(column.name)}-{digest}"
 
 
 def _slug(text: str) -> str:
@@ -236,7 +236,7 @@ class _ComparisonRun:
             self.data[column.name] = identify_data(load_data(column.config))
         return {
             # Whole paths are in the digest of the folder's name.
-            "model": hide_path_of_model(model),
+            "model": hide_path(model),
             "weights": self.comparison.weights,
             "config": hide_paths(column.config.model_dump(mode="json")),
             "capi": versions()["capi"],

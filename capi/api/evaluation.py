@@ -39,7 +39,7 @@ from capi.evals.team import (
 )
 from capi.report.predictions import draw_predictions
 from capi.runtime.atomic import scratch_folder
-from capi.runtime.privacy import hide_paths_within
+from capi.runtime.privacy import hide_path
 from capi.types import VisionEncoder
 from capi.zoo.encoders import Trainee, open_encoder
 from capi.zoo.published.registry import RELEASED
@@ -146,7 +146,7 @@ def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Enc
             save_probe(replace(outcome.probe, about=about), folder / PROBE)
         except Exception as error:
             # A full disk is an OSError or a SafetensorError; the scores took long and must not be lost with the probe.
-            said = hide_paths_within(str(getattr(error, "strerror", None) or error))
+            said = hide_path(str(getattr(error, "strerror", None) or error))
             record["warnings"].append(f"the probe could not be written ({said})")
     if outcome.pictures and isinstance(data, SegmentationData):
         draw_predictions(outcome, data, encoding, folder / PICTURES)

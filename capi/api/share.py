@@ -181,7 +181,7 @@ def _provenance(record: Record) -> list[tuple[str, str]]:
         "Versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or None,
         "Code": f"commit {git['commit']}{changed}" if "commit" in git else None,
     }
-    return [(name, str(value)) for name, value in facts.items() if value is not None]
+    return [(name, hide_path(str(value))) for name, value in facts.items() if value is not None]
 
 
 def _section(value: object) -> Record:

@@ -9,7 +9,8 @@ from rich.table import Table
 
 from capi import api
 from capi.cli.app import app, check_weights, echo, messages, one_of, results
-from capi.cli.evaluation import OWN_SIZE
+from capi.cli.evaluation import OWN_SIZE, Overwrite, Weights
+from capi.cli.inspection import Carbon, Watts
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between
 from capi.errors import CapiError
@@ -26,8 +27,6 @@ _USUAL = {
     "transformers": "transformers",
     "onnx": "encoder.onnx",
 }
-Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
 
 
 @app.command()
@@ -167,10 +166,8 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder, and send nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default RUN/hub.")] = None,
     weights: Weights = "teacher",
-    watts: Annotated[float | None, typer.Option(help="Power of the device, instead of an assumed one.")] = None,
-    carbon: Annotated[
-        float | None, typer.Option(help="kg of CO2 equivalent a kWh; by default 0.48, the world's average.")
-    ] = None,
+    watts: Watts = None,
+    carbon: Carbon = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Share a run on the Hugging Face Hub: weights, config and a model card."""

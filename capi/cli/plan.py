@@ -13,7 +13,7 @@ from rich.text import Text
 from capi import api
 from capi.cli.app import Overrides, app, duration, echo, results
 from capi.cli.terminal import Terminal
-from capi.cli.usage import between, others_than, refuse_idle
+from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
 from capi.errors import CapiError
 
@@ -26,7 +26,7 @@ GIB = 2**30
 @app.command("plan")
 def plan(
     context: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help="A recipe's name, or the path of a YAML file.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP)] = None,
     overrides: Overrides = None,
     gpus: Annotated[int, typer.Option(callback=between(1, 10**6), help="How many GPUs, over all machines.")] = 1,
     gpu: Annotated[
@@ -46,7 +46,8 @@ def plan(
         float | None,
         typer.Option(
             callback=between(0.001, 1),
-            help="Share of the GPU's peak FLOP/s that a run reaches; by default 0.35 of a data sheet, 0.6 if measured.",
+            help="Share of the GPU's peak FLOP/s that a run reaches; by default 0.06 to 0.45 of a data sheet, by width "
+            "and run.compile, and 0.6 if measured.",
         ),
     ] = None,
     pue: Annotated[

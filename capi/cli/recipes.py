@@ -8,7 +8,7 @@ from rich.table import Table
 
 from capi import api
 from capi.cli.app import Overrides, app, echo, results
-from capi.cli.usage import Commands
+from capi.cli.usage import RECIPE_HELP, Commands
 from capi.config import files
 from capi.config.paper import FIGURE_ONLY, PaperTable, number_of, paper_models, paper_table, paper_tables
 from capi.config.schema import Config
@@ -43,7 +43,7 @@ def recipes(
 
 @recipes_app.command("show")
 def show(
-    name: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
+    name: Annotated[str, typer.Argument(help=RECIPE_HELP)],
     overrides: Overrides = None,
 ) -> None:
     """Show a recipe: its opening comment, then the whole config that it resolves to."""

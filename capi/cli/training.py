@@ -15,7 +15,7 @@ from rich.table import Table
 from capi import api
 from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.terminal import Terminal
-from capi.cli.usage import Commands, between, others_than, refuse_idle
+from capi.cli.usage import RECIPE_HELP, Commands, between, others_than, refuse_idle
 from capi.config import files
 from capi.config.experiments import ablations
 from capi.config.paper import paper_table
@@ -36,7 +36,7 @@ DataOption = Annotated[
 @app.command()
 def pretrain(
     context: typer.Context,
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE_HELP)],
     overrides: Overrides = None,
     data: DataOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
@@ -298,7 +298,7 @@ def launch() -> None:
 
 @launch_app.command("slurm")
 def slurm(
-    recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
+    recipe: Annotated[str, typer.Argument(help=RECIPE_HELP)],
     overrides: Overrides = None,
     data: Annotated[list[str], typer.Option(help="What `capi pretrain --data` takes; may be repeated.")] = ...,  # type: ignore[assignment]
     out: Annotated[

@@ -30,6 +30,7 @@ PANELS = {
     "Paper": ("ablate", "speedrun"),
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
+RECIPE_HELP = "A recipe's name, or the path of a YAML file."
 
 
 class Commands(TyperGroup):

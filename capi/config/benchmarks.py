@@ -17,9 +17,9 @@ from capi.runtime.protocol import (
     PAPER_SHARE,
     PAPER_STRENGTHS,
     PAPER_TOLERANCE,
+    VectorKind,
 )
 
-VectorKind = Literal["mean_patch", "pooled", "both"]
 # Of images that are encoded at a time.
 _MOST_PIXELS = 2**34
 

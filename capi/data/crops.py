@@ -63,7 +63,7 @@ def random_box(
     return _placed((width - across) // 2, (height - down) // 2, across, down)
 
 
-def centre_box(size: tuple[int, int], target: tuple[int, int], kept: float = KEPT_SHARE) -> Box:
+def center_box(size: tuple[int, int], target: tuple[int, int], kept: float = KEPT_SHARE) -> Box:
     """The middle of an image of (height, width), with the aspect of the target and `kept` of what fits."""
     (height, width), (down, across) = size, target
     unit = min(height / down, width / across) * kept
@@ -80,10 +80,10 @@ def normalize(
     images: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
 ) -> Float[Tensor, "b c height width"]:
     """Pixels from 0 to 255 on the device, in units of the data's std."""
-    centre = torch.tensor(mean).view(-1, 1, 1) * 255
+    center = torch.tensor(mean).view(-1, 1, 1) * 255
     scale = 1 / (torch.tensor(std).view(-1, 1, 1) * 255)
-    pixels, centre, scale = (value.to(device, non_blocking=True) for value in (images, centre, scale))
-    return (pixels.float() - centre) * scale
+    pixels, center, scale = (value.to(device, non_blocking=True) for value in (images, center, scale))
+    return (pixels.float() - center) * scale
 
 
 def _placed(left: int, top: int, across: int, down: int) -> Box:
@@ -101,7 +101,7 @@ class Frame:
     def box(self, image_size: tuple[int, int]) -> Box:
         if self.kept is None:
             return Box(0, 0, image_size[1], image_size[0])
-        return centre_box(image_size, self.size, self.kept)
+        return center_box(image_size, self.size, self.kept)
 
 
 def image_size_of(encoder: VisionEncoder) -> tuple[int, int]:

@@ -343,7 +343,7 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
     return ListedImages(images, class_folders(images))
 
 
-def labelled_images(data: Data, console: Console | None = None) -> ListedImages:
+def labeled_images(data: Data, console: Console | None = None) -> ListedImages:
     """Whatever a run can be trained on, with labels where its folders or its CSV give them."""
     source = open_images(data, console)
     if data == "demo":

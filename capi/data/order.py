@@ -143,7 +143,10 @@ class WindowShuffle:
         return self._numbers(layout, first + moved.numpy())
 
     def _numbers(self, layout: _Layout, places: Integers) -> Integers:
-        """From places within the row of shuffled blocks to the numbers of images."""
+        """From places within the row of shuffled blocks to the numbers of images.
+
+        Number = start of the block among all images + place - where the block begins in the row.
+        """
         slots = np.searchsorted(layout.block_ends, places, side="right")
         blocks = layout.blocks[slots]
         return self.starts[blocks] + places - (layout.block_ends[slots] - self.counts[blocks])
@@ -215,5 +218,6 @@ class Interleaved:
 
 
 def _share(positions: Integers, units: int, total: int) -> Integers:
-    """floor(positions units / total), without numbers beyond 64 bits."""
+    """floor(p u / t) of positions p, units u and total t, without numbers beyond 64 bits."""
+    # With p = a t + b it is a u + floor(b u / t), where b u < t u.
     return positions // total * units + positions % total * units // total

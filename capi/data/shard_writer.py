@@ -23,17 +23,17 @@ import torch
 from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
-from capi.data.locations import Data, labelled_images
+from capi.data.locations import Data, labeled_images
 from capi.data.reader import read_bytes
 from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
-from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, places_of_name
+from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
 from capi.runtime.devices import count_cores
 from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
-from capi.runtime.privacy import hide_paths_within
+from capi.runtime.privacy import hide_path
 from capi.runtime.progress import Telling
 from capi.runtime.randomness import Stream, permuted
 
@@ -94,7 +94,7 @@ def pack_shards(
     A shard has about `shard_megabytes` (256 by default) or `per_shard` images, in an order shuffled by the seed
     `shuffle` or, with None, as they lie. The same call resumes where an earlier one ended.
     """
-    images, labels = labelled_images(data, console)
+    images, labels = labeled_images(data, console)
     settings = PackingSettings(shard_megabytes, per_shard, shuffle)
     return pack(images, Path(out), settings, labels=labels, workers=workers, console=console)
 
@@ -173,7 +173,7 @@ class _Packer:
                     ending = _ending(self.source.name(index), content)
                 except (OSError, BrokenImageError) as error:
                     name = self.source.name(int(self.order[place]))
-                    left_out[name] = hide_paths_within(str(error), *places_of_name(self.source, name))
+                    left_out[name] = hide_path(str(error))
                 else:
                     members.append(self._add(tar, place, ending, content))
                 telling.advance()

@@ -104,14 +104,6 @@ class EncodedImages:
         return digest.hexdigest()[:16]
 
 
-def places_of_name(source: ImageSource, name: str) -> list[Path]:
-    """Where the image of a name may lie, of a source whose images are files."""
-    if isinstance(source, NamedFiles):
-        return [path for file_name, path in source.files if file_name == name]
-    parts = getattr(source, "parts", [source])
-    return [part.root / name for part in parts if isinstance(part, Files)]
-
-
 def image_folder(path: Path) -> Files:
     """All images under a folder, nested or flat, sorted by name; hidden files and folders are left out."""
     try:
@@ -235,7 +227,7 @@ CATEGORIES = 14
 _COLUMNS = ["dataset", "finegrained_cat", "image_data"]
 
 
-class LabelledPhotos(NamedTuple):
+class LabeledPhotos(NamedTuple):
     """Photos with the number of their category."""
 
     images: EncodedImages
@@ -243,7 +235,7 @@ class LabelledPhotos(NamedTuple):
     categories: list[str]
 
 
-def demo_photos(split: str) -> LabelledPhotos:
+def demo_photos(split: str) -> LabeledPhotos:
     """The photos of `train`, `val` or `test`. Photos stored twice count once, in the order of the file."""
     path = _parquet()
     import pyarrow.parquet
@@ -259,7 +251,7 @@ def demo_photos(split: str) -> LabelledPhotos:
     chosen = [row for row in photos.values() if row[0] == split]
     names = [f"groceries/{split}/{number:04d}.jpg" for number in range(len(chosen))]
     labels = [categories.index(category) for _, category, _ in chosen]
-    return LabelledPhotos(EncodedImages(names, [content for _, _, content in chosen]), labels, categories)
+    return LabeledPhotos(EncodedImages(names, [content for _, _, content in chosen]), labels, categories)
 
 
 def _parquet() -> Path:

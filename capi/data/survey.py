@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rich.console import Console
 from torch.utils.data import Dataset
 
-from capi.data.crops import centre_box
+from capi.data.crops import center_box
 from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, error_reason
 from capi.data.loader import made_ahead
 from capi.data.locations import Data, open_images
@@ -191,7 +191,7 @@ def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int,
     content = read_bytes(source, index)
     picture = decoder.open(content)
     shape = picture.shape
-    box = centre_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
+    box = center_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
     pixels = picture.crop(box, (THUMBNAIL, THUMBNAIL)).astype(np.float64) / 255
     kind, animated = "TIFF", False
     if isinstance(picture, PillowPicture):
@@ -203,10 +203,10 @@ def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int,
     return row, moments, kind
 
 
-def _look_hash(grey: npt.NDArray[np.float64]) -> int:
+def _look_hash(gray: npt.NDArray[np.float64]) -> int:
     """64 bits: whether each of 8 x 8 parts is brighter than the one to its right, around the edge."""
     side = THUMBNAIL // 8
-    parts = grey.reshape(8, side, 8, side).mean((1, 3))
+    parts = gray.reshape(8, side, 8, side).mean((1, 3))
     bits = np.packbits(parts > np.roll(parts, -1, axis=1))
     return int.from_bytes(bits.tobytes(), "little", signed=True)
 
@@ -304,8 +304,8 @@ def significant(values: Sequence[float], digits: int = 3) -> str:
 def statistics_warning(measured: Statistics, given: Statistics) -> str | None:
     """One line where images with the measured statistics are far from what they are normalized with; else None."""
     far = any(
-        abs(mean - centre) > _FAR_MEAN * scale or not 1 / _FAR_STD <= std / scale <= _FAR_STD
-        for mean, std, centre, scale in zip(*measured, *given, strict=True)
+        abs(mean - center) > _FAR_MEAN * scale or not 1 / _FAR_STD <= std / scale <= _FAR_STD
+        for mean, std, center, scale in zip(*measured, *given, strict=True)
     )
     if not far:
         return None
@@ -340,7 +340,7 @@ def summarize(reader: Reader, count: int = SAMPLE, seconds: float = math.inf) ->
         summary.looked_at += 1
         try:
             size = reader.size(index)
-            pixels = reader.crop(index, centre_box(size, shape, 1.0), shape).astype(np.float64) / 255
+            pixels = reader.crop(index, center_box(size, shape, 1.0), shape).astype(np.float64) / 255
         except BrokenImageError as error:
             summary.broken[source.name(index)] = str(error)
             continue

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError, some_of
-from capi.evals.features import Encoding, VectorKind, encode, encoded_batches, frame_of, image_vectors
+from capi.evals.features import Encoding, encode, encoded_batches, frame_of, image_vectors
 from capi.evals.fitted_probes import Classifier, Judge, KnnClassifier, Probe, encoder_facts, vote_confidences
 from capi.evals.metrics import right_answers
 from capi.evals.neighbours import NearestNeighbours, Vote
 from capi.evals.results import Outcome, Split, departures, few_held_out, hold_out, precision_notes, size_notes
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
-from capi.runtime.protocol import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE
+from capi.runtime.protocol import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE, VectorKind
 from capi.types import VisionEncoder
 
 _IMAGES_AT_A_TIME = 1024

@@ -10,7 +10,7 @@ from typing import Literal
 from capi.config.benchmarks import BenchmarkConfig
 from capi.evals.results import Record, percent, shown_size
 from capi.evals.table_view import TableView
-from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within, texts_of
+from capi.runtime.privacy import hide_path, hide_paths
 from capi.zoo.weights import Weights
 
 Status = Literal["pending", "running", "done", "failed", "skipped"]
@@ -170,19 +170,16 @@ class Comparison:
 def shareable(comparison: Comparison) -> Comparison:
     """The same for the eyes of others: models and reasons without the places of this machine."""
     names = shared_names(comparison.models)
-    texts = [*comparison.models, *texts_of([column.config.model_dump(mode="json") for column in comparison.columns])]
     table = comparison.table
     if table is not None:
-        rows = [
-            replace(row, model=names[row.model], cells=tuple(map(hide_path_of_model, row.cells))) for row in table.rows
-        ]
+        rows = [replace(row, model=names[row.model], cells=tuple(map(hide_path, row.cells))) for row in table.rows]
         table = replace(table, rows=tuple(rows))
     return replace(
         comparison,
         models=tuple(names.values()),
         cells={
             (names[model], benchmark): replace(
-                cell, model=names[model], reason=hide_paths_within(cell.reason, *texts), record=hide_paths(cell.record)
+                cell, model=names[model], reason=hide_path(cell.reason), record=hide_paths(cell.record)
             )
             for (model, benchmark), cell in comparison.cells.items()
         },
@@ -195,7 +192,7 @@ def shared_names(models: Sequence[str]) -> dict[str, str]:
     """Names without paths; those that would be equal are numbered."""
     names: dict[str, str] = {}
     for model in models:
-        base = hide_path_of_model(model)
+        base = hide_path(model)
         tries = (base if number == 1 else f"{base} ({number})" for number in itertools.count(1))
         names[model] = next(name for name in tries if name not in names.values())
     return names

@@ -42,7 +42,6 @@ from capi.evals.team import follow_encoding, lead_encoding
 from capi.runtime.atomic import atomic_write, move_into_place, refuse_link
 from capi.runtime.documents import read_object
 from capi.runtime.lock import locked
-from capi.runtime.privacy import hide_path, hide_path_of_model
 from capi.runtime.processes import ALONE, Processes
 from capi.types import Features, VisionEncoder, statistics_of
 
@@ -187,21 +186,18 @@ class ExtractionJob:
         )
 
     def facts(self, features: Features) -> FeatureFacts:
-        """The description of the file, with shapes as these features have them; absolute paths are names alone."""
+        """The description of the file, with shapes as these features have them."""
         rows, columns = (side // self.encoder.patch_size for side in self.encoding.size)
         channels = len(statistics_of(self.encoder).mean)
-        about = {
-            key: hide_path_of_model(value) if isinstance(value, str) else value for key, value in self.about.items()
-        }
         return FeatureFacts(
             images=len(self.source),
             shapes={kind: tuple(features_of(features, kind).shape[1:]) for kind in self.kinds},
             dtype=self.dtype,
             framing=Framing(self.encoding.size, (rows, columns), self.whole, channels),
             encoder=self.encoder_facts,
-            root=None if self.root is None else hide_path(str(self.root)),
+            root=None if self.root is None else str(self.root),
             classes=None if self.labels is None else sorted(set(self.labels)),
-            about=about | {"precision": self.identity["precision"]},
+            about=self.about | {"precision": self.identity["precision"]},
         )
 
 

@@ -28,6 +28,7 @@ from capi.data.decoding import Box
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, open_nofollow
 from capi.runtime.documents import parse_object
+from capi.runtime.privacy import hide_path, hide_paths
 
 KINDS = ("patch", "mean_patch", "pooled", "register")
 TYPES = {"float32": torch.float32, "float16": torch.float16}
@@ -112,7 +113,13 @@ class FeatureFacts:
         return sum(map(math.prod, self.shapes.values())) * TYPES[self.dtype].itemsize
 
     def to_text(self) -> str:
-        return json.dumps({"version": _VERSION, **asdict(self)})
+        """What a file says, with absolute paths as names alone."""
+        shared = {
+            "root": None if self.root is None else hide_path(self.root),
+            "about": hide_paths(self.about),
+            "encoder": hide_paths(self.encoder),
+        }
+        return json.dumps({"version": _VERSION, **asdict(self), **shared})
 
     @classmethod
     def from_text(cls, text: str, path: Path) -> "FeatureFacts":

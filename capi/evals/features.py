@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,10 +21,9 @@ from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.images import ReadBatch, StillBatches, read_in_order
 from capi.evals.tasks import MaskSource
-from capi.runtime.protocol import PAPER_SIZE
+from capi.runtime.protocol import PAPER_SIZE, VectorKind
 from capi.types import Features, Float, Int, VisionEncoder, statistics_of
 
-VectorKind = Literal["mean_patch", "pooled", "both"]
 # What is being done, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
 # Pixels that are kept from one evaluation of a run to the next.

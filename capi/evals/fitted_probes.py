@@ -22,12 +22,14 @@ import torch
 from torch import Tensor, nn
 
 from capi.errors import CapiError
-from capi.evals.features import VectorKind, vectors_of
+from capi.evals.features import vectors_of
 from capi.evals.neighbours import Distance, NearestNeighbours, Vote, class_votes
 from capi.evals.patches import Ties, unblock, vote_blocks
 from capi.evals.probes import AttentiveProbes, LinearProbes
 from capi.runtime.atomic import atomic_path
 from capi.runtime.documents import parse_object
+from capi.runtime.privacy import hide_paths
+from capi.runtime.protocol import VectorKind
 from capi.types import Features, Float, Int, Integer, VisionEncoder, statistics_of
 
 # Breaks a tie of votes and is too small for anything else.
@@ -36,7 +38,7 @@ _TIE = 1e-9
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Features of images to a confidence in every class; rows sum to one, and equal classes are told apart by rule."""
+    """Features of images to a confidence in every class; rows sum to one, ties are broken by rule."""
 
     @property
     def width(self) -> int: ...
@@ -399,15 +401,16 @@ def encoder_facts(encoder: VisionEncoder) -> dict[str, Any]:
 
 
 def save_probe(probe: Probe, path: Path) -> None:
-    """Write a probe; the file appears complete or not at all."""
+    """Write a probe, without places of this machine; the file appears complete or not at all."""
     from safetensors.torch import save_file
 
     values = {each.name: getattr(probe.model, each.name) for each in fields(probe.model)}  # type: ignore[arg-type]
     tensors = {name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
     facts = {each.name: getattr(probe, each.name) for each in fields(probe) if each.name != "model"}
+    facts |= {"about": hide_paths(probe.about), "version": _VERSION, "settings": plain}
     with atomic_path(path) as partial:
-        save_file(tensors, partial, metadata={_MARK: json.dumps(facts | {"version": _VERSION, "settings": plain})})
+        save_file(tensors, partial, metadata={_MARK: json.dumps(facts)})
 
 
 def load_probe(path: Path) -> Probe:

@@ -13,7 +13,7 @@ from capi.data.sources import ImageSource
 from capi.evals.tasks import (
     AnsweredImages,
     EvaluationData,
-    LabelledImages,
+    LabeledImages,
     MaskedImages,
     MaskSource,
     SegmentationData,
@@ -36,7 +36,7 @@ def limited(data: EvaluationData, *, train: int | None, tests: int | None, seed:
     numbers = _chosen(len(data.train.images), train, seed)
     part = data.train
     if numbers is not None:
-        part = LabelledImages(PartOfImages(part.images, numbers), part.labels[numbers])
+        part = LabeledImages(PartOfImages(part.images, numbers), part.labels[numbers])
     return replace(
         data,
         train=part,

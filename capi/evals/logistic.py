@@ -292,11 +292,11 @@ class LogisticRegression:
         room = self.chunk_bytes or (2**25 if torch.device(self.device).type == "cpu" else 2**30)
         return max(1, room // (8 * (2 * width + 3 * problems * len(self.classes_))))
 
-    def _rows(self, features: Tensor, targets: Tensor) -> "_StandardisedRows":
+    def _rows(self, features: Tensor, targets: Tensor) -> "_StandardizedRows":
         device, size = torch.device(self.device), self._chunk_rows(features.shape[1], len(self.strengths))
         # Whatever mean is given, the solver centres: weights and intercepts then hardly meet in the Hessian.
         self.center_ = _mean(features, size)
-        return _StandardisedRows(features, targets, self.center_, self.scale_, self.dtype, device, size)
+        return _StandardizedRows(features, targets, self.center_, self.scale_, self.dtype, device, size)
 
     def _keep(self, descent: Descent, samples: int) -> None:
         weights = descent.weights.cpu()
@@ -339,7 +339,7 @@ class LogisticRegression:
 
 
 @dataclass(frozen=True)
-class _StandardisedRows:
+class _StandardizedRows:
     """Chunks of (features - centre) / scale and their classes, made as they are asked for."""
 
     features: Float[Tensor, "s d"]
@@ -397,7 +397,7 @@ def _mean(features: Float[Tensor, "s d"], size: int) -> Float[Tensor, " d"]:
     return total / len(features)
 
 
-def _covariance(rows: _StandardisedRows) -> Float[Tensor, "d d"]:
+def _covariance(rows: _StandardizedRows) -> Float[Tensor, "d d"]:
     """Mean products of the standardised features, which are checked on the way."""
     width = rows.features.shape[1]
     total = torch.zeros(width, width, dtype=torch.float64, device=_device_of(torch.float64, rows.device))
@@ -410,7 +410,7 @@ def _covariance(rows: _StandardisedRows) -> Float[Tensor, "d d"]:
     return total / len(rows.features)
 
 
-def _first_weights(targets: Int[Tensor, " s"], problems: int, rows: _StandardisedRows) -> Float[Tensor, "g c e"]:
+def _first_weights(targets: Int[Tensor, " s"], problems: int, rows: _StandardizedRows) -> Float[Tensor, "g c e"]:
     """No weights, and intercepts that predict each class as often as it occurs."""
     frequency = targets.bincount().double().log()
     weights = torch.zeros(problems, len(frequency), rows.features.shape[1] + 1, dtype=torch.float64)

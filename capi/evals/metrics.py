@@ -124,6 +124,7 @@ def confusion(
         table.index_select(0, labels.flatten().long().clamp(values[0] - 1, values[-1] + 1).sub_(values[0] - 1))
         for labels in (truth, prediction)
     )
+    # Cell (t, p) of the matrix is number t * size + p.
     counts = true.mul_(size).add_(predicted).bincount(minlength=size**2).reshape(size, size)
     if counts[-1].any() or counts[:, -1].any():
         strange = sorted({*truth.unique().tolist(), *prediction.unique().tolist()} - {*values})

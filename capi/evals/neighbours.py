@@ -26,10 +26,9 @@ DEFAULT_BANK_BYTES = 2**30
 _READY_BYTES = 12
 _VOTING_ROWS = 4096
 _LARGEST_BLOCK = 32768
-# The k-th largest of the maxima of groups is no more than the k-th largest value; so many groups to a neighbour, and
-# values to a group, keep it near.
-_GROUPS_PER_NEIGHBOUR, _GROUP = 4, 16
-_HITS_AT_A_TIME = 2**16
+# Columns of products that are looked at together.
+_GROUP = 16
+_CANDIDATES_AT_A_TIME = 2**20
 # Differences of so many values stay in the cache of a processor, and are too few for torch to call other threads.
 _ELEMENTS_AT_A_TIME = {"cpu": 2**15, "other": 2**24}
 _FLOAT32, _FLOAT64 = 2.0**-24, 2.0**-53
@@ -248,36 +247,60 @@ def _first_copies(vectors: Tensor, square: Tensor, neighbours: int) -> Tensor:
 
 
 def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """The best of the neighbours known so far and of a block."""
-    for rows, columns in _candidates(queries, block, squared[:, -1], squared.shape[1]):
-        found = _squared_distances(queries, block.points, rows, columns)
-        worthy = found <= squared[rows, -1]
-        touched, position = rows[worthy].unique(return_inverse=True)
-        numbers = block.numbers[columns[worthy]]
-        nearest = _merged(squared[touched], index[touched], position, found[worthy], numbers)
-        squared, index = squared.index_copy(0, touched, nearest[0]), index.index_copy(0, touched, nearest[1])
-    return squared, index
-
-
-def _candidates(queries: _Points, block: _Block, known: Tensor, neighbours: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pairs of a query and a row of the block, a part at a time: all that may be as near as `known`."""
+    """The best of the neighbours known so far and of a block, which are few: more are looked at where products are too
+    close to tell.
+    """
     shifted = queries.vectors - block.centre
     norms = torch.linalg.vector_norm(shifted, dim=1)
     unit = max(norms.max().item(), block.unit)
     norms, ratio = norms / unit, block.unit / unit
-    device = block.products.device
-    products = F.pad((shifted / unit).float(), (0, 1), value=ratio).to(device) @ block.products.T
     error = _largest_error(norms, block, ratio)
-    least = (norms.square() - known / unit**2) / (2 * ratio) - error
-    peaks = _peaks(products, neighbours)
-    if not known.isfinite().all() and peaks.shape[1] >= neighbours:
-        attained = peaks.topk(neighbours, dim=1).values[:, -1]
-        least = torch.maximum(least, attained.to(least.device).double() - 2 * error)
-    # The columns that fill a block up hold minus infinity, which is below any finite number.
-    least = least.float().clamp_min(torch.finfo(torch.float32).min)
+    least = (norms.square() - squared[:, -1] / unit**2) / (2 * ratio) - error
     least.masked_fill_(queries.zero > 0, torch.inf)
-    for rows, columns in _at_least(products, peaks, least[:, None].to(device)):
-        yield rows.to(known.device), columns.to(known.device)
+    products = F.pad((shifted / unit).float(), (0, 1), value=ratio).to(block.products.device) @ block.products.T
+    squared, index = squared.clone(), index.clone()
+    k, width = squared.shape[1], products.shape[1]
+    count, pending = min(k + 16, width), torch.arange(len(norms), device=norms.device)
+    while len(pending):
+        unfinished = []
+        for rows in pending.split(max(_CANDIDATES_AT_A_TIME // count, 1)):
+            all_rows = len(rows) == len(products)
+            values, columns = _largest(products if all_rows else products[rows.to(products.device)], count)
+            values, columns = values.to(rows.device).double(), columns.to(rows.device)
+            # The columns that fill a block up hold minus infinity, which is below any finite number.
+            threshold = least[rows].clamp_min(torch.finfo(torch.float32).min)
+            if count >= k:
+                threshold = torch.maximum(threshold, values[:, k - 1] - 2 * error[rows])
+            reached = values >= threshold[:, None]
+            crowded = reached[:, -1] & (count < width)
+            unfinished.append(rows[crowded])
+            which, place = (reached & ~crowded[:, None]).nonzero(as_tuple=True)
+            found = torch.full_like(values, torch.inf)
+            found[which, place] = _squared_distances(queries, block.points, rows[which], columns[which, place])
+            numbers = block.numbers[columns.clamp_max(len(block.numbers) - 1)]
+            squared[rows], index[rows] = _first(k, (squared[rows], found), (index[rows], numbers))
+        pending, count = torch.cat(unfinished), min(4 * count, width)
+    return squared, index
+
+
+def _first(k: int, squared: tuple[Tensor, ...], index: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """The k nearest of each row; of equally distant ones those with lower numbers."""
+    index_of, order = torch.cat(index, 1).sort(1)
+    sorted_squared, nearest = torch.cat(squared, 1).gather(1, order).sort(dim=1, stable=True)
+    return sorted_squared[:, :k], index_of.gather(1, nearest[:, :k])
+
+
+def _largest(products: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest of each row and their columns. They lie in the groups with the largest maxima, which are fewer."""
+    columns = products.shape[1]
+    if columns < 2 * _GROUP * count:
+        return products.topk(count, dim=1)
+    # n groups take each n-th column.
+    groups = columns // _GROUP
+    best = products.view(len(products), _GROUP, groups).amax(1).topk(count, dim=1, sorted=False).indices
+    members = (best[:, :, None] + torch.arange(0, columns, groups, device=products.device)).flatten(1)
+    values, place = products.gather(1, members).topk(count, dim=1)
+    return values, members.gather(1, place)
 
 
 def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:
@@ -294,24 +317,6 @@ def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:
     return relative * longest + cancelled + width * torch.finfo(torch.float32).tiny
 
 
-def _peaks(products: Tensor, neighbours: int) -> Tensor:
-    """Maxima over groups of columns: n groups take each n-th column."""
-    columns = products.shape[1]
-    if columns < _GROUP * _GROUPS_PER_NEIGHBOUR * neighbours:
-        return products
-    return products.view(len(products), _GROUP, -1).amax(1)
-
-
-def _at_least(products: Tensor, peaks: Tensor, least: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Where products reach what is asked of their row; only groups whose maximum does are looked into."""
-    groups = peaks.shape[1]
-    members = torch.arange(0, products.shape[1], groups, device=products.device)
-    for hits in (peaks >= least).nonzero().split(_HITS_AT_A_TIME):
-        rows, columns = hits[:, :1].expand(-1, len(members)), hits[:, 1:] + members
-        reached = products[rows, columns] >= least[rows, 0]
-        yield rows[reached], columns[reached]
-
-
 def _squared_distances(queries: _Points, bank: _Points, rows: Tensor, columns: Tensor) -> Tensor:
     """Of pairs, in float64. A vector without direction is at a right angle to all, so half its square is 1."""
     pairs = max(1, _ELEMENTS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "other"] // queries.vectors.shape[1])
@@ -320,20 +325,6 @@ def _squared_distances(queries: _Points, bank: _Points, rows: Tensor, columns: T
         difference = queries.vectors.index_select(0, row).sub_(bank.vectors.index_select(0, column))
         torch.linalg.vector_norm(difference, dim=1, out=out)
     return squared.square_().add_(bank.zero[columns])
-
-
-def _merged(squared: Tensor, index: Tensor, rows: Tensor, found: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """The k nearest of each row: of those in a table and of those in a list that names the row; lower numbers first."""
-    count, k = squared.shape
-    table_rows = torch.arange(count, device=rows.device).repeat_interleave(k)
-    all_rows, all_numbers = torch.cat([table_rows, rows]), torch.cat([index.flatten(), numbers])
-    all_squared = torch.cat([squared.flatten(), found])
-    order = all_numbers.sort().indices
-    for key in (all_squared, all_rows):
-        order = order[key[order].sort(stable=True).indices]
-    sizes = all_rows.bincount(minlength=count)
-    nearest = order[(sizes.cumsum(0) - sizes)[:, None] + torch.arange(k, device=rows.device)]
-    return all_squared[nearest], all_numbers[nearest]
 
 
 def _as_neighbours(squared: Tensor, index: Tensor, distance: Distance) -> Neighbours:

@@ -75,6 +75,7 @@ def vote_blocks(
     Ignored labels vote like any other, unless `clean`: then they have no vote, and a pixel where all k blocks hold
     ignored labels takes the label that is most frequent in the k whole blocks (of equally frequent ones the smallest).
     """
+    # A row of pixels for each block of the bank, (m, h w); numbers of blocks with the place k first, (k, s).
     flat = blocks.flatten(1)
     index = neighbours.to(blocks.device).T
     if len(index) == 1 and not clean:
@@ -111,7 +112,7 @@ def _most_frequent(labels: Tensor, voiceless: Collection[int], ties: Ties) -> tu
     lowest, highest = (int(value) for value in labels.aminmax())
     ranks = k if ties == "nearest" else highest - lowest + 1
     same = torch.empty(labels.shape, dtype=torch.bool, device=labels.device)
-    # Count and rank in one number, of which the largest wins: more votes first, then what wins a tie.
+    # best (pixels,) = votes * ranks + rank, with 0 <= rank < ranks: the largest has more votes, or wins the tie.
     short = (k + 1) * ranks <= _LARGEST_SHORT
     best = torch.zeros(pixels, dtype=torch.int16 if short else torch.int64, device=labels.device)
     for place, label in enumerate(labels):
@@ -142,7 +143,8 @@ def _common_labels(labels: Tensor, voiceless: Collection[int]) -> Tensor:
 
 
 def _label_counts(labels: Tensor, lowest: int, span: int) -> Tensor:
-    """How often each label from the lowest on is in each row."""
+    """How often each label from the lowest on is in each row: (s, span) from (s, m)."""
+    # One histogram for all rows: cell = row * span + (label - lowest).
     rows = torch.arange(len(labels), device=labels.device)[:, None] * span
     cells = labels.long() - lowest + rows
     return cells.flatten().bincount(minlength=len(labels) * span).reshape(len(labels), span)
@@ -166,6 +168,8 @@ class ColumnMoments:
     def add(self, rows: Float[Tensor, "s d"]) -> "ColumnMoments":
         """Merged part by part, which keeps the digits that a sum of squares would lose."""
         if len(rows):
+            # Of parts a and b with n_a + n_b = n rows (Chan et al.), with d = mean_b - mean_a:
+            #   mean = mean_a + d n_b / n,   squares = squares_a + squares_b + d^2 n_a n_b / n
             values = rows.double().cpu()
             mean, total = values.mean(0), self.count + len(rows)
             shift = mean - self.mean

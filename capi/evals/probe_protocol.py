@@ -310,10 +310,13 @@ class Cached(Samples):
         return {kind: each.filled for kind, each in rows.items()}
 
     def training(self) -> Iterator[Iterator[Part]]:
-        store = self._store
-        for step in range(self.plan.total_steps):
-            chosen = self.split.fit[shuffled(step, self.plan.batch_size, len(self.split.fit), self.protocol.seed)]
-            yield self._parts(store, chosen)
+        # Filled before the first step is asked for.
+        store, fit = self._store, self.split.fit
+        chosen = (
+            fit[shuffled(step, self.plan.batch_size, len(fit), self.protocol.seed)]
+            for step in range(self.plan.total_steps)
+        )
+        return (self._parts(store, numbers) for numbers in chosen)
 
     def held_out(self) -> Iterator[Part]:
         yield from self._parts(self._store, self.split.held_out)

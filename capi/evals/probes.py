@@ -331,7 +331,7 @@ def train_probes(
     *,
     on_step: Callable[[int, dict[str, Tensor]], None] | None = None,
 ) -> None:
-    """Train to the end of the schedule. `batches` gives the parts of each step; `on_step` is told every step's losses.
+    """Train to the end of the schedule. `batches` gives the parts of each step; `on_step` gets every step's losses.
 
     Data that ends before the schedule does is an error, data that would go on is left.
     """

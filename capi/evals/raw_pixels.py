@@ -12,7 +12,7 @@ from capi.evals.fitted_probes import vote_confidences
 from capi.evals.images import StillBatches, read_in_order
 from capi.evals.metrics import answered_accuracy
 from capi.evals.neighbours import Distance, NearestNeighbours
-from capi.evals.tasks import AnsweredImages, LabelledImages
+from capi.evals.tasks import AnsweredImages, LabeledImages
 
 # What raw pixels are tried at: the baseline takes whichever is best for it.
 SIDES = (4, 8, 16, 32)
@@ -20,7 +20,7 @@ DISTANCES: tuple[Distance, ...] = ("cosine", "l2")
 
 
 def raw_pixel_accuracies(
-    train: LabelledImages, test: AnsweredImages, encoding: Encoding, neighbours: int = 1
+    train: LabeledImages, test: AnsweredImages, encoding: Encoding, neighbours: int = 1
 ) -> dict[str, float]:
     """Accuracy on the test images, for several sizes and distances."""
     pixels = []
@@ -37,9 +37,9 @@ def _accuracies(
     classes = int(labels.max()) + 1 if answered.answer_of_class is None else len(answered.answer_of_class)
     for side in SIDES:
         small = [F.interpolate(pixels.float(), size=(side, side), mode="area").flatten(1) for pixels in (train, test)]
-        centre = small[0].mean(0)
+        center = small[0].mean(0)
         for distance in DISTANCES:
-            nearest = NearestNeighbours(neighbours, distance).fit(small[0] - centre).kneighbors(small[1] - centre)
+            nearest = NearestNeighbours(neighbours, distance).fit(small[0] - center).kneighbors(small[1] - center)
             votes = vote_confidences(
                 labels[nearest.index],
                 nearest.closeness,

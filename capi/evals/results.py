@@ -21,7 +21,7 @@ from capi.evals.fitted_probes import Probe
 from capi.runtime.atomic import atomic_write, remove
 from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS
-from capi.runtime.privacy import hide_path_of_model, hide_paths, hide_paths_within, texts_of
+from capi.runtime.privacy import hide_paths
 from capi.runtime.randomness import permuted
 from capi.types import Int, VisionEncoder
 from capi.zoo.run_folder import versions
@@ -49,7 +49,7 @@ def hold_out(count: int, share: float, seed: int) -> Split:
 
 
 def few_held_out(held_out: int, *, classes: int, settings: int) -> list[str]:
-    """A warning where several settings were told apart by few images."""
+    """A warning where few images decided between several settings."""
     if settings < 2 or (held_out >= FEW_IMAGES and held_out >= FEW_OF_A_CLASS * classes):
         return []
     return [
@@ -158,23 +158,22 @@ class Context:
 
 def as_record(outcome: Outcome, context: Context) -> Record:
     """Everything there is to know about an evaluation, as plain values; of paths only the names."""
-    texts = texts_of(context.config)
-    return _plain(
+    record = _plain(
         {
             "version": FORMAT_VERSION,
-            "model": hide_path_of_model(context.model),
+            "model": context.model,
             "weights": context.weights,
             "licence": context.licence,
             "benchmark": context.benchmark,
             "image_size": context.image_size,
             "scores": outcome.scores,
-            "deviations": [hide_paths_within(line, *texts) for line in outcome.deviations],
-            "warnings": [hide_paths_within(line, *texts) for line in outcome.warnings],
+            "deviations": outcome.deviations,
+            "warnings": outcome.warnings,
             "chosen": outcome.chosen,
             "grid": outcome.grid,
             "details": outcome.details,
             "encoder": context.encoder,
-            "config": hide_paths(context.config),
+            "config": context.config,
             "data_fingerprint": context.data,
             "seconds": round(context.seconds, 2),
             "device": context.device,
@@ -183,6 +182,8 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )
+    shared: Record = hide_paths(record)
+    return shared
 
 
 def write_record(record: Record, folder: Path) -> None:
@@ -202,7 +203,7 @@ def read_record(folder: Path) -> Record | None:
         return None
     if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
         return None
-    shared: Record = hide_paths(record, *texts_of([record.get("model"), record.get("config")]))
+    shared: Record = hide_paths(record)
     return shared
 
 

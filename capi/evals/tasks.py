@@ -20,7 +20,7 @@ NO_ANSWER = -1
 
 
 @dataclass(frozen=True)
-class LabelledImages:
+class LabeledImages:
     """Images and the class of each, a number below the number of classes."""
 
     images: ImageSource
@@ -47,7 +47,7 @@ class ClassificationData:
     """Images to train on, and test sets by name. `notes` are departures from the official data set."""
 
     classes: tuple[str, ...]
-    train: LabelledImages
+    train: LabeledImages
     tests: Mapping[str, AnsweredImages]
     notes: tuple[str, ...] = ()
 

@@ -138,7 +138,7 @@ Source = ImageSource | MaskSource
 
 @dataclass(frozen=True)
 class Execution:
-    """Where an evaluation runs and who is told how far it is."""
+    """Where an evaluation runs and who sees how far it is."""
 
     processes: Processes
     device: torch.device

@@ -189,8 +189,8 @@ def rotary_angles(rows: int, columns: int, periods: Float[Tensor, " p"]) -> Floa
     """The angle of each channel of a head at each patch (DINOv3): centres run from -1 to 1 along each axis."""
     places = (torch.arange(count, device=periods.device).float() + 0.5 for count in (rows, columns))
     down, across = (2 * place / count - 1 for place, count in zip(places, (rows, columns), strict=True))
-    centres = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1).flatten(0, 1)
-    angles = 2 * math.pi * centres[:, :, None] / periods
+    centers = torch.stack(torch.meshgrid(down, across, indexing="ij"), dim=-1).flatten(0, 1)
+    angles = 2 * math.pi * centers[:, :, None] / periods
     return angles.flatten(1).tile(2)
 
 

@@ -60,9 +60,12 @@ def frequencies(head_width: int, device: torch.device | str | None = None) -> Fl
 
 def rotary_table(coordinates: Float[Tensor, "s t 2"], head_width: int, variant: RopeVariant) -> RotaryTable:
     """The table of a sequence of positions; s is the batch, or 1 when all images share their positions."""
+    # (s t 2 f) with f = w / 4: a for the row, c for the column. Cosines are [a, a, c, c] over the channels of a head.
     angles = coordinates.float()[..., None] * frequencies(head_width, coordinates.device)
     cosine = torch.cat([angles.cos()] * 2, dim=-1).flatten(-2)
     sine = angles.sin()
+    # Signed sines: `axial` [-a, a, -c, c], which swaps within each half; `released` [-a, -a, c, c], which swaps the
+    # halves.
     if variant == "axial":
         signed = torch.cat([-sine, sine], dim=-1)
     else:

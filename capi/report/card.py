@@ -79,16 +79,19 @@ def require_licence(licence: str) -> str:
 
 def as_markdown(card: ModelCard) -> str:
     """The whole README.md."""
+    parts = [card.training, card.origin, f"Data: {card.data}", card.data_description.strip() or _UNKNOWN_DATA]
+    shown = [f"![{plain(caption)}]({name})\n\n{plain(caption)}" for name, caption in card.pictures]
+    started = " The weights that it started from have a licence of their own, which counts too." if card.origin else ""
     sections = (
         _opening(card),
         ("## How to use", _usage(card)),
-        ("## Training", _training(card)),
+        ("## Training", "\n\n".join([part for part in parts if part] + ["`config.yaml` has every setting."])),
         ("## Scores", _scores(card)),
-        ("## Pictures", _pictures(card)),
+        ("## Pictures", "\n\n".join(shown) or "None."),
         ("## Intended use", _intended_use()),
         ("## Limits", _limits(card)),
         ("## Energy and CO2", _energy(card)),
-        ("## Licence", _licence(card)),
+        ("## Licence", f"The weights are shared under `{card.licence}`.{started} The code of `capi` has its own."),
         ("## Citation", _CITATION),
         ("## Where it comes from", _facts(card.provenance) or "Not known."),
     )
@@ -159,11 +162,6 @@ output.feature_map, output.pooler_output
 ```"""
 
 
-def _training(card: ModelCard) -> str:
-    parts = [card.training, card.origin, f"Data: {card.data}", card.data_description.strip() or _UNKNOWN_DATA]
-    return "\n\n".join([part for part in parts if part] + ["`config.yaml` has every setting."])
-
-
 def _scores(card: ModelCard) -> str:
     parts = []
     if card.results:
@@ -193,11 +191,6 @@ def _departures(card: ModelCard) -> str:
     if not lines:
         return "As in the paper's protocols."
     return "\n".join(["Departures from the paper's protocols:", "", *lines])
-
-
-def _pictures(card: ModelCard) -> str:
-    shown = [f"![{plain(caption)}]({name})\n\n{plain(caption)}" for name, caption in card.pictures]
-    return "\n\n".join(shown) or "None."
 
 
 def _intended_use() -> str:
@@ -230,11 +223,6 @@ def _energy(card: ModelCard) -> str:
         return "Not known."
     assumed = "\n".join(f"- {plain(line)}" for line in card.assumptions)
     return f"{_facts(card.cost)}\n\nEstimated, not measured:\n\n{assumed}"
-
-
-def _licence(card: ModelCard) -> str:
-    started = " The weights that it started from have a licence of their own, which counts too." if card.origin else ""
-    return f"The weights are shared under `{card.licence}`.{started} The code of `capi` has its own."
 
 
 def _facts(facts: Iterable[tuple[str, str]]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capi.config.schema import Config
 from capi.data.crops import image_size_of
-from capi.data.sources import EncodedImages, ImageSource, demo_photos, find_images, places_of_name
+from capi.data.sources import EncodedImages, ImageSource, demo_photos, find_images
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
@@ -32,7 +32,7 @@ from capi.report.predictions import FAILED, write_failed
 from capi.runtime.atomic import atomic_write
 from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.devices import choose_device
-from capi.runtime.privacy import hide_paths_within
+from capi.runtime.privacy import hide_paths
 from capi.runtime.progress import EvaluationProgress
 from capi.types import VisionEncoder
 from capi.zoo.build import recorded_target
@@ -366,9 +366,7 @@ class _Job:
             self._write(figure_of(painter, self.shown, drawn, images=len(self.figures)), f"{kind}.png")
             sections.append(Section(kind, painter.title, painter.explanation, f"{kind}.png"))
         cards = [ImageCard(self.source.name(number), figures) for number, figures in sorted(self.figures.items())]
-        failed = {
-            name: hide_paths_within(reason, *places_of_name(self.source, name)) for name, reason in self.failed.items()
-        }
+        failed = hide_paths(self.failed)
         page = as_page(sections, cards, failed, self._facts())
         atomic_write(self.out / PAGE, page)
         if failed:

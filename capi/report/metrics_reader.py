@@ -38,7 +38,9 @@ class MetricsReader:
         """Take in what is new; whether there was anything."""
         try:
             with open_regular(self.path) as file:
-                if not self._goes_on(file):
+                # Whether this is the file that was read before: a run that goes back writes it again.
+                file.seek(max(self._offset - len(self._tail), 0))
+                if file.read(len(self._tail)) != self._tail:
                     self.forget()
                     self._begin()
                 before = self.records, self.broken, self.cut_off
@@ -56,11 +58,6 @@ class MetricsReader:
     def columns(self) -> dict[str, Column]:
         """Every metric, in the order of steps."""
         return {key: _column(steps, values) for key, (steps, values) in self._columns.items()}
-
-    def _goes_on(self, file: Any) -> bool:
-        """Whether this is the file that was read before: a run that goes back writes it anew."""
-        file.seek(max(self._offset - len(self._tail), 0))
-        return bool(file.read(len(self._tail)) == self._tail)
 
     def _read_lines(self, file: Any) -> None:
         rest = b""

@@ -11,7 +11,7 @@ from PIL import Image
 
 from capi.data.crops import Frame
 from capi.data.decoding import Decoder
-from capi.data.sources import ImageSource, places_of_name
+from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.evals.images import StillBatches
@@ -23,7 +23,7 @@ from capi.report.pictures.pca import photos_of
 from capi.report.pictures.sheets import save_picture
 from capi.runtime.atomic import atomic_open, remove
 from capi.runtime.atomic import make_folder as make_folder_inside
-from capi.runtime.privacy import hide_paths_within
+from capi.runtime.privacy import hide_paths
 
 LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"
 MASKS, OVERLAYS = "labels", "overlays"
@@ -53,13 +53,7 @@ def write_predictions(prediction: Prediction, out: Path, *, overwrite: bool = Fa
         remove(out / name)
     done = _write_masks(prediction, out) if segments else _write_labels(prediction, out)
     if prediction.failed:
-        write_failed(
-            {
-                name: hide_paths_within(reason, *places_of_name(prediction.source, name))
-                for name, reason in prediction.failed.items()
-            },
-            out,
-        )
+        write_failed(hide_paths(prediction.failed), out)
     return Predicted(out, done, prediction.failed)
 
 

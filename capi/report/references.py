@@ -103,7 +103,10 @@ def curve_of(column: Column, total_steps: int) -> Curve:
 
 def compare(metric: str, curve: Curve, references: Sequence[Curve]) -> Comparison | None:
     """The last values of a curve against the band; None where they have no point in common."""
-    seeds = [_seeds_at(references, number) for number in range(len(curve))]
+    seeds: list[Band | None] = []
+    for number in range(len(curve)):
+        values = [value for reference in references if (value := reference[number]) is not None]
+        seeds.append(Band(min(values), max(values)) if values else None)
     points = enumerate(zip(curve, seeds, strict=True))
     known = [(number, value, band) for number, (value, band) in points if value is not None and band is not None]
     if not known:
@@ -168,7 +171,10 @@ def make_reference(runs: Sequence[Path], name: str) -> dict[str, Any]:
         "seeds": [config.seed for config in configs],
         "fingerprint": prints[0],
         "config": configs[0].model_dump(mode="json"),
-        "curves": {metric: [_rounded(one[metric]) for one in curves] for metric in metrics},
+        "curves": {
+            metric: [[None if value is None else float(f"{value:.6g}") for value in one[metric]] for one in curves]
+            for metric in metrics
+        },
     }
 
 
@@ -192,15 +198,6 @@ def _curves_of(run: Path, total_steps: int) -> dict[str, Curve]:
     return {key: curve_of(column, total_steps) for key, column in columns.items() if key not in _NOT_COMPARED}
 
 
-def _seeds_at(references: Sequence[Curve], number: int) -> Band | None:
-    values = [value for curve in references if (value := curve[number]) is not None]
-    return Band(min(values), max(values)) if values else None
-
-
 def _widened(seeds: Band) -> Band:
     by = max(seeds.high - seeds.low, _LEAST_WIDENING * max(abs(seeds.low), abs(seeds.high)))
     return Band(seeds.low - by, seeds.high + by)
-
-
-def _rounded(curve: Curve) -> Curve:
-    return [None if value is None else float(f"{value:.6g}") for value in curve]

@@ -16,7 +16,7 @@ from capi.report.pages.run import page, run_pieces
 from capi.report.picture_files import PIXELS, read_emergence, read_neighbours, read_pixel_scores, read_prototypes
 from capi.runtime.atomic import atomic_write
 from capi.runtime.lock import is_being_trained
-from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml, hide_paths_within
+from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml
 from capi.train.health import Finding
 from capi.zoo.build import recorded_loss, recorded_target
 from capi.zoo.run_folder import CONFIG, FILE, RECORD
@@ -120,7 +120,7 @@ class FollowedRun:
         """Without paths of this machine; the command that resumes the run is full of them."""
         if finding.title == "State":
             return replace(finding, advice="The command that started it, with --resume, goes on.")
-        text, advice = (hide_paths_within(part, self.folder.path) for part in (finding.text, finding.advice))
+        text, advice = (hide_path(part) for part in (finding.text, finding.advice))
         return replace(finding, text=text, advice=advice)
 
     def _prototypes(self, record: Mapping[str, Any]) -> tuple[list[PrototypeStrip], str]:
@@ -139,7 +139,7 @@ class FollowedRun:
     def _notes(self) -> list[str]:
         """What the reader should know about the data."""
         reader, unreadable = self.reading.reader, self.reading.unreadable
-        said = hide_paths_within(unreadable, self.folder.path)
+        said = hide_path(unreadable)
         notes = [f"The config cannot be read, so health is not judged: {said}"] if unreadable else []
         if reader.broken:
             lines = "1 line" if reader.broken == 1 else f"{reader.broken} lines"
@@ -167,7 +167,7 @@ def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]
     first = max(len(starts) - _STARTS_SHOWN, 0)
     for number, start in enumerate(starts[first:], first + 1):
         facts += _start_facts(start, f"Start {number}" if len(starts) > 1 else "Start")
-    return facts
+    return [(title, hide_path(text)) for title, text in facts]
 
 
 def _data_names(known: Mapping[str, Any]) -> str:

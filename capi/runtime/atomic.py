@@ -20,12 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from capi.errors import CapiError
+from filelock import lock_descriptor
 
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks.
-    fcntl = None  # type: ignore[assignment]
+from capi.errors import CapiError
 
 # Windows has neither of them.
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)
@@ -118,6 +115,7 @@ def is_regular(entry: "os.DirEntry[str]") -> bool:
 # The second form is that of earlier versions.
 _PARTIAL = re.compile(r"\..*\.[0-9a-f]{16}\.partial|\.prototypes\.(partial|old)-\d+", re.DOTALL)
 _LONGEST_NAME = 40
+_WINDOWS = os.name == "nt"
 _DAY = 24 * 60 * 60
 _SECONDS_BETWEEN_LOOKS = 60
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_RDWR | NOFOLLOW | getattr(os, "O_BINARY", 0)
@@ -147,9 +145,9 @@ def atomic_open(path: Path, mode: str = "wb", *, sync: bool = True, **options: A
             file.flush()
             if sync:
                 os.fsync(descriptor)
-            if fcntl is not None:
+            if not _WINDOWS:
                 os.replace(partial, path)
-        if fcntl is None:  # Windows renames no file that is open.
+        if _WINDOWS:  # It renames no file that is open.
             os.replace(partial, path)
     except BaseException:
         partial.unlink(missing_ok=True)
@@ -248,21 +246,17 @@ def _remove_leftovers_sometimes(folder: Path) -> None:
 def _is_abandoned(path: Path) -> bool:
     """Whether no process holds the lock. Where that cannot be known, age decides."""
     old = time.time() - os.lstat(path).st_mtime > _DAY
-    if fcntl is None:
-        return old
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | NOFOLLOW)
+        # Windows opens no folders.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | NOFOLLOW)
     except OSError:
         return old
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
+        return lock_descriptor(descriptor, blocking=False)
     except OSError:
         return old
     finally:
         os.close(descriptor)
-    return True
 
 
 def _create(path: Path) -> tuple[Path, int]:
@@ -280,7 +274,7 @@ def _create_folder(path: Path) -> tuple[Path, int | None]:
     while True:
         folder = _partial_name(path)
         folder.mkdir()
-        if fcntl is None:
+        if _WINDOWS:  # It opens no folders.
             return folder, None
         descriptor = os.open(folder, os.O_RDONLY | NOFOLLOW)
         if _hold(descriptor, folder):
@@ -290,10 +284,8 @@ def _create_folder(path: Path) -> tuple[Path, int | None]:
 
 def _hold(descriptor: int, path: Path) -> bool:
     """Lock what was just made; False if another process took it for a leftover before that."""
-    if fcntl is None:
-        return True
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_descriptor(descriptor, blocking=False)
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

@@ -3,6 +3,9 @@
 import ctypes
 import os
 import platform
+import resource
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -62,6 +65,34 @@ def float32_products(precision: Literal["highest", "high"]) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+class CpuEvent:
+    """A moment on a CPU, with what a `torch.cuda.Event` can do."""
+
+    def record(self) -> None:
+        self.moment = time.perf_counter()
+
+    def elapsed_time(self, later: "CpuEvent") -> float:
+        """Milliseconds."""
+        return (later.moment - self.moment) * 1e3
+
+
+def moment(device: torch.device) -> Any:
+    """Now, as the device sees it: when it has computed all that it was given. Nothing waits until it is read."""
+    event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else CpuEvent()
+    event.record()
+    return event
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most memory that was in use: of the device, or of this process where the CPU computes."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    # ru_maxrss counts bytes on macOS and KiB elsewhere.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 class Transfer:

@@ -5,6 +5,9 @@ The k-NN classification at the end is not the paper's, but has defaults all the 
 
 from typing import Literal
 
+VectorKind = Literal["mean_patch", "pooled", "both"]
+"""Vectors of an image: the mean of its patches, the encoder's pooled vector, or both in a row."""
+
 PAPER_SIZE = (224, 224)
 PAPER_SHARE = 0.1
 """Of the training images, held out to choose a setting by."""

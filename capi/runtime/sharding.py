@@ -4,7 +4,7 @@ One copy of the weights, their gradients and their moments lies on `shards` proc
 that hold further copies. `shards` of 1 is what DDP does: every process has all weights, and gradients are averaged. As
 many shards as processes need the least memory. In between, a copy lies within a machine, where the network is fast.
 
-A network is told nothing of it: it is taken apart at the modules that are named as units, which are put together for
+A network knows nothing of it: it is taken apart at the modules that are named as units, which are put together for
 the time in which they compute. Masters, gradients' sums and moments are float32; units may compute in bfloat16.
 """
 

@@ -33,8 +33,8 @@ _FEW, _ENOUGH_LOSSES, _EARLY = 5, 12, 0.2
 _FALL, _STANDSTILL = 0.01, 0.005
 # Scores of few images vary by chance: so many are judged together. All of them this far below the best have fallen.
 _LAST_SCORES, _LOST = 3, 0.8
-# Broken images that are worth a look.
-_BROKEN = 0.01
+# Broken images that are worth a look, and a wait for data that is.
+_BROKEN, _WAIT = 0.01, 0.2
 _CLOCK = "seconds"
 
 
@@ -258,6 +258,30 @@ METRICS = (
         short="images/s",
         digits=0,
     ),
+    Metric(
+        "mfu",
+        "Share of peak",
+        "FLOP that the steps since the last record required, over what the devices' data sheets promise (MFU); without "
+        "evaluations. Not measured where the peak is not known.",
+        better="higher",
+        short="mfu",
+    ),
+    Metric(
+        "data_wait",
+        "Wait for data",
+        "Share of the time since the last record that the device had nothing to compute because images were not there.",
+        better="lower",
+        short="wait",
+    ),
+    Metric(
+        "peak_memory",
+        "Peak of memory",
+        "The most memory that was in use so far: of the device, or of the main process where the CPU computes.",
+        unit="GiB",
+        better="lower",
+        short="GiB",
+        digits=1,
+    ),
     Metric("learning_rate", "Learning rate", "Of the student, at each step."),
     Metric("teacher_momentum", "Momentum of the teacher", "How slowly the teacher follows the student; 1: not at all."),
     Metric(
@@ -439,7 +463,8 @@ class Watchman:
         elif is_score(key) or key == "scores":
             finding = self._of_score(key, series)
         else:
-            finding = {_CLOCK: self._of_speed, "broken_images": self._of_images}.get(key, lambda _: None)(series)
+            others = {_CLOCK: self._of_speed, "broken_images": self._of_images, "data_wait": self._of_wait}
+            finding = others.get(key, lambda _: None)(series)
         if finding is None and series.missing:
             return Finding("look", metric.title, _nan_text(series), self._on_nan(), key)
         return finding and _noting_nan(finding, series)
@@ -514,7 +539,7 @@ class Watchman:
         return Finding("well", text=text, **about)
 
     def _of_speed(self, series: Series) -> Finding | None:
-        """Whether the last steps took much longer than usual; the clock starts anew with each start of the run."""
+        """Whether the last steps took much longer than usual; the clock starts again with each start of the run."""
         steps, seconds = np.diff(np.array(series.steps)), np.diff(np.array(series.values))
         forward = (steps > 0) & (seconds > 0)
         speeds = steps[forward] / seconds[forward]
@@ -527,6 +552,20 @@ class Watchman:
             return Finding("well", "Speed", text, "", _CLOCK, now * batch)
         advice = "Look for other work on the machine, a slow disk, or too few data.workers."
         return Finding("look", "Speed", f"{text}: it fell by more than half", advice, _CLOCK, now * batch)
+
+    def _of_wait(self, series: Series) -> Finding | None:
+        """Whether the loader starves the device."""
+        share = series.typical
+        if share is None or len(series.recent) < _ENOUGH:
+            return None
+        text = f"{share:.0%} of the time the device had nothing to compute because images were not there"
+        if share <= _WAIT:
+            return Finding("well", TABLE["data_wait"].title, text, "", "data_wait", share)
+        advice = (
+            "The loader starves the device. Raise data.workers, or give the run more cores; raise data.cache_mib; pack "
+            "the files with `capi shards`; or store smaller images. `capi data check` measures how fast they are read."
+        )
+        return Finding("look", TABLE["data_wait"].title, text, advice, "data_wait", share)
 
     def _of_images(self, series: Series) -> Finding | None:
         """How many images cannot be read."""

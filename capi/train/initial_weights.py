@@ -2,7 +2,7 @@
 
 Encoder, predictor and head of the student are filled, and the teacher is its copy; from a run of ours the prototypes
 come along. `init.strict` asks that encoder and predictor fit in everything. The head and the prototypes belong to a
-target, which a new run may change: they are taken where they fit, and it is told where they do not.
+target, which a new run may change: they are taken where they fit, and where they do not is logged.
 """
 
 import hashlib
@@ -152,7 +152,7 @@ def _differences(ours: Architecture, theirs: Architecture) -> list[_Difference]:
     pairs["model.mlp_ratio"] = (ours.mlp_width / ours.width, theirs.mlp_width / theirs.width)
     pairs["data.image_size"] = (_native_size(ours), _native_size(theirs))
     found = [_Difference(key, *values) for key, values in pairs.items() if values[0] != values[1]]
-    # A size that only one of them has follows from the kind, which is told already.
+    # A size that only one of them has follows from the kind, which is named already.
     return [one for one in found if one.ours is not None and one.theirs is not None]
 
 

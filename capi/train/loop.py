@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn, Protocol, runtime_checkable
+from typing import Any, Literal, NoReturn, Protocol, runtime_checkable
 
 import torch
 from safetensors.torch import save_file
@@ -19,6 +19,7 @@ from capi.data.reader import BrokenImages
 from capi.errors import CapiError
 from capi.method.health import HealthMonitor
 from capi.runtime.atomic import atomic_path
+from capi.runtime.devices import moment, peak_bytes
 from capi.runtime.processes import LostProcessError, Processes, SharedError, lost_process_is_an_error
 from capi.runtime.randomness import step_seed
 from capi.runtime.signals import StopRequest
@@ -83,6 +84,8 @@ class Loop:
     processes: Processes = field(default_factory=Processes)
     # The learner as evaluations see it, with whole weights; None in processes that only help to put it together.
     view: Callable[[Learner], Learner | None] = lambda learner: learner
+    # What all devices together would do at their peak; None where that is not known.
+    peak_images_per_second: float | None = None
 
     def run(self) -> Ending:
         """Train to the end, or to a signal that any process received. Either way the state is saved."""
@@ -116,11 +119,16 @@ class Loop:
     def _iterate(self) -> None:
         position, total = self.position, self.settings.total_steps
         self.started, self.evaluated_for = time.monotonic(), 0.0
-        self.images_done = 0
+        self.images_done, device = 0, self.learner.device
+        self._begin_window()
+        idle_since = None
         for loaded in self.batches(position.step + position.data_offset, total + position.data_offset):
             if self._agree(loaded):
                 self._handle_non_finite()
                 return
+            # Before the first step of a start workers are still being made.
+            if idle_since is not None:
+                self.idle.append((idle_since, moment(device)))
             batches = [self.to_device(part) for part in loaded]
             # What torch draws may differ between processes, since their images do.
             torch.manual_seed(step_seed(self.settings.seed, position.step + position.data_offset, self.processes.rank))
@@ -133,6 +141,7 @@ class Loop:
             if (monitor or self._evaluates() or self._saves()) and self._handle_non_finite():
                 return
             self._after_step(metrics, monitor)
+            idle_since = moment(device)
 
     def _agree(self, loaded: Sequence[LoadedBatch]) -> bool:
         """What concerns all processes before a step: a signal, an image that cannot be read, a save. True ends here."""
@@ -185,6 +194,7 @@ class Loop:
     def _after_step(self, metrics: StepMetrics, monitor: HealthMonitor | None) -> None:
         if monitor:
             values = metrics.values() | self._speed()
+            self._begin_window()
             self._log(values | self._rates() | monitor.values())
             if self.progress:
                 self.progress.update(self.position.step, bar_parts(values))
@@ -214,6 +224,24 @@ class Loop:
             "seconds": seconds,
             "evaluation_seconds": self.evaluated_for,
             "images_per_second": self.images_done / seconds,
+        } | self._use_of_device(seconds)
+
+    def _begin_window(self) -> None:
+        """What comes from here on belongs to the next record."""
+        self.window = (time.monotonic() - self.started, self.evaluated_for, self.images_done)
+        # Pairs of moments between which the device had nothing to compute.
+        self.idle: list[tuple[Any, Any]] = []
+
+    def _use_of_device(self, seconds: float) -> dict[str, float]:
+        """Since the last record: how much of the device was used, and how long it waited for images."""
+        begun, evaluated, images = self.window
+        trained = max(seconds - begun - (self.evaluated_for - evaluated), 1e-9)
+        waited = sum(since.elapsed_time(until) for since, until in self.idle) / 1e3
+        speed, peak = (self.images_done - images) / trained, self.peak_images_per_second
+        return {
+            **({} if peak is None else {"mfu": speed / peak}),
+            "data_wait": min(waited / trained, 1.0),
+            "peak_memory": peak_bytes(self.learner.device) / 2**30,
         }
 
     def _rates(self) -> dict[str, float]:

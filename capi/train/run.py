@@ -26,6 +26,7 @@ from capi.runtime.sharding import chosen_shards
 from capi.train import build
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.compilation import compile_networks, compiler_warning, wants_compiling
+from capi.train.cost.hardware import peak_images_per_second
 from capi.train.distribute import distribute, whole_view
 from capi.train.evaluations import build_evaluations
 from capi.train.health import ADVISED, RunFacts, Watchman
@@ -346,6 +347,7 @@ class _Run:
             progress=progress,
             watchman=self._watchman() if processes.is_main else None,
             processes=processes,
+            peak_images_per_second=peak_images_per_second(config, self.learner, self.device, processes.size),
         )
         if processes.size > 1:
             loop.view = whole_view(config, processes, self.device, self.given.frozen_encoder)

@@ -364,7 +364,7 @@ def _make(
     if precision == "float16":
         _save(plain_copy(encoder, torch.float16), small, opset=opset, pooled=pooled)
     else:
-        _quantise(encoder, plain, small)
+        _quantize(encoder, plain, small)
     differences = check_onnx(encoder, small)
     _refuse_overflow(differences, precision)
     seconds = compare_speed(encoder, {"ONNX float32": plain, f"ONNX {precision}": small})
@@ -378,7 +378,7 @@ def _save(encoder: CapiEncoder, path: Path, *, opset: int, pooled: bool) -> None
     program.save(path, external_data=weights > LARGEST_WEIGHTS)
 
 
-def _quantise(encoder: CapiEncoder, plain: Path, small: Path) -> None:
+def _quantize(encoder: CapiEncoder, plain: Path, small: Path) -> None:
     """Products with weights in 8 bits but for the patch embedding: it is little work, and all else rests on it."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic

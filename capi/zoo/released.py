@@ -64,7 +64,7 @@ def find_released(contents: Any, source: str) -> State:
     candidates = {
         place: mapping
         for place, mapping in _mappings(contents)
-        if any(isinstance(name, str) and _RELEASED.fullmatch(_unwrapped(name)) for name in mapping)
+        if any(isinstance(name, str) and _RELEASED.fullmatch(unwrapped(name)) for name in mapping)
     }
     if not candidates:
         raise CapiError(f"{source} {_instead(contents)}")
@@ -97,7 +97,7 @@ def _owned(mapping: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
     """The tensors of a flat dict whose names begin with an owner, by owner."""
     owned: dict[str, dict[str, Any]] = {}
     for name, value in mapping.items():
-        owner, _, rest = _unwrapped(name).partition(".") if isinstance(name, str) else ("", "", "")
+        owner, _, rest = unwrapped(name).partition(".") if isinstance(name, str) else ("", "", "")
         if owner in _OWNERS and rest and isinstance(value, Tensor):
             owned.setdefault(owner, {})[rest] = value
     return owned
@@ -112,14 +112,15 @@ def _plain(mapping: Mapping[Any, Any], source: str) -> State:
                 f'{source} holds "{name}" beside its weights, which is no plain tensor: expected a flat dict of '
                 "tensors, the student's state dict alone"
             )
-        plain = _unwrapped(name)
+        plain = unwrapped(name)
         if plain in state:
             raise CapiError(f'{source} holds "{plain}" twice, once as "{name}": save the state dict without wrappers')
         state[plain] = value.detach()
     return state
 
 
-def _unwrapped(name: str) -> str:
+def unwrapped(name: str) -> str:
+    """A name of a tensor without what training code puts in front."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
@@ -128,7 +129,7 @@ def look_of(contents: Any) -> tuple[str, str] | None:
     names = [name for _, mapping in _mappings(contents) for name in _tensor_names(mapping)]
     for other, pattern in _OTHERS.items():
         compiled = re.compile(rf"(?:.*\.)?(?:{pattern})")
-        name = next((name for name in names if compiled.fullmatch(_unwrapped(name))), None)
+        name = next((name for name in names if compiled.fullmatch(unwrapped(name))), None)
         if name is not None:
             return other, name
     return None
@@ -413,5 +414,7 @@ def _reorder_for(variant: RopeVariant, weights: State, model: CapiEncoder) -> St
 
 
 def _swap_quarters(weight: Tensor, head_width: int) -> Tensor:
+    """Output channels of each head from [1, 2, 3, 4] to [1, 3, 2, 4], in quarters; twice is as before."""
+    # (heads w, d) as (heads, 4, w / 4, d)
     quarters = weight.unflatten(0, (-1, 4, head_width // 4))
     return quarters[:, [0, 2, 1, 3]].flatten(0, 2)

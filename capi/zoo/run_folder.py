@@ -231,10 +231,10 @@ def _git_state() -> dict[str, Any] | None:
 
 FILE = "metrics.jsonl"
 # Fields that depend on when and where a run was computed, not on what was computed.
-WALL_CLOCK = ("seconds", "evaluation_seconds", "images_per_second")
+WALL_CLOCK = ("seconds", "evaluation_seconds", "images_per_second", "mfu", "data_wait", "peak_memory")
 # Bytes of a line, and keys of a record: far more than any run writes.
 LONGEST_LINE, MOST_METRICS = 2**20, 2000
-# Beyond this a step cannot be told apart from its neighbours in a browser.
+# Beyond this a browser cannot distinguish a step from the next one.
 _LARGEST_STEP = 2**53
 
 

@@ -27,7 +27,7 @@ from capi.report.watch import DEFAULT_PORT
 from capi.runtime.processes import SharedError
 from capi.runtime.protocol import PAPER_SIZE
 from capi.train.cost.hardware import CARBON_INTENSITY
-from capi.train.cost.plan import MFU_OF_DATA_SHEET
+from capi.train.cost.plan import MFU_OF_MEASURED
 from capi.zoo.onnx import OLDEST_OPSET
 from tests.cli.conftest import RunHere, assert_refused
 
@@ -92,7 +92,7 @@ DEFAULTS = {
     ("plan", "carbon_intensity"): CARBON_INTENSITY,
     ("report", "carbon"): CARBON_INTENSITY,
     ("push", "carbon"): CARBON_INTENSITY,
-    ("plan", "mfu"): MFU_OF_DATA_SHEET,
+    ("plan", "mfu"): MFU_OF_MEASURED,
 }
 
 

@@ -16,7 +16,7 @@ def test__a_plan_says_what_is_assumed_and_how_far_the_paper_is(run_here: RunHere
     assert ran.code == 0
     for part in (
         "vitl14 on 32 x NVIDIA A100 SXM4 80 GB: a plan, nothing was run",
-        "assumed: 35% of the peak, --mfu",
+        "assumed: 45% of the peak, --mfu",
         "--pue 1.1, --carbon-intensity 0.48 kg/kWh",
         "512 for a GPU",
         "activations of the encoder",

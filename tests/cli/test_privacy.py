@@ -13,11 +13,14 @@ import urllib.request
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from PIL import Image
 
+from capi.evals.feature_files import read_features, write_parquet
+from capi.evals.fitted_probes import load_probe, save_probe
 from capi.report.watch import WatchServer
 from tests.api.studies import QUICK, SMALL, labelled_photos
 from tests.cli.conftest import RunHere
@@ -170,20 +173,140 @@ def test__results_predictions_comparisons_and_pictures_name_no_place(
     assert "untrained:run" in (shared / "compared" / "comparison.md").read_text()
 
 
-def test__a_comment_and_an_error_name_no_place(run_here: RunHere, run: Path, places: Places, tmp_path: Path) -> None:
+def test__comments_and_errors_name_no_place(run_here: RunHere, run: Path, places: Places, tmp_path: Path) -> None:
     shared = places.shared
     shared.mkdir()
     config, page = run / "config.yaml", shared / "report.html"
-    # Quotes, commas and colons within the folders: nothing says where such a path ends.
-    odd = "/srv/ann secretuser, (old): secretproject/photos"
-    config.write_text(f"# images: {odd}\n{config.read_text()}")
+    text = config.read_text()
+    for odd in (
+        "/srv/ann secretuser, (old): secretproject/photos",
+        "/srv/o' secretuser's \"secretproject/photos",
+        "D:\\ann secretuser\\secretproject\\photos",
+    ):
+        config.write_text(f"# images: {odd}\n{text}")
+        assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
+        assert_nameless(tmp_path, page)
+        # Keys that no config has are told in an error.
+        config.write_text(text + json.dumps(f"unknown of {odd}\n{odd}") + ": 1\n")
+        assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
+        assert "The config cannot be read" in page.read_text()
+        assert_nameless(tmp_path, page)
+        config.write_text(f"{text}\n{odd}: [\n")
+        assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
+        assert "not valid YAML" in page.read_text()
+        assert_nameless(tmp_path, page)
+
+
+@pytest.mark.parametrize("folder", ["of\nsecretuser", "o' secretuser", "a\\secretuser", 'of: secretuser, "x"'])
+def test__folders_with_odd_names_are_not_shared(run_here: RunHere, places: Places, tmp_path: Path, folder: str) -> None:
+    places.photos, places.classes = (places.disk / folder / name for name in ("photos", "classes"))
+    draw_images(places.photos)
+    build_folder(places.classes)
+    benchmark = {"benchmark": "folder/knn", "every_steps": 1, "options": {"data": str(places.classes), "image_size": 8}}
+    places.config.write_text(yaml.safe_dump(TREE | {"evaluations": [benchmark]}))
+    # An override is YAML, in which such a name needs quotes.
+    data = f"data={json.dumps(str(places.classes))}"
+    shared, words = places.shared, ["--data", places.photos, "--device", "cpu", "run.report=false"]
+    commands: list[list[object]] = [
+        ["pretrain", places.config, *words, "--out", places.run],
+        ["report", places.run, "--out", shared / "report.html", "--device", "cpu"],
+        ["export", places.run, "--out", shared / "encoder.safetensors"],
+        ["evaluate", places.run, "folder/knn", data, "image_size=8", "--out", shared / "evaluated"],
+        ["visualize", places.run, places.photos, "--size", 32, "--out", shared / "pictures"],
+        ["push", places.run, "ann/model", "--dry-run", "--licence", "mit", "--out", shared / "hub"],
+    ]
+    shared.mkdir()
+    for command in commands:
+        ran = run_here(*command)
+        assert ran.code == 0, (command, ran.stderr)
+    assert_nameless(tmp_path, *all_files(shared))
+    assert "6 images of photos" in (shared / "report.html").read_text()
+
+
+def test__free_text_in_a_command_names_no_place(run_here: RunHere, run: Path, places: Places, tmp_path: Path) -> None:
+    record, page = json.loads((run / "run.json").read_text()), places.project / "page.html"
+    secrets = ["of /srv/ann secretuser/x", "-o/srv/ann secretuser/x", "D:\\ann secretuser\\x", "/a\nsecretuser/x"]
+    record["starts"][-1]["command"] += secrets
+    record["starts"][-1]["machine"]["node"] = "/srv/secretuser/x"
+    (run / "run.json").write_text(json.dumps(record))
     assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
     assert_nameless(tmp_path, page)
-    assert "# images: photos" in page.read_text()
-    config.write_text(f"{config.read_text()}\nunknown of {odd}: 1\n")
-    assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
-    assert "The config cannot be read" in page.read_text()
-    assert_nameless(tmp_path, page)
+    assert "of x -o x x x" in page.read_text()
+
+
+def test__what_earlier_versions_wrote_is_written_again_without_places(
+    run_here: RunHere, run: Path, places: Places, tmp_path: Path
+) -> None:
+    """Weights, probes and feature files whose descriptions hold whole paths."""
+    old, shared = places.project / "old", places.shared
+    words = ["folder/knn", f"data={places.classes}", "image_size=8"]
+    commands: list[list[object]] = [
+        ["export", run, "--out", old / "encoder.safetensors"],
+        ["evaluate", run, *words, "--out", old / "evaluated"],
+        ["extract", run, places.photos, "--image-size", 32, "--out", old / "features.safetensors"],
+    ]
+    for command in commands:
+        assert run_here(*command).code == 0
+    for name, mark, change in (
+        (
+            "encoder.safetensors",
+            "capi",
+            {"config": {"evaluations": [{"benchmark": "folder/knn", "options": {"data": str(run)}}]}},
+        ),
+        ("evaluated/probe.safetensors", "capi_probe", {"about": {"model": str(run)}}),
+        ("features.safetensors", "capi_features", {"about": {"model": str(run)}, "root": str(places.photos)}),
+    ):
+        redescribe(old / name, mark, change)
+        assert b"secretproject" in (old / name).read_bytes() or b"secretdisk" in (old / name).read_bytes()
+    commands = [
+        ["export", old / "encoder.safetensors", "--out", shared / "encoder.safetensors"],
+        ["export", old / "encoder.safetensors", "--format", "transformers", "--out", shared / "transformers"],
+        ["predict", run, old / "evaluated" / "probe.safetensors", places.photos, "--out", shared / "labels"],
+        ["nearest", old / "features.safetensors", places.photos / "0.png", "--out", shared / "sheet.png"],
+    ]
+    shared.mkdir()
+    for command in commands:
+        ran = run_here(*command)
+        assert ran.code == 0, (command, ran.stderr)
+    save_probe(load_probe(old / "evaluated" / "probe.safetensors"), shared / "probe.safetensors")
+    write_parquet(read_features(old / "features.safetensors"), shared / "features.parquet")
+    assert_nameless(tmp_path, *all_files(shared))
+
+
+def redescribe(path: Path, mark: str, change: dict[str, Any]) -> None:
+    """Change what a safetensors file says of itself."""
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    facts = json.loads(header["__metadata__"][mark])
+    for name, value in change.items():
+        # A section of a section, as in the config of a run.
+        facts[name] = merged(facts[name], value) if isinstance(value, dict) else value
+    header["__metadata__"][mark] = json.dumps(facts)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+
+def merged(values: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    return values | {key: merged(values[key], each) if isinstance(each, dict) else each for key, each in change.items()}
+
+
+def test__files_of_tensorboard_which_name_the_host_are_not_pushed(
+    run_here: RunHere, places: Places, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorboard")
+    draw_images(places.photos)
+    places.config.write_text(yaml.safe_dump(TREE))
+    out, hub = places.run, places.shared / "hub"
+    words = ["--data", places.photos, "--device", "cpu", "--out", out, "run.loggers=[tensorboard]"]
+    assert run_here("pretrain", places.config, *words).code == 0
+    # The library calls them so.
+    assert all(HOST in path.name for path in (out / "tensorboard").iterdir())
+    ran = run_here("push", out, "ann/model", "--dry-run", "--licence", "mit", "--out", hub)
+    assert ran.code == 0, ran.stderr
+    assert_nameless(tmp_path, *all_files(hub))
+    assert not [path for path in all_files(hub) if "tfevents" in path.name]
 
 
 def test__results_of_earlier_versions_are_shared_without_places(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from capi.data.crops import centre_box, crop_draws, flips, normalize, random_box
+from capi.data.crops import center_box, crop_draws, flips, normalize, random_box
 from capi.data.decoding import Box
 from capi.runtime.randomness import sample_keys
 from tests.data.pictures import noise
@@ -82,9 +82,9 @@ def test__where_nothing_fits_the_largest_in_the_middle_is_taken(size: tuple[int,
 
 
 def test__the_centre_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
-    assert centre_box((256, 256), (224, 224)) == Box(16, 16, 240, 240)
-    assert centre_box((512, 1024), (224, 224)) == Box(512 - 224, 32, 512 + 224, 480)
-    assert centre_box((300, 200), (224, 224), kept=1.0) == pytest.approx((0, 50, 200, 250))
+    assert center_box((256, 256), (224, 224)) == Box(16, 16, 240, 240)
+    assert center_box((512, 1024), (224, 224)) == Box(512 - 224, 32, 512 + 224, 480)
+    assert center_box((300, 200), (224, 224), kept=1.0) == pytest.approx((0, 50, 200, 250))
 
 
 @pytest.mark.parametrize("size", [(40, 400), (400, 40), (123, 77)])
@@ -92,12 +92,12 @@ def test__the_centre_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
 def test__the_centre_has_the_aspect_of_the_target_and_touches_two_sides(
     size: tuple[int, int], target: tuple[int, int]
 ) -> None:
-    box = centre_box(size, target, kept=1.0)
+    box = center_box(size, target, kept=1.0)
     across, down = box.right - box.left, box.bottom - box.top
     assert across / down == pytest.approx(target[1] / target[0])
     assert (box.left + box.right, box.top + box.bottom) == pytest.approx((size[1], size[0]))
     assert min(size[1] - across, size[0] - down) == pytest.approx(0)
-    smaller = centre_box(size, target, kept=0.5)
+    smaller = center_box(size, target, kept=0.5)
     assert (smaller.right - smaller.left, smaller.bottom - smaller.top) == pytest.approx((across / 2, down / 2))
 
 

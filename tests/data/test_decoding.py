@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageFile
 
 from capi.data import decoding
-from capi.data.crops import centre_box
+from capi.data.crops import center_box
 from capi.data.decoding import JPEG_FACTORS, Box, BrokenImageError, Decoded, Decoder, PillowPicture, Shape
 from tests.data.pictures import Pixels, encoded, noise, photo
 
@@ -356,7 +356,7 @@ def test__colors_of_16_bits_keep_their_depth_in_a_png(tmp_path: Path) -> None:
 
 
 def test__a_box_beyond_the_image_by_a_hair_gets_no_dark_edge() -> None:
-    box = centre_box((239, 239), (224, 224), kept=1.0)
+    box = center_box((239, 239), (224, 224), kept=1.0)
     assert box.left < 0
     for channels in (3, 5):
         image = np.full((239, 239, channels), 200, dtype=np.uint8)

@@ -7,18 +7,18 @@ from PIL import Image
 
 from capi.data import sources
 from capi.data.decoding import Decoder
-from capi.data.sources import LabelledPhotos, demo_photos
+from capi.data.sources import LabeledPhotos, demo_photos
 from capi.errors import CapiError
 
 SPLITS = {"train": 675, "val": 57, "test": 661}
 
 
 @pytest.fixture(scope="module")
-def photos() -> dict[str, LabelledPhotos]:
+def photos() -> dict[str, LabeledPhotos]:
     return {split: demo_photos(split) for split in SPLITS}
 
 
-def test__splits_have_their_counts_and_the_same_14_categories(photos: dict[str, LabelledPhotos]) -> None:
+def test__splits_have_their_counts_and_the_same_14_categories(photos: dict[str, LabeledPhotos]) -> None:
     assert {split: len(each.images) for split, each in photos.items()} == SPLITS
     # Three categories have no photo in the small split.
     assert {split: len(set(each.labels)) for split, each in photos.items()} == {"train": 14, "val": 11, "test": 14}
@@ -29,14 +29,14 @@ def test__splits_have_their_counts_and_the_same_14_categories(photos: dict[str, 
         assert len(each.categories) == 14
 
 
-def test__no_photo_is_there_twice(photos: dict[str, LabelledPhotos]) -> None:
+def test__no_photo_is_there_twice(photos: dict[str, LabeledPhotos]) -> None:
     contents = [content for each in photos.values() for content in each.images.contents]
     assert len(set(contents)) == len(contents) == sum(SPLITS.values())
     names = [name for each in photos.values() for name in each.images.names]
     assert len(set(names)) == len(names)
 
 
-def test__photos_are_readable(photos: dict[str, LabelledPhotos]) -> None:
+def test__photos_are_readable(photos: dict[str, LabeledPhotos]) -> None:
     for each in photos.values():
         for content in each.images.contents[::40]:
             assert Image.open(io.BytesIO(content)).format == "JPEG"

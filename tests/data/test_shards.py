@@ -1,6 +1,7 @@
-import fcntl
 import os
 import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -90,15 +91,17 @@ def test__indices_are_made_by_several_processes_and_then_found(tmp_path: Path, m
 
 def test__one_process_scans_while_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While this one waited, another has made them."""
-    paths, lockf = write_shards(tmp_path, COUNTS), fcntl.lockf
+    paths, lock = write_shards(tmp_path, COUNTS), shards_module.locked
 
-    def made_meanwhile(*arguments: object) -> None:
-        lockf(*arguments)
-        for path in paths:
-            make_index(path)
-        monkeypatch.setattr(shards_module, "make_index", None)
+    @contextmanager
+    def made_meanwhile(path: Path) -> Iterator[None]:
+        with lock(path):
+            for shard in paths:
+                make_index(shard)
+            monkeypatch.setattr(shards_module, "make_index", None)
+            yield
 
-    monkeypatch.setattr(fcntl, "lockf", made_meanwhile)
+    monkeypatch.setattr(shards_module, "locked", made_meanwhile)
     assert len(open_shards(paths)) == 23
 
 

@@ -10,7 +10,7 @@ from capi.errors import CapiError
 from capi.evals.classification import KnnClassification, available_kinds, class_warnings
 from capi.evals.features import Encoding, image_vectors
 from capi.evals.results import hold_out
-from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
+from capi.evals.tasks import AnsweredImages, ClassificationData, LabeledImages
 from capi.types import Features
 from tests.evals.toys import (
     COLORS,
@@ -183,11 +183,11 @@ def broken(data: ClassificationData, **changes: object) -> ClassificationData:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train": LabelledImages(shades([]), torch.zeros(0, dtype=torch.long))}, "training split has no images"),
-        ({"train": LabelledImages(shades([0, 1]), torch.tensor([0]))}, "training split has 2 images, but 1 labels"),
+        ({"train": LabeledImages(shades([]), torch.zeros(0, dtype=torch.long))}, "training split has no images"),
+        ({"train": LabeledImages(shades([0, 1]), torch.tensor([0]))}, "training split has 2 images, but 1 labels"),
         ({"train": labelled([1, 1, 1])}, r"all training images are of one class \(green\)"),
-        ({"train": LabelledImages(shades([0, 1]), torch.tensor([0, 3]))}, "go from 0 to 3, but there are 3 classes"),
-        ({"train": LabelledImages(shades([0, 1]), torch.tensor([-1, 1]))}, "go from -1 to 1"),
+        ({"train": LabeledImages(shades([0, 1]), torch.tensor([0, 3]))}, "go from 0 to 3, but there are 3 classes"),
+        ({"train": LabeledImages(shades([0, 1]), torch.tensor([-1, 1]))}, "go from -1 to 1"),
         ({"tests": {}}, "no test split"),
         (
             {"tests": {"own": AnsweredImages(shades([]), torch.zeros(0, 1, dtype=torch.long))}},

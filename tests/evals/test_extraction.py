@@ -314,7 +314,7 @@ def test__a_second_process_waits_for_its_turn(tmp_path: Path, source: Files) -> 
     out = tmp_path / "x.safetensors"
     partial_of(out).mkdir()
     hold = (
-        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); print(flush=True); "
+        "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.flock(file, fcntl.LOCK_EX); print(flush=True); "
         "sys.stdin.read()"
     )
     command = [sys.executable, "-S", "-c", hold, str(partial_of(out) / ".lock")]

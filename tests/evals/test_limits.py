@@ -1,7 +1,7 @@
 import torch
 
 from capi.evals.limits import limited
-from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages, MaskedImages, SegmentationData
+from capi.evals.tasks import AnsweredImages, ClassificationData, LabeledImages, MaskedImages, SegmentationData
 from tests.data.pictures import noise
 from tests.evals.toys import Masks, source_of
 
@@ -12,7 +12,7 @@ def images(count: int) -> object:
 
 def classification(train: int = 20, test: int = 10) -> ClassificationData:
     answers = torch.arange(test)[:, None]
-    labels = LabelledImages(images(train), torch.arange(train))
+    labels = LabeledImages(images(train), torch.arange(train))
     return ClassificationData(tuple(map(str, range(20))), labels, {"test": AnsweredImages(images(test), answers)})
 
 

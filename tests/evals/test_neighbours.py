@@ -145,6 +145,25 @@ def test__copies_beyond_the_neighbours_are_dropped_and_only_those() -> None:
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
+def test__more_vectors_than_are_looked_at_first_are_too_close_to_tell(distance: Distance) -> None:
+    """All of them are measured, however many there are."""
+    direction = torch.randn(8)
+    features = direction + torch.randint(3, (2000, 8)) * 2.0**-22
+    queries = features[::400] + 2.0**-21
+    search = NearestNeighbours(3, distance).fit(features)
+    assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 3, distance))
+
+
+def test__the_largest_of_many_columns_are_those_of_topk() -> None:
+    products = torch.randn(20, 16 * 100)
+    products[:, ::7] = products[:, :1]
+    values, columns = module._largest(products, 40)
+    assert torch.equal(values, products.topk(40, dim=1).values)
+    assert torch.equal(products.gather(1, columns), values)
+    assert all(len(set(row)) == 40 for row in columns.tolist())
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
 def test__the_result_does_not_depend_on_how_the_work_is_cut(
     distance: Distance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,7 +172,7 @@ def test__the_result_does_not_depend_on_how_the_work_is_cut(
     cut = NearestNeighbours(5, distance, chunk_bytes=FEW_BYTES).fit(features)
     assert cut.block_rows_ < 100
     assert cut.query_rows_ < 50
-    monkeypatch.setattr(module, "_HITS_AT_A_TIME", 7)
+    monkeypatch.setattr(module, "_CANDIDATES_AT_A_TIME", 70)
     monkeypatch.setitem(module._ELEMENTS_AT_A_TIME, "cpu", 100)
     for search in (cut, NearestNeighbours(5, distance).fit(features)):
         for ours, expected in zip(search.kneighbors(queries), whole, strict=True):
@@ -219,9 +238,9 @@ def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytes
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     seen = []
-    peaks = module._peaks
+    largest = module._largest
     monkeypatch.setattr(
-        module, "_peaks", lambda *given: seen.append(torch.get_float32_matmul_precision()) or peaks(*given)
+        module, "_largest", lambda *given: seen.append(torch.get_float32_matmul_precision()) or largest(*given)
     )
     try:
         with torch.autocast("cpu", torch.bfloat16):

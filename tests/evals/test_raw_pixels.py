@@ -8,7 +8,7 @@ from capi.data.sources import EncodedImages
 from capi.evals.features import Encoding
 from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
-from capi.evals.tasks import AnsweredImages, LabelledImages
+from capi.evals.tasks import AnsweredImages, LabeledImages
 from tests.evals.toys import source_of
 
 ENCODING = Encoding(size=(32, 32), batch_size=16)
@@ -31,7 +31,7 @@ def small(source: EncodedImages, side: int) -> Tensor:
 def test__every_size_and_distance_is_scored_as_scikit_learn_scores_it() -> None:
     train, labels = noisy_shades(50, 1)
     test, answers = noisy_shades(40, 2)
-    found = raw_pixel_accuracies(LabelledImages(train, labels), AnsweredImages(test, answers[:, None]), ENCODING)
+    found = raw_pixel_accuracies(LabeledImages(train, labels), AnsweredImages(test, answers[:, None]), ENCODING)
     expected = {}
     for side in (4, 8, 16, 32):
         centre = small(train, side).mean(0)
@@ -45,8 +45,8 @@ def test__every_size_and_distance_is_scored_as_scikit_learn_scores_it() -> None:
 
 def test__answers_are_mapped_as_for_every_other_classifier() -> None:
     train, labels = noisy_shades(30, 1)
-    plain = raw_pixel_accuracies(LabelledImages(train, labels), AnsweredImages(train, labels[:, None]), ENCODING)
+    plain = raw_pixel_accuracies(LabeledImages(train, labels), AnsweredImages(train, labels[:, None]), ENCODING)
     assert set(plain.values()) == {1.0}
     # The class c stands for the answer 2 - c.
     mapped = AnsweredImages(train, 2 - labels[:, None], torch.tensor([2, 1, 0]), restricted=True)
-    assert raw_pixel_accuracies(LabelledImages(train, labels), mapped, ENCODING) == plain
+    assert raw_pixel_accuracies(LabeledImages(train, labels), mapped, ENCODING) == plain

@@ -22,7 +22,7 @@ from capi.evals.probe_protocol import (
 )
 from capi.evals.probes import PAPER_GRID, ProbeSchedule, ProbeSetting, ProbeTrainer
 from capi.evals.results import size_notes
-from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
+from capi.evals.tasks import AnsweredImages, ClassificationData, LabeledImages
 from capi.types import Features
 from tests.evals.toys import (
     COLORS,
@@ -47,7 +47,7 @@ def protocol(kind: str = "linear", data: ClassificationData | None = None, **opt
 
 def of_size(images: int) -> ClassificationData:
     """Data of which only the labels are looked at."""
-    train = LabelledImages(shades([]), torch.arange(images) % 3)
+    train = LabeledImages(shades([]), torch.arange(images) % 3)
     return ClassificationData(tuple(COLORS), train, {"test": answered([0])})
 
 
@@ -84,7 +84,7 @@ def test__attention_finds_the_patch_that_tells_the_class() -> None:
 
     pictures = source_of([np.full((12, 8, 3), number, dtype=np.uint8) for number in range(120)])
     test = AnsweredImages(pictures, labels[:, None])
-    data = ClassificationData(("left", "right"), LabelledImages(pictures, labels), {"test": test})
+    data = ClassificationData(("left", "right"), LabeledImages(pictures, labels), {"test": test})
     assert protocol("attentive", data, iterations=150).run(Looked()).main > 0.95
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from capi.data.sources import EncodedImages
 from capi.evals.results import Outcome
-from capi.evals.tasks import AnsweredImages, ClassificationData, LabelledImages
+from capi.evals.tasks import AnsweredImages, ClassificationData, LabeledImages
 from capi.types import Features
 from tests.data.pictures import encoded
 
@@ -84,8 +84,8 @@ def shades(
     return source_of([image.clip(0, 255).astype(np.uint8) for image in noisy])
 
 
-def labelled(labels: Sequence[int], **options: Any) -> LabelledImages:
-    return LabelledImages(shades(labels, **options), torch.tensor(labels))
+def labelled(labels: Sequence[int], **options: Any) -> LabeledImages:
+    return LabeledImages(shades(labels, **options), torch.tensor(labels))
 
 
 def answered(labels: Sequence[int], **options: Any) -> AnsweredImages:

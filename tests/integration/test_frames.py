@@ -49,14 +49,26 @@ def test__five_frames_lie_between_pretrain_and_a_step(
     assert max(map(len, chains)) <= 5, chains[0]
 
 
-@pytest.mark.parametrize("protocol", ["folder/knn", "masks/knn-segmentation", "masks/logistic-segmentation"])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        "folder/knn",
+        "folder/linear",
+        "folder/attentive",
+        "folder/attentive schedule=paper",
+        "masks/knn-segmentation",
+        "masks/logistic-segmentation",
+    ],
+)
 def test__seven_frames_lie_between_evaluate_and_the_encoder(
     run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     chains: list[list[str]] = []
     monkeypatch.setattr(PixelEncoder, "forward", recorded(PixelEncoder.forward, "evaluate", chains))
     write_images(tmp_path, protocol.partition("/")[0])
-    ran = run_here("evaluate", "pixels:4", protocol, f"data={tmp_path}", "image_size=16", "--device", "cpu")
+    probe = [] if "segmentation" in protocol or "knn" in protocol else ["iterations=2", "batch_size=4", "workers=0"]
+    data = [f"data={tmp_path}", "image_size=16", *probe]
+    ran = run_here("evaluate", "pixels:4", *protocol.split(), *data, "--device", "cpu")
     assert ran.code == 0, ran
     assert chains
     assert max(map(len, chains)) <= 7, max(chains, key=len)

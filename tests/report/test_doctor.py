@@ -152,7 +152,7 @@ def test__a_run_that_python_started_names_a_command_that_does_the_same(config: C
 _TRAINER = """
 import fcntl, sys
 with open(sys.argv[1], "a") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
+    fcntl.flock(file, fcntl.LOCK_EX)
     print("held", flush=True)
     sys.stdin.read()
 """

@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import stat
@@ -212,7 +213,10 @@ def test__what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_no
 
 
 def test__where_locks_do_not_work_a_leftover_stays_for_a_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic, "fcntl", None)
+    def refused(*_: object, **__: object) -> bool:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(atomic, "lock_descriptor", refused)
     new, old = (tmp_path / f".x.{digit * 16}.partial" for digit in "01")
     for path in (new, old):
         path.mkdir()

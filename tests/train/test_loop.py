@@ -2,6 +2,7 @@
 
 import logging
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -232,3 +233,44 @@ def test__a_batch_of_nan_at_a_logged_step_is_told_as_any_other(small_config: Con
     assert loop.run()
     assert [record["step"] for record in records if math.isnan(record["effective_rank"])] == [6]
     assert math.isfinite(records[-1]["prototype_perplexity"])
+
+
+class Slow(Noise):
+    """Batches that take a while."""
+
+    def __call__(self, start: int, stop: int) -> Iterator[list[LoadedBatch]]:
+        for batch in super().__call__(start, stop):
+            time.sleep(self.seconds)
+            yield batch
+
+
+def test__a_record_tells_the_wait_for_data_the_share_of_the_peak_and_the_memory(
+    small_config: Config, tmp_path: Path
+) -> None:
+    records: list[Any] = []
+    slow = Slow(small_config)
+    slow.seconds = 1.0
+    loop = make_loop(small_config, tmp_path, slow, total_steps=4, loggers=[records.append])
+    loop.peak_images_per_second = 1000.0
+    loop.run()
+    first, second = (record for record in records if "student_loss" in record)
+    # The first batch of a start is not waited for, but made; the other three are.
+    assert first["data_wait"] * first["seconds"] >= 1.0
+    assert 2.0 <= second["data_wait"] * (second["seconds"] - first["seconds"]) <= 3.0
+    taken = second["seconds"] - first["seconds"]
+    assert second["mfu"] == pytest.approx(2 * 6 / taken / 1000, rel=0.1)
+    assert 0.01 < first["peak_memory"] <= second["peak_memory"]
+    quick: list[Any] = []
+    make_loop(small_config, tmp_path / "quick", Noise(small_config), total_steps=4, loggers=[quick.append]).run()
+    assert quick[-1]["data_wait"] < second["data_wait"]
+    assert "mfu" not in quick[-1]
+
+
+def test__a_loader_that_starves_the_device_is_worth_a_look() -> None:
+    for wait, state in ((0.05, "well"), (0.6, "look")):
+        watchman = Watchman(RunFacts(prototypes=24, width=32, total_steps=STEPS))
+        for step in range(1, 8):
+            assert watchman.see({"step": step, "data_wait": wait}) == []
+        (finding,) = (one for one in watchman.findings() if one.key == "data_wait")
+        assert finding.state == state
+        assert ("Raise data.workers" in finding.sentence) == (state == "look")

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from capi.models.plain_vit import PlainViT
 from capi.types import Features
-from capi.zoo.baselines.keys import Layout, State, _places
+from capi.zoo.baselines.keys import Layout, _places
 from capi.zoo.baselines.load import load_baseline
 from capi.zoo.baselines.registry import BASELINES, Baseline
+from capi.zoo.released import State
 
 SMALL: dict[str, Any] = {"width": 24, "depth": 3, "heads": 3, "patch_size": 4, "grid": 5, "mlp_width": 40}
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.types import Features
-from capi.zoo.baselines.keys import State
 from capi.zoo.baselines.load import load_baseline
 from capi.zoo.baselines.registry import BASELINES, PAPER_BASELINES, Baseline, baseline_named, list_baselines
+from capi.zoo.released import State
 from tests.zoo.baseline_checkpoints import (
     assert_same,
     images,

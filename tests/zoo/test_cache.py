@@ -109,22 +109,15 @@ def test__a_cache_that_is_kept_by_others_is_read(folder: Path, monkeypatch: pyte
     folder.mkdir(parents=True)
     (folder / "model.pth").write_bytes(CONTENTS)
 
-    def refused(*_: object) -> None:
+    def refused(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(cache, "_locked", refused)
+    monkeypatch.setattr(cache, "locked", refused)
     model = replace(RELEASED["capi_vitl14_lvd"], address="https://nowhere.invalid/model.pth")
     assert cached_file(model).read_bytes() == CONTENTS
     (folder / "model.pth").unlink()
     with pytest.raises(CapiError, match=r"cannot be written \(Permission denied\): set TORCH_HOME"):
         cached_file(model)
-
-
-def test__without_locks_every_process_has_a_file_of_its_own(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "fcntl", None)
-    with serving(CONTENTS) as server:
-        assert cached_file(model_at(server)).read_bytes() == CONTENTS
-    assert sorted(path.name for path in folder.iterdir()) == [".model.pth.lock", "model.pth", "model.pth.sha256"]
 
 
 LOADS = """

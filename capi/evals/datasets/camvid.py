@@ -11,7 +11,7 @@ from capi.evals.datasets.files import (
     list_lines,
     one_test,
 )
-from capi.evals.datasets.mask_files import ColourMasks, MaskFiles, check_all_masked, known_labels, masked, paired
+from capi.evals.datasets.mask_files import ColorMasks, MaskFiles, check_all_masked, known_labels, masked, paired
 from capi.evals.tasks import DataOptions, Dataset, MaskedImages, SegmentationData
 
 COUNTS = {"train": 367, "val": 101, "test": 233}
@@ -19,7 +19,7 @@ CLASSES = (
     *("sky", "building", "pole", "road", "pavement", "tree"),
     *("sign symbol", "fence", "car", "pedestrian", "bicyclist"),
 )
-UNLABELLED = len(CLASSES)
+UNLABELED = len(CLASSES)
 _STILLS, _LABELS = "701_StillsRaw_full", "LabeledApproved_full"
 
 
@@ -34,7 +34,7 @@ def load(root: Path, options: DataOptions) -> SegmentationData:
 
 
 def _as_in_the_tutorial(root: Path, train: str, test: str, options: DataOptions) -> SegmentationData:
-    classes, ignored = dict(enumerate(CLASSES)), frozenset({UNLABELLED})
+    classes, ignored = dict(enumerate(CLASSES)), frozenset({UNLABELED})
     parts: dict[str, MaskedImages] = {}
     notes: tuple[str, ...] = ()
     for split in (train, test):
@@ -48,29 +48,29 @@ def _as_in_the_tutorial(root: Path, train: str, test: str, options: DataOptions)
 
 
 def _as_published(root: Path, train: str, test: str) -> SegmentationData:
-    colours = read_colours(root / "label_colors.txt")
-    names = [name for _, name in colours]
+    colors = read_colors(root / "label_colors.txt")
+    names = [name for _, name in colors]
     void = frozenset(number for number, name in enumerate(names) if name.lower() == "void")
-    table = {colour: number for number, (colour, _) in enumerate(colours)}
+    table = {color: number for number, (color, _) in enumerate(colors)}
     lists = {split: sorted(list_lines(root / f"{split}.txt")) for split in (train, test)}
     both = sorted(set(lists[train]) & set(lists[test]))
     if both:
         raise CapiError(f"{both[0]} is in both {train}.txt and {test}.txt: an image has one split")
-    parts = {split: _coloured(root, stems, table) for split, stems in lists.items()}
+    parts = {split: _colored(root, stems, table) for split, stems in lists.items()}
     classes = {number: name for number, name in enumerate(names) if number not in void}
     note = f"lists {train}.txt and {test}.txt are the user's: CamVid as published has no official splits"
     return SegmentationData(classes, void, parts[train], parts[test], test, (note,))
 
 
-def _coloured(root: Path, stems: list[str], table: dict[int, int]) -> MaskedImages:
+def _colored(root: Path, stems: list[str], table: dict[int, int]) -> MaskedImages:
     pairs = [(f"{_STILLS}/{stem}.png", f"{_LABELS}/{stem}_L.png") for stem in stems]
     check_present(root, _STILLS, [image for image, _ in pairs])
     missing = [image for image, mask in pairs if not (root / mask).is_file()]
     check_all_masked(missing, root, len(pairs))
-    return masked(root, ColourMasks(root, [mask for _, mask in pairs], table), pairs)
+    return masked(root, ColorMasks(root, [mask for _, mask in pairs], table), pairs)
 
 
-def read_colours(path: Path) -> list[tuple[int, str]]:
+def read_colors(path: Path) -> list[tuple[int, str]]:
     """The colour of each class as one number, and its name, in the order of the file."""
     result = []
     for line in list_lines(path):
@@ -79,7 +79,7 @@ def read_colours(path: Path) -> list[tuple[int, str]]:
             raise CapiError(f'{path} holds "{line}": expected red, green, blue and the name of a class')
         red, green, blue = map(int, fields[:3])
         result.append((red * 65536 + green * 256 + blue, fields[3]))
-    if len({colour for colour, _ in result}) != len(result):
+    if len({color for color, _ in result}) != len(result):
         raise CapiError(f"{path} names a colour twice: which class it means is unclear")
     return result
 

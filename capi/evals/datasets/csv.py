@@ -31,9 +31,9 @@ def load_classification(path: Path, options: DataOptions) -> ClassificationData:
     column = options.label or "label"
     rows, notes = _read(path, column, options, by_class=True)
     train, tests = _chosen(rows, path, options)
-    unlabelled = [file for split in (train, *tests) for file, value in _of_split(rows, split) if not value]
-    if unlabelled:
-        raise CapiError(f'{path} has nothing in the column "{column}" for {unlabelled[0]}: fill it in or take it out')
+    unlabeled = [file for split in (train, *tests) for file, value in _of_split(rows, split) if not value]
+    if unlabeled:
+        raise CapiError(f'{path} has nothing in the column "{column}" for {unlabeled[0]}: fill it in or take it out')
     refuse_outside(root, [file for file, _, _ in rows], str(path))
     parts = {split: (root, _of_split(rows, split)) for split in (train, *tests)}
     return classification(parts[train], {split: parts[split] for split in tests}, notes=notes)

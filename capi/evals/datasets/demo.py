@@ -7,7 +7,7 @@ import torch
 from capi.data.sources import COUNTS, demo_photos
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.files import answered, check_splits_differ
-from capi.evals.tasks import ClassificationData, DataOptions, Dataset, LabelledImages
+from capi.evals.tasks import ClassificationData, DataOptions, Dataset, LabeledImages
 
 
 def load(_: Path, options: DataOptions) -> ClassificationData:
@@ -20,7 +20,7 @@ def load(_: Path, options: DataOptions) -> ClassificationData:
                 f'the built-in photos have no split "{split}"{nearest(split, COUNTS)} ({", ".join(COUNTS)})'
             )
     photos = {split: demo_photos(split) for split in (train, *tests)}
-    parts = {split: LabelledImages(part.images, torch.tensor(part.labels)) for split, part in photos.items()}
+    parts = {split: LabeledImages(part.images, torch.tensor(part.labels)) for split, part in photos.items()}
     return ClassificationData(
         classes=tuple(photos[train].categories),
         train=parts[train],

@@ -12,7 +12,7 @@ import torch
 
 from capi.data.sources import ENDINGS, Files, image_names
 from capi.errors import CapiError, nearest
-from capi.evals.tasks import AnsweredImages, ClassificationData, DataOptions, LabelledImages
+from capi.evals.tasks import AnsweredImages, ClassificationData, DataOptions, LabeledImages
 from capi.runtime.documents import LIST_BYTES, read_text
 
 # Share of the images that are tested on where nothing says which.
@@ -64,14 +64,14 @@ def class_folders(root: Path) -> list[tuple[str, str]]:
     return [(name, classes.setdefault(kind, kind)) for name in names for kind in [name.split("/", 1)[0]]]
 
 
-def labelled(root: Path, rows: Sequence[tuple[str, str]], classes: Sequence[str]) -> LabelledImages:
+def labeled(root: Path, rows: Sequence[tuple[str, str]], classes: Sequence[str]) -> LabeledImages:
     """Images given as (name, class)."""
     number = {name: index for index, name in enumerate(classes)}
     labels = torch.tensor([number[kind] for _, kind in rows], dtype=torch.int64)
-    return LabelledImages(Files(root, [name for name, _ in rows]), labels)
+    return LabeledImages(Files(root, [name for name, _ in rows]), labels)
 
 
-def answered(images: LabelledImages) -> AnsweredImages:
+def answered(images: LabeledImages) -> AnsweredImages:
     """A test set with one right answer an image."""
     return AnsweredImages(images.images, images.labels[:, None])
 
@@ -92,8 +92,8 @@ def classification(
         raise CapiError(f'the class "{unknown[0]}" is not one of the {len(classes)} classes of the data set')
     return ClassificationData(
         classes=tuple(classes),
-        train=labelled(*train, classes),
-        tests={name: answered(labelled(*part, classes)) for name, part in tests.items()},
+        train=labeled(*train, classes),
+        tests={name: answered(labeled(*part, classes)) for name, part in tests.items()},
         notes=tuple(notes),
     )
 

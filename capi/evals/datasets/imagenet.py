@@ -20,7 +20,7 @@ from capi.evals.datasets.files import (
     existing_file,
     first_with,
     images_under,
-    labelled,
+    labeled,
     list_lines,
     read_matlab,
 )
@@ -155,7 +155,7 @@ def _subset(path: Path, classes: Sequence[str]) -> tuple[AnsweredImages, int]:
     unknown = sorted(set(own) - set(classes))
     if unknown:
         raise CapiError(f'{path} holds the folder "{unknown[0]}", which is none of the {len(classes)} classes')
-    images = labelled(path, rows, classes)
+    images = labeled(path, rows, classes)
     numbers = [classes.index(wnid) for wnid in own]
     itself = _standing_for_themselves(numbers, len(classes))
     return AnsweredImages(images.images, images.labels[:, None], itself, restricted=True), len(own)
@@ -192,7 +192,7 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
     unknown = sorted({kind for _, kind in (*train, *val)} - set(classes))
     if unknown:
         raise CapiError(f"the class {unknown[0]} is not among the {len(classes)} classes to train on")
-    tests = {"val": answered(labelled(root / "val", val, classes))}
+    tests = {"val": answered(labeled(root / "val", val, classes))}
     # Numbers instead of ids are understood by the whole list of classes alone.
     numbered = listed is not None or len(classes) == CLASSES
     for name in (name for name in TEST_SETS if name in options.more):
@@ -201,7 +201,7 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
         images = {number_of(image): image for image, _ in val} if name == "real" else {}
         tests[name], more = TEST_SETS[name](options.more[name], classes, (root / "val", images), options)
         notes += more
-    return ClassificationData(tuple(classes), labelled(root / "train", train, classes), tests, notes)
+    return ClassificationData(tuple(classes), labeled(root / "train", train, classes), tests, notes)
 
 
 def check_wnids(names: Sequence[str]) -> list[str]:

@@ -76,7 +76,7 @@ class MaskFiles:
         return f"the label {value}"
 
 
-class ColourMasks(MaskFiles):
+class ColorMasks(MaskFiles):
     """Masks whose labels are colours; the table's numbers are red * 65536 + green * 256 + blue, matched exactly."""
 
     def numbers(self, index: int) -> Labels:

@@ -269,7 +269,9 @@ class Explorer:
         encoding = Encoding(device=device)
         feature_map = encode(self.encoder, pixels, encoding).feature_map[0].cpu()
         channels = 3 if len(statistics.mean) == 1 else len(statistics.mean)
-        shown = replace(self.frame, shown=_shown_side(self.frame))
+        # The short side of a photo on the page: as many pixels for each patch as come near to what is wanted.
+        patches = self.frame.side // self.frame.patch_size
+        shown = replace(self.frame, shown=patches * max(round(_SHOWN_SIDE / patches), 4))
         seen = self._read(source, index, shown, channels)
         photo = photos_of(seen[None])[0]
         image = normalize(pixels, statistics.mean, statistics.std)
@@ -306,17 +308,13 @@ class Explorer:
         if used + view.feature_map.nbytes > LIBRARY_BYTES:
             return False
         with self._adding:
-            self.library.photos[number] = _packed(view.photo)
+            buffer = io.BytesIO()
+            view.photo.save(buffer, "JPEG", quality=92)
+            self.library.photos[number] = buffer.getvalue()
             self.library.maps[number] = view.feature_map
             if self.index is not None:
                 self.index.add(number, view.feature_map)
         return True
-
-
-def _shown_side(frame: PictureFrame) -> int:
-    """The short side of a photo on the page: as many pixels for each patch as come near to what is wanted."""
-    patches = frame.side // frame.patch_size
-    return patches * max(round(_SHOWN_SIDE / patches), 4)
 
 
 def _device_of(encoder: VisionEncoder) -> torch.device:
@@ -326,9 +324,3 @@ def _device_of(encoder: VisionEncoder) -> torch.device:
 
 def _picture_bytes(picture: Image.Image) -> int:
     return picture.width * picture.height * len(picture.getbands())
-
-
-def _packed(photo: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    photo.save(buffer, "JPEG", quality=92)
-    return buffer.getvalue()

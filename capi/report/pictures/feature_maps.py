@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from capi.data.crops import centre_box
+from capi.data.crops import center_box
 from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.loader import made_ahead
 from capi.data.reader import Reader
@@ -53,7 +53,7 @@ class PictureFrame:
 
     def box(self, image_size: tuple[int, int]) -> Box:
         """The part of the image that fills this size; patches may leave out a strip at the edges."""
-        return centre_box(image_size, self._grid_size(image_size), kept=1.0)
+        return center_box(image_size, self._grid_size(image_size), kept=1.0)
 
     def _grid_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         if not self.whole:

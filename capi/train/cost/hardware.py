@@ -13,10 +13,18 @@ from typing import Any, Literal
 import torch
 import yaml
 
+from capi.config.schema import Config
 from capi.errors import CapiError, nearest
+from capi.method.masking import Grid
+from capi.train.build import mask_sampler
+from capi.train.cost.flop import iteration_flop
 from capi.train.cost.step import memory_of
+from capi.train.step import Learner
 
 THIS = "this"
+_WORDS = re.compile(r"[a-z0-9]+")
+# Boards that share a number with one of the table and have another chip.
+_OTHER_BOARDS = {"laptop", "max", "super", "ti"}
 Precision = Literal["float32", "bfloat16"]
 
 
@@ -75,6 +83,45 @@ def find_gpu(name: str, *, device: torch.device | None = None) -> Gpu:
         close = nearest(name, longer or [*gpus(), THIS])
         raise CapiError(f'there is no GPU "{name}"{close} (known: {THIS}, {", ".join(gpus())})')
     return gpus()[name]
+
+
+def gpu_of_device(title: str, memory: float) -> Gpu | None:
+    """The GPU of the table that a driver names so, such as "NVIDIA A100-SXM4-80GB"; the one with the nearest memory."""
+    words = set(_WORDS.findall(title.lower()))
+    if words & _OTHER_BOARDS:
+        return None
+    # Each die of an MI250X is a device of its own.
+    alike = [gpu for gpu in gpus().values() if _model(gpu) in words and "both dies" not in gpu.title]
+    same_socket = [gpu for gpu in alike if ("pcie" in words) == ("PCIe" in gpu.title)]
+    return min(same_socket or alike, key=lambda gpu: abs(gpu.memory - memory), default=None)
+
+
+def _model(gpu: Gpu) -> str:
+    """What names the chip: a100, 4090, mi300x."""
+    return next(word for word in _WORDS.findall(gpu.title.lower()) if any(letter.isdigit() for letter in word))
+
+
+def peak_images_per_second(config: Config, learner: Learner, device: torch.device, processes: int) -> float | None:
+    """What a run's devices would train on if they reached the peaks of their data sheets; None where those lack."""
+    if device.type != "cuda" or config.target.kind == "frozen":
+        # What a frozen encoder computes is not known.
+        return None
+    gpu = gpu_of_device(torch.cuda.get_device_name(device), memory_of(device))
+    if gpu is None:
+        return None
+    grid, optimization = Grid(*config.grid), config.optimization
+    visible, _, predicted = mask_sampler(config).counts(grid)
+    flop = iteration_flop(
+        learner.student,
+        learner.target,
+        batch_size=optimization.batch_size // (processes * optimization.micro_batches),
+        patches=grid.size,
+        visible=visible,
+        predicted=predicted,
+    )
+    update = learner.student_optimizer.flop() / optimization.batch_size
+    peak = gpu.peak("bfloat16" if learner.precision == torch.bfloat16 else "float32")
+    return processes * peak / (sum(flop) + update)
 
 
 def this_machine(device: torch.device, size: int | None = None) -> Gpu:

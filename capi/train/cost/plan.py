@@ -4,6 +4,7 @@ Nothing is trained, no memory is taken for weights, and nothing is fitted to the
 run; `against_paper` says how far off the plan is.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.train.build import build_learner, mask_sampler
+from capi.train.compilation import wants_compiling
 from capi.train.cost.flop import TRAINING, Counts, IterationFlop, iteration_flop
 from capi.train.cost.hardware import CARBON_INTENSITY, Gpu, find_gpu
 from capi.train.cost.memory import MemoryPlan, Planned, Saving
@@ -23,11 +25,9 @@ from capi.zoo.build import target_class
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What a plan cannot know. None chooses `mfu` by where the peak comes from."""
+    """What a plan cannot know. None chooses `mfu` by width, compiling and where the peak comes from."""
 
-    # The share of the peak that required FLOP reach. Large transformers were trained at 21 to 46 % of the data sheet
-    # (GPT-3 21.3, MT-NLG 30.2, Gopher 32.5, PaLM 46.2: table 3 of the PaLM paper); 35 % lies near the middle. Of the
-    # speed of a measured product the steps of docs/performance.md reach 58 to 75 %.
+    # The share of the peak that required FLOP reach; see `assumed_mfu`.
     mfu: float | None = None
     # Power of the whole data centre over that of its computers: what Google publishes for its own, 1.10.
     pue: float = 1.1
@@ -36,11 +36,24 @@ class Assumptions:
     # The share of a GPU's memory that tensors can have; the rest goes to its context, communication and fragments.
     usable: float = 0.9
 
-    def mfu_of(self, gpu: Gpu) -> float:
-        return self.mfu or (MFU_OF_MEASURED if gpu.measured else MFU_OF_DATA_SHEET)
+
+# Of the speed of a measured product the steps of docs/performance.md reach 58 to 75 %.
+MFU_OF_MEASURED = 0.6
+# Of a data sheet, by width: few and small products leave a GPU waiting for the next kernel, and compiling most of all
+# helps there. 384: a ViT-S with 224 px on an H100 trains at 4.6 to 6.6 % and compiled at 16 to 22 % (NVIDIA, benchmarks
+# of nvSubquadratic). 1024 and more: large transformers were trained at 21 to 46 % (GPT-3 21.3, MT-NLG 30.2, Gopher
+# 32.5, PaLM, which is compiled, 46.2: table 3 of the PaLM paper).
+_NARROW, _WIDE = 384, 1024
+MFU_COMPILED, MFU_EAGER = (0.22, 0.45), (0.06, 0.35)
 
 
-MFU_OF_DATA_SHEET, MFU_OF_MEASURED = 0.35, 0.6
+def assumed_mfu(gpu: Gpu, width: int, *, compiled: bool) -> float:
+    """The share of the peak that a model of this width reaches, between the published ones linear in log(width)."""
+    if gpu.measured:
+        return MFU_OF_MEASURED
+    narrow, wide = MFU_COMPILED if compiled else MFU_EAGER
+    share = math.log(width / _NARROW) / math.log(_WIDE / _NARROW)
+    return narrow + (wide - narrow) * min(max(share, 0.0), 1.0)
 
 
 class Effort(NamedTuple):
@@ -100,6 +113,7 @@ class RunPlan:
     accumulation: Accumulation
     variants: list[Variant]
     effort: Effort
+    mfu: float
 
     @property
     def images_a_gpu(self) -> int:
@@ -108,10 +122,6 @@ class RunPlan:
     @property
     def fits(self) -> bool:
         return self.memory.peak <= self.usable_memory
-
-    @property
-    def mfu(self) -> float:
-        return self.assumptions.mfu_of(self.gpu)
 
 
 def plan(
@@ -145,6 +155,8 @@ def plan_run(
     batch = config.optimization.batch_size
     each = batch // gpus
     flop = flop_of(planned, each // saving.micro_batches)
+    compiled = wants_compiling(config.run.compile, torch.device("cuda"))
+    mfu = chosen.mfu or assumed_mfu(gpu, config.model.width, compiled=compiled)
     return RunPlan(
         gpu=gpu,
         gpus=gpus,
@@ -163,7 +175,8 @@ def plan_run(
             Variant(name, other, planned.memory(each, other), largest_images(planned, other, usable))
             for name, other in variants(saving, gpu, gpus).items()
         ],
-        effort=effort(config, flop, gpu, gpus, saving, chosen),
+        effort=effort(config, flop, gpu, gpus, saving, chosen, mfu),
+        mfu=mfu,
     )
 
 
@@ -274,13 +287,13 @@ def _largest(peak: Callable[[int], int], usable: float) -> int:
 
 
 def effort(
-    config: Config, flop: IterationFlop, gpu: Gpu, gpus: int, saving: Saving, assumptions: Assumptions
+    config: Config, flop: IterationFlop, gpu: Gpu, gpus: int, saving: Saving, assumptions: Assumptions, mfu: float
 ) -> Effort:
     """Time from FLOP, energy from time. Blocks that are recomputed cost one more forward pass."""
     again = (flop.student_encoder + flop.predictor) / TRAINING if saving.checkpointing == "full" else 0.0
     peak = gpu.peak("bfloat16" if saving.mixed_precision else "float32")
     batch, steps = config.optimization.batch_size, config.optimization.known_steps
-    seconds = (sum(flop) + again) * batch / (gpus * peak * assumptions.mfu_of(gpu))
+    seconds = (sum(flop) + again) * batch / (gpus * peak * mfu)
     hours = seconds * steps / 3600
     kwh = None if gpu.watts is None else hours * gpus * gpu.watts / 1000 * assumptions.pue
     return Effort(seconds, hours, hours * gpus, kwh, None if kwh is None else kwh * assumptions.carbon_intensity)

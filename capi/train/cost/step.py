@@ -1,8 +1,6 @@
 """What a recipe costs on this machine: parameters, FLOP, memory, and the time of real iterations on random images."""
 
 import os
-import resource
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +9,7 @@ import torch
 
 from capi.method.clustering import OnlineClustering
 from capi.method.masking import Grid, MaskSampler
+from capi.runtime.devices import peak_bytes
 from capi.runtime.randomness import sample_keys
 from capi.train.cost.flop import IterationFlop, iteration_flop
 from capi.train.step import Learner, train_step
@@ -86,7 +85,7 @@ def measure_step(
         trained_parameters=sum(parameter.numel() for parameter in trained),
         flop_an_image=flop,
         seconds=best,
-        peak_bytes=_peak_bytes(first.images.device),
+        peak_bytes=peak_bytes(first.images.device),
         student_loss=loss,
     )
 
@@ -96,12 +95,3 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if device.type == "mps":
-        return torch.mps.driver_allocated_memory()
-    # ru_maxrss counts bytes on macOS and KiB elsewhere.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -12,12 +12,9 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from capi.errors import CapiError, quoted, some_of
+from capi.zoo.released import State, unwrapped
 
-State = dict[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
-
-# Names that training code puts around a model.
-_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module")
 
 
 @dataclass(frozen=True)
@@ -144,9 +141,7 @@ def _masked(state: State) -> State:
 def _named_tensors(mapping: Mapping[Any, Any]) -> State:
     """The tensors of a dict; what else lies beside them (a moving average, settings) is another part or none."""
     return {
-        ".".join(each for each in name.split(".") if each not in _WRAPPERS): value
-        for name, value in mapping.items()
-        if isinstance(name, str) and isinstance(value, Tensor)
+        unwrapped(name): value for name, value in mapping.items() if isinstance(name, str) and isinstance(value, Tensor)
     }
 
 

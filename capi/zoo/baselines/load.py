@@ -21,21 +21,20 @@ from capi.errors import CapiError
 from capi.models.plain_vit import PlainArchitecture, PlainViT, column_first_sincos, rotary_periods, row_first_sincos
 from capi.models.weightless import without_weights
 from capi.zoo.baselines import PREFIX, USUAL
-from capi.zoo.baselines.keys import Layout, State, find_state, fits, is_ignored, to_ours
+from capi.zoo.baselines.keys import Layout, find_state, fits, is_ignored, to_ours
 from capi.zoo.baselines.registry import BASELINES, Baseline, baseline_named, shapes_of
 from capi.zoo.baselines.transformers_layout import (
-    CONFIG,
     PICKLE,
-    WEIGHTS,
     architecture_in,
     layout_for,
     read_config,
     read_weights,
 )
 from capi.zoo.files import read_contents
+from capi.zoo.huggingface.files import CONFIG, WEIGHTS
 from capi.zoo.published import hub
 from capi.zoo.published.cache import cache_folder
-from capi.zoo.released import look_of
+from capi.zoo.released import State, look_of
 
 FOLDER_VARIABLE = "CAPI_BASELINES"
 _BICUBIC = ("bicubic", "antialias")

@@ -17,8 +17,9 @@ from capi.runtime.documents import read_object
 from capi.zoo.baselines.keys import KeyRule, Layout, Subnetwork, rule, with_bias
 from capi.zoo.baselines.registry import Baseline
 from capi.zoo.files import read_contents
+from capi.zoo.huggingface.files import CONFIG, WEIGHTS
 
-CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+INDEX, PICKLE = "model.safetensors.index.json", "pytorch_model.bin"
 _LAYER, _BLOCK = "encoder.layer.{n}", "blocks.{n}"
 _BIAS_TABLE = "relative_position_bias.relative_position_bias_table"
 # What stands in front of names in files of models with heads.

@@ -23,7 +23,7 @@ from transformers.image_utils import ChannelDimension, SizeDict, infer_channel_d
 from transformers.processing_utils import ImagesKwargs
 from transformers.utils import ModelOutput
 
-from capi.data.crops import KEPT_SHARE, centre_box, normalize
+from capi.data.crops import KEPT_SHARE, center_box, normalize
 from capi.data.decoding import (
     Box,
     BrokenImageError,
@@ -321,7 +321,7 @@ class CapiImageProcessor(PilBackend):
             height, width = (image.height, image.width) if isinstance(image, Image.Image) else image.shape[:2]
             target = (size.height, size.width) if do_resize else (height, width)
             middle = do_resize and do_center_crop
-            box = centre_box((height, width), target, kept_share) if middle else Box(0, 0, width, height)
+            box = center_box((height, width), target, kept_share) if middle else Box(0, 0, width, height)
             pixels = _guarded(resize, image, box, target, len(image_mean))
             framed.append(self._scaled(pixels, image_mean=image_mean, **kwargs))
         return BatchFeature(data={"pixel_values": framed}, tensor_type=return_tensors)

@@ -8,21 +8,16 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch.hub
 
 from capi.errors import CapiError
-from capi.runtime.atomic import atomic_write, open_nofollow, scratch_folder
-from capi.zoo.published.downloads import Patience, Report, UnreachableError, download, partial_of
+from capi.runtime.atomic import atomic_write
+from capi.runtime.lock import locked
+from capi.zoo.published.downloads import Patience, Report, UnreachableError, download
 from capi.zoo.published.registry import ReleasedModel
-
-try:
-    import fcntl
-except ImportError:  # Windows has no such locks.
-    fcntl = None  # type: ignore[assignment]
 
 _LOG = logging.getLogger("capi")
 _SECONDS_BETWEEN_LINES = 15
@@ -46,9 +41,10 @@ def _make_ready(model: ReleasedModel, target: Path, patience: Patience) -> None:
     """The file and its checksum, made by whoever comes first."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target) as alone:
+        lock = target.with_name(f".{target.name}.lock")
+        with locked(lock, waiting=f"another process is making {target}: waiting for it"):
             if not target.is_file():
-                _download(model, target, patience, alone)
+                _download(model, target, patience)
             if not _record(target).is_file():
                 atomic_write(_record(target), f"{_checksum(target)}  {target.name}\n")
     except OSError as error:
@@ -59,7 +55,7 @@ def _make_ready(model: ReleasedModel, target: Path, patience: Patience) -> None:
             ) from error
 
 
-def _download(model: ReleasedModel, target: Path, patience: Patience, alone: bool) -> None:
+def _download(model: ReleasedModel, target: Path, patience: Patience) -> None:
     """Checked before it gets its name, where an earlier file of this name left its checksum."""
 
     def check(arrived: Path) -> None:
@@ -70,11 +66,8 @@ def _download(model: ReleasedModel, target: Path, patience: Patience, alone: boo
             )
 
     try:
-        with ExitStack() as stack:
-            # Without a lock each process has a file of its own, and the last one to finish gives it the name.
-            partial = partial_of(target) if alone else stack.enter_context(scratch_folder(target)) / target.name
-            report = stack.enter_context(_shown(model.name))
-            download(model.address, target, partial=partial, patience=patience, report=report, check=check)
+        with _shown(model.name) as report:
+            download(model.address, target, patience=patience, report=report, check=check)
     except UnreachableError as error:
         raise CapiError(
             f"{model.name} is not on this machine, and {error}: put the file from there at {target}, and it is used"
@@ -102,26 +95,6 @@ def _record(target: Path) -> Path:
 def _checksum(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-@contextmanager
-def _locked(target: Path) -> Iterator[bool]:
-    """Wait until no other process or thread makes this file ready; False where there are no locks."""
-    with open_nofollow(target.with_name(f".{target.name}.lock"), "a") as file:
-        alone = fcntl is not None and _lock(file)
-        # It ends when the file is closed, also by a process that is killed.
-        yield alone
-
-
-def _lock(file: Any) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        _LOG.info("another process is making %s: waiting for it", file.name)
-        fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

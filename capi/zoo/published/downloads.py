@@ -56,18 +56,17 @@ def download(
     address: str,
     target: Path,
     *,
-    partial: Path | None = None,
     patience: Patience = _USUAL_PATIENCE,
     report: Report = lambda *_: None,
     check: Callable[[Path], None] = lambda _: None,
 ) -> None:
     """Bring a file to `target`, which appears at once and complete.
 
-    `partial` is where it lies until then. `check` looks at the whole file before it gets its name; when it raises, what
+    `check` looks at the whole file before it gets its name; when it raises, what
     came is thrown away.
     """
     check_address(address)
-    partial = partial or partial_of(target)
+    partial = partial_of(target)
     # Its name is stable, so that a download can resume.
     refuse_link(partial)
     try:

@@ -10,8 +10,8 @@ from typing import Any
 
 from capi.errors import CapiError
 from capi.runtime.documents import read_object
+from capi.zoo.huggingface.files import CONFIG, WEIGHTS
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 MODEL_TYPE = "capi"
 _ID = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 # Endings of files: a path that leads nowhere is no id.

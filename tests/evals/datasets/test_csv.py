@@ -4,7 +4,7 @@ import pytest
 
 from capi.errors import CapiError
 from capi.evals.datasets.csv import load_classification, load_segmentation
-from capi.evals.tasks import DataOptions, LabelledImages
+from capi.evals.tasks import DataOptions, LabeledImages
 from tests.evals.datasets.layouts import build_csv
 
 
@@ -13,7 +13,7 @@ def table(path: Path, *rows: str) -> Path:
     return path
 
 
-def named(part: LabelledImages, classes: tuple[str, ...]) -> dict[str, str]:
+def named(part: LabeledImages, classes: tuple[str, ...]) -> dict[str, str]:
     return {part.images.name(i): classes[int(label)] for i, label in enumerate(part.labels)}
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from capi.data.sources import EncodedImages, LabelledPhotos
+from capi.data.sources import EncodedImages, LabeledPhotos
 from capi.errors import CapiError
 from capi.evals.datasets import DATASETS, load_classification, load_segmentation
 from capi.evals.tasks import (
@@ -52,8 +52,8 @@ scandir, listdir = os.scandir, os.listdir
 def _few_photos(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three photos instead of all that are built in, since reading those takes seconds."""
 
-    def photos(split: str) -> LabelledPhotos:
-        return LabelledPhotos(
+    def photos(split: str) -> LabeledPhotos:
+        return LabeledPhotos(
             EncodedImages([f"{split}/{i}" for i in range(3)], [b"photo"] * 3), [2, 0, 1], ["a", "b", "c"]
         )
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from capi.data.sources import EncodedImages, LabelledPhotos
+from capi.data.sources import EncodedImages, LabeledPhotos
 from capi.errors import CapiError
 from capi.evals.datasets.demo import load
 from capi.evals.tasks import DataOptions
@@ -10,8 +10,8 @@ from capi.evals.tasks import DataOptions
 
 @pytest.fixture(autouse=True)
 def _photos(monkeypatch: pytest.MonkeyPatch) -> None:
-    def photos(split: str) -> LabelledPhotos:
-        return LabelledPhotos(
+    def photos(split: str) -> LabeledPhotos:
+        return LabeledPhotos(
             EncodedImages([f"{split}/1", f"{split}/2"], [b"one", b"two"]), [2, 0], ["ant", "bee", "cat"]
         )
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from capi.errors import CapiError
-from capi.evals.datasets.mask_files import ColourMasks, MaskFiles, labels_found, read_label_image
+from capi.evals.datasets.mask_files import ColorMasks, MaskFiles, labels_found, read_label_image
 from tests.evals.datasets.layouts import mask_bytes
 
 LABELS = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4 + 3
@@ -81,11 +81,11 @@ def test__colours_are_matched_exactly(tmp_path: Path) -> None:
     pixels[0, 1], pixels[0, 2] = (64, 128, 64), (192, 0, 128)
     Image.fromarray(pixels).save(tmp_path / "a.png")
     table = {0: 2, 64 * 65536 + 128 * 256 + 64: 0, 192 * 65536 + 128: 1}
-    assert ColourMasks(tmp_path, ["a.png"], table).read(0).tolist() == [[2, 0, 1]]
+    assert ColorMasks(tmp_path, ["a.png"], table).read(0).tolist() == [[2, 0, 1]]
     pixels[0, 2, 0] = 193
     Image.fromarray(pixels).save(tmp_path / "a.png")
     with pytest.raises(CapiError, match="holds the colour 193 0 128"):
-        ColourMasks(tmp_path, ["a.png"], table).read(0)
+        ColorMasks(tmp_path, ["a.png"], table).read(0)
 
 
 def test__labels_are_found_with_the_first_mask_that_has_them(tmp_path: Path) -> None:
