@@ -400,6 +400,9 @@ class Watchman:
     def __init__(self, facts: RunFacts | None) -> None:
         """Without facts, of a run whose config cannot be read, ranges are not judged."""
         self.facts = facts
+        self._limits = {rule.key: rule.limits(facts) for rule in self.rules} if facts else {}
+        self._watched = {rule.key for rule in self.rules} | {one.key for one in METRICS if one.is_loss}
+        self._watched.add("broken_images")
         self.forget()
 
     def forget(self) -> None:
@@ -422,9 +425,14 @@ class Watchman:
                 continue
             is_loss = key in TABLE and TABLE[key].is_loss
             number = math.nan if value is None else float(value)
-            self.series.setdefault(key, Series()).add(self.step, number, from_the_first=is_loss)
-            # The clock raises no alarm, and is judged by all of its values.
-            finding = None if key == _CLOCK else self._judged(key)
+            series = self.series.get(key) or self.series.setdefault(key, Series())
+            series.add(self.step, number, from_the_first=is_loss)
+            if key in self._limits and self._is_in_range(key, series):
+                # There may be many records, and words for each would take most of the time.
+                self.raised.discard(key)
+                continue
+            # Of what has no rule NaN alone is an alarm; the clock has one for all of its values, and raises none.
+            finding = self._judged(key) if key in self._watched or is_score(key) or math.isnan(number) else None
             if finding is None or finding.state != "alarm":
                 self.raised.discard(key)
             elif key not in self.raised:
@@ -432,6 +440,10 @@ class Watchman:
                 new.append(finding)
         self.past += [(self.step, finding) for finding in new]
         return new
+
+    def _is_in_range(self, key: str, series: Series) -> bool:
+        (low, high), value = self._limits[key], series.typical
+        return value is not None and low <= value <= high
 
     def findings(self) -> list[Finding]:
         """One for each metric that can be judged, as things stand: ranges, losses, scores, then the others."""

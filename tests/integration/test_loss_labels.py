@@ -78,7 +78,7 @@ def test__report_and_curves_name_the_loss_of_the_target(
     (run / "run.json").write_text(json.dumps({key: value for key, value in record.items() if key != "loss"}))
     for written in (run / "report.html", capi.report(run, tmp_path / "again.html", device="cpu")):
         charts = charts_of(written.read_text(encoding="utf-8"))
-        assert charts["student_loss"]["meaning"] == f"{name} between predictions and targets, in {unit}."
+        assert charts["student_loss"]["meaning"] == f"{name} between predictions and targets, in {unit}. Lower is better."
         if unit != "nat":
             said = " ".join([*titles, *(chart["title"] + chart["meaning"] for chart in charts.values())])
             assert not re.search(r"\bnat\b|cross-entropy", said, re.IGNORECASE)

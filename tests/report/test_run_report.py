@@ -293,7 +293,7 @@ def test__missing_numbers_are_marked_and_said(page: Page, tmp_path: Path) -> Non
     run = make_run(tmp_path / "run", [{"step": step, "x": value} for step, value in enumerate(values)])
     open_report(page, run)
     chart = page.locator('[data-chart="x"]')
-    assert "1 value is no number" in chart.inner_text()
+    assert "1 value is NaN" in chart.inner_text()
     assert chart.locator("path.gap").count() == 1
     assert (chart.locator("path.line").first.get_attribute("d") or "").count("M") == 2
 

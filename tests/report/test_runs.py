@@ -104,7 +104,7 @@ def test__a_report_anew_draws_a_missing_gallery_where_the_images_are(
     shutil.rmtree(images)
     with caplog.at_level(logging.WARNING, logger="capi"):
         assert capi.report(done.path, tmp_path / "elsewhere.html", device="cpu") == tmp_path / "elsewhere.html"
-    assert "the prototypes could not be drawn" in caplog.text
+    assert "prototypes and nearest images could not be drawn" in caplog.text
     assert not gallery.exists()
 
 

@@ -28,7 +28,6 @@ gradio-app, .gradio-container, .gradio-container .main, .gradio-container .wrap,
 .figures.wide { grid-template-columns: repeat(auto-fit, minmax(min(260px, 100%), 1fr)); }
 .figures.large { grid-template-columns: minmax(0, 1fr); max-width: 460px; }
 .figures.large img { max-height: 460px; object-fit: contain; object-position: left; }
-#photo img { max-height: 480px; object-fit: contain; }
 .figures figure { margin: 0; min-width: 0; }
 .figures img { width: 100%; display: block; border-radius: 3px; margin: 0; }
 .figures img.patches { image-rendering: pixelated; }
@@ -41,6 +40,9 @@ gradio-app, .gradio-container, .gradio-container .main, .gradio-container .wrap,
 .swatches i { display: inline-block; width: 14px; height: 14px; margin-right: 5px; vertical-align: -2px;
   border: 1px solid #8a93a0; }
 #photo img, #hide img, #filled img { cursor: crosshair; width: 100%; }
+/* The box of the photo is the photo, or a click would be taken for one somewhere else. */
+#photo img { width: auto; max-width: 100%; height: auto; max-height: 480px; }
+.gradio-container h1 { font-size: 1.5rem; overflow-wrap: anywhere; }
 #images, #images .grid-wrap { min-height: 0 !important; height: 84px !important; padding: 0; overflow: hidden; }
 #images .grid-wrap { overflow-x: auto; }
 #images .grid-container { display: flex !important; gap: 6px; height: 100%; padding: 4px; }
