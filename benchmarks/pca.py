@@ -14,8 +14,7 @@ import torch
 from measure import Work, interleaved_best, peak_extra_bytes
 from torch import Tensor
 
-from capi.report.pictures.pca import Components
-from capi.report.pictures.summary import PatchSummary
+from capi.report.pictures.pca import Components, PatchSummary
 from capi.runtime.devices import keep_freed_memory
 
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from capi.report.doctor import doctor as doctor
     from capi.report.draw import DEFAULT_KINDS as DEFAULT_KINDS
     from capi.report.draw import draw as draw
-    from capi.report.explorer.open import explore as explore
+    from capi.report.explorer.page import explore as explore
     from capi.report.runs import report as report
     from capi.report.watch import watch as watch
     from capi.runtime.atomic import atomic_write as atomic_write
@@ -95,7 +95,7 @@ PUBLIC = {
     "doctor": "capi.report.doctor",
     "draw": "capi.report.draw",
     "evaluate": "capi.api.evaluation",
-    "explore": "capi.report.explorer.open",
+    "explore": "capi.report.explorer.page",
     "export": "capi.zoo.export",
     "extract": "capi.api.features",
     "load": "capi.zoo.encoders",

@@ -23,11 +23,9 @@ from capi.evals.features import Encoding
 from capi.evals.results import make_folder
 from capi.report.pages.page import render
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, photos
-from capi.report.pictures.figures import DrawnModel, Photo, figure_of
 from capi.report.pictures.painters import PAINTERS, Drawn, Painter, PrototypeMaps
-from capi.report.pictures.pca import photos_of
-from capi.report.pictures.sheets import save_picture, tiled
-from capi.report.pictures.summary import PatchSummary
+from capi.report.pictures.pca import PatchSummary, photos_of
+from capi.report.pictures.sheets import DrawnModel, Photo, figure_of, save_picture, tiled
 from capi.report.predictions import FAILED, write_failed
 from capi.runtime.atomic import atomic_write
 from capi.runtime.atomic import make_folder as make_folder_inside

@@ -4,7 +4,7 @@ import torch
 from sklearn.decomposition import DictionaryLearning, sparse_encode
 from torch import Tensor
 
-from capi.report.pictures.dictionary import SparseDictionary, renewed, swept
+from capi.report.pictures.clusters import SparseDictionary, renewed, swept
 
 
 def mixed(patches: int = 200, atoms: int = 4, width: int = 10) -> tuple[Tensor, Tensor]:

@@ -4,8 +4,8 @@ import torch
 from PIL import Image
 
 from capi.errors import CapiError
-from capi.report.pictures.figures import MOST_ROWS, DrawnModel, Photo, figure, figure_of
 from capi.report.pictures.painters import PAINTERS, ComponentMaps, Drawn, PcaColors
+from capi.report.pictures.sheets import MOST_ROWS, DrawnModel, Photo, figure, figure_of
 
 RED = (250, 0, 0)
 

@@ -12,7 +12,7 @@ from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
-from capi.report.explorer.open import known_of
+from capi.report.explorer.page import known_of
 from capi.report.galleries import index_images, write_gallery
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
 from capi.report.pictures.gallery import PrototypeIndex, patch_crop

@@ -15,8 +15,7 @@ from capi.evals.features import Encoding
 from capi.evals.fitted_probes import load_probe
 from capi.evals.prediction import Prediction
 from capi.models.features import PixelEncoder
-from capi.report.pictures.labels import color_of
-from capi.report.predictions import Predicted, picture_names, write_predictions
+from capi.report.predictions import Predicted, color_of, picture_names, write_predictions
 from tests.data.pictures import noise
 
 Rows = list[dict[str, str]]

@@ -5,8 +5,7 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.report.pictures.pca import fit_components, moments_of
-from capi.report.pictures.summary import PatchSample, PatchSummary
+from capi.report.pictures.pca import PatchSample, PatchSummary, fit_components, moments_of
 
 
 def uneven(rows: int, width: int) -> Tensor:

@@ -15,11 +15,9 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from capi.report.pictures.clusters import KMeans
+from capi.report.pictures.clusters import KMeans, SparseDictionary
 from capi.report.pictures.colormaps import coolwarm, heat
-from capi.report.pictures.dictionary import SparseDictionary
-from capi.report.pictures.pca import as_colors, color_range, fit_components
-from capi.report.pictures.summary import PatchSummary
+from capi.report.pictures.pca import PatchSummary, as_colors, color_range, fit_components
 from capi.types import Float, Integer
 
 # Patches that clusters and dictionaries are fitted to, at most: more changes nothing that one sees.
