@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from capi.api.features import extract as extract
     from capi.api.features import nearest as nearest
     from capi.api.features import predict as predict
+    from capi.api.race import speedrun as speedrun
     from capi.api.share import push as push
-    from capi.api.speedrun import speedrun as speedrun
     from capi.api.tables import compare_table as compare_table
     from capi.api.training import pretrain as pretrain
     from capi.config.files import load_config as load_config
@@ -107,7 +107,7 @@ PUBLIC = {
     "pretrain": "capi.api.training",
     "push": "capi.api.share",
     "report": "capi.report.runs",
-    "speedrun": "capi.api.speedrun",
+    "speedrun": "capi.api.race",
     "suggest": "capi.train.cost.suggest",
     "train_step": "capi.train.step",
     "transform": "capi.data.crops",
