@@ -17,23 +17,17 @@ from capi.models.features import CapiEncoder
 from capi.models.heads import HeadKind, LinearHead, LinearMap, MlpHead
 from capi.models.layers import Block
 from capi.models.positions import Grid, LearnedPositions, PositionKind
-from capi.models.predictor import (
-    PREDICTORS,
-    FusedPredictor,
-    MaskedPlaces,
-    Predictor,
-    PredictorKind,
-    SelfPredictor,
-    SplitPredictor,
-)
+from capi.models.predictor import PREDICTORS, MaskedPlaces, Predictor, PredictorShape, SplitPredictor
 from capi.models.weightless import without_weights
 from capi.types import IMAGENET, Statistics
 
 OutputKind = Literal[HeadKind, "map"]
 
+# Those of the package, not what is registered later.
+_PREDICTORS = tuple(PREDICTORS)
 _NAMES: dict[str, tuple[str | None, ...]] = {
     "positions": get_args(PositionKind),
-    "predictor_kind": get_args(PredictorKind),
+    "predictor_kind": _PREDICTORS,
     "predictor_mask_tokens": (*get_args(MaskedPlaces), None),
     "head": (*get_args(OutputKind), None),
 }
@@ -55,7 +49,7 @@ class Architecture:
     channels: int
     positions: PositionKind
     grid: Grid | None
-    predictor_kind: PredictorKind
+    predictor_kind: str
     predictor_mask_tokens: MaskedPlaces | None
     """Only of `self`: where its mask tokens stand when it predicts."""
     predictor_width: int | None
@@ -72,11 +66,11 @@ class Architecture:
     """Both only of an `mlp` head."""
 
     def __post_init__(self) -> None:
-        split, mlp = self.predictor_kind != "fused", self.head == "mlp"
+        predictor, mlp = PREDICTORS[self.predictor_kind], self.head == "mlp"
         self._only_where("grid", self.positions == "learned", "positions are learned")
-        self._only_where("predictor_mask_tokens", self.predictor_kind == "self", "the predictor is of kind self")
+        self._only_where("predictor_mask_tokens", "mask_tokens" in predictor.reads, "the predictor is of kind self")
         for name in ("predictor_width", "predictor_depth", "predictor_heads", "predictor_mlp_width"):
-            self._only_where(name, split, "the predictor is not fused")
+            self._only_where(name, "depth" in predictor.reads, "the predictor is not fused")
         self._only_where("outputs", self.head is not None, "there is a head")
         self._only_where("head_hidden", mlp, "the head is an mlp")
         self._only_where("head_bottleneck", mlp, "the head is an mlp")
@@ -172,18 +166,20 @@ def _grid_of(stack: Encoder | SplitPredictor) -> Grid | None:
 
 def _predictor_of(predictor: Predictor, trunk: Encoder) -> dict[str, Any]:
     kind = next((kind for kind, made in PREDICTORS.items() if type(predictor) is made), None)
-    if kind is None:
-        raise CapiError(f"a predictor of class {type(predictor).__name__} is none of {', '.join(PREDICTORS)}")
+    if kind not in _PREDICTORS:
+        raise CapiError(
+            f"a predictor of class {type(predictor).__name__} is none of {', '.join(_PREDICTORS)}, which "
+            "alone can be described without its code"
+        )
     sizes: dict[str, int | None] = dict.fromkeys(("width", "depth", "heads", "mlp_width"))
     if isinstance(predictor, SplitPredictor):
         sizes |= _stack_of(predictor)
         ours, theirs = (predictor.positions.kind, _grid_of(predictor)), (trunk.positions.kind, _grid_of(trunk))
         if ours != theirs:
             raise CapiError(f"the predictor has positions {ours} and the encoder {theirs}: they must be the same")
-    places = predictor.mask_tokens if isinstance(predictor, SelfPredictor) else None
     return {f"predictor_{name}": value for name, value in sizes.items()} | {
         "predictor_kind": kind,
-        "predictor_mask_tokens": places,
+        "predictor_mask_tokens": getattr(predictor, "mask_tokens", None),
     }
 
 
@@ -255,20 +251,18 @@ def weightless(names: Sequence[str], depths: Mapping[str, tuple[str, int | None]
 
 def _build_predictor(architecture: Architecture) -> Predictor:
     kind = PREDICTORS[architecture.predictor_kind]
-    if kind is FusedPredictor:
-        return kind(width=architecture.width)
-    sizes: dict[str, Any] = {
-        "width": architecture.predictor_width,
-        "depth": architecture.predictor_depth,
-        "heads": architecture.predictor_heads,
-        "mlp_width": architecture.predictor_mlp_width,
-        "context_width": architecture.width,
-        "positions": architecture.positions,
-        "grid": architecture.grid,
-    }
-    if kind is SelfPredictor:
-        sizes["mask_tokens"] = architecture.predictor_mask_tokens
-    return kind(**sizes)
+    # Without blocks the sizes of blocks are read by nobody.
+    shape = PredictorShape(
+        width=architecture.predictor_width or 0,
+        depth=architecture.predictor_depth or 0,
+        heads=architecture.predictor_heads or 0,
+        context_width=architecture.width,
+        mlp_width=architecture.predictor_mlp_width or 0,
+        positions=architecture.positions,
+        grid=architecture.grid,
+    )
+    settings = (name for name in kind.reads if name not in shape._fields)
+    return kind.build(shape, **{name: getattr(architecture, f"predictor_{name}") for name in settings})
 
 
 def _build_head(architecture: Architecture, width: int) -> nn.Module | None:

@@ -14,7 +14,7 @@ the patch tokens (ours).
 """
 
 from abc import abstractmethod
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,34 +22,57 @@ from torch import Tensor, nn
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, final_norm, linear
 from capi.models.positions import POSITIONS, Grid, PositionKind
+from capi.runtime.plugins import register
 from capi.types import Float, Int
 
-PredictorKind = Literal["cross", "self", "fused"]
 MaskedPlaces = Literal["predicted", "masked"]
 
 # The released implementation pools after the whole first block of the predictor.
 POOLING_DEPTH = 1
 
 
-@runtime_checkable
-class Predictor(Protocol):
-    """The contract, kept by a module: predictions of hidden patches, and a vector for a whole image."""
+class PredictorShape(NamedTuple):
+    """The sizes that a model has for its predictor; `context_width` is the encoder's."""
 
     width: int
+    depth: int
+    heads: int
+    context_width: int
+    mlp_width: int
+    positions: PositionKind = "axial"
+    grid: Grid | None = None
+    drop_rate: float = 0.0
 
+
+class Predictor(nn.Module):
+    """The contract: predictions of hidden patches, and a vector for a whole image."""
+
+    # Of its predictions.
+    width: int
+    # The settings of the section `model.predictor` that mean something to it; without blocks of its own there is no
+    # depth, width and number of heads to be set.
+    reads: ClassVar[tuple[str, ...]] = ("depth", "width", "heads")
+    # Whether its mask tokens stand in the encoder's own sequence; then it gives them when it is called.
+    joins_encoder: ClassVar[bool] = False
+
+    @classmethod
+    def build(cls, shape: PredictorShape, **settings: Any) -> "Predictor":
+        """The predictor of a model. `settings` are what it reads beside sizes, and `model.predictor.options`."""
+        return cls(**shape._asdict(), **settings)
+
+    @abstractmethod
     def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
         """One prediction for each patch that is asked for, of this predictor's width, through a norm without scale.
 
         Nothing of the images is seen but the visible patches, as the encoder gives them.
         """
-        ...
 
+    @abstractmethod
     def pool(self, encoder: PatchEncoder, encoded: Encoded) -> Float[Tensor, "b e"]:
         """One vector for each image, from the encoding of all its patches."""
-        ...
 
 
-class SplitPredictor(nn.Module):
+class SplitPredictor(Predictor):
     """What `cross` and `self` share: a mask token, and blocks of their own after the encoder."""
 
     def __init__(
@@ -123,6 +146,8 @@ class CrossPredictor(SplitPredictor):
 class SelfPredictor(SplitPredictor):
     """Mask tokens and the encoder's output, through a linear map where widths differ, see each other in every block."""
 
+    reads = (*SplitPredictor.reads, "mask_tokens")
+
     def __init__(
         self, *, width: int, context_width: int, mask_tokens: MaskedPlaces = "predicted", **others: Any
     ) -> None:
@@ -150,13 +175,19 @@ class SelfPredictor(SplitPredictor):
         return rows_at(self(encoded, encoded.everywhere[hidden]), hidden, predict_index)
 
 
-class FusedPredictor(nn.Module):
+class FusedPredictor(Predictor):
     """Only a mask token; the encoder does the rest."""
+
+    reads, joins_encoder = (), True
 
     def __init__(self, *, width: int) -> None:
         super().__init__()
         self.width = width
         self.mask_token = nn.Parameter(torch.empty(1, width).normal_(std=INITIAL_TOKEN_STD))
+
+    @classmethod
+    def build(cls, shape: PredictorShape) -> "FusedPredictor":  # type: ignore[override]
+        return cls(width=shape.context_width)
 
     def forward(self, hidden: Int[Tensor, "b m"]) -> MaskTokens:
         """The mask tokens of hidden patches."""
@@ -172,11 +203,16 @@ class FusedPredictor(nn.Module):
         return encoder.patches(encoded).mean(1)
 
 
-PREDICTORS: dict[PredictorKind, type[CrossPredictor | SelfPredictor | FusedPredictor]] = {
+PREDICTORS: dict[str, type[Predictor]] = {
     "cross": CrossPredictor,
     "self": SelfPredictor,
     "fused": FusedPredictor,
 }
+
+
+def register_predictor(name: str, predictor: type[Predictor]) -> None:
+    """Make a predictor of your own known as `model.predictor.kind=NAME` in this process."""
+    register(PREDICTORS, name, predictor, "model.predictor.kind", Predictor)
 
 
 def hidden_index(visible_index: Int[Tensor, "b v"], patches: int) -> Int[Tensor, "b m"]:

@@ -79,12 +79,12 @@ class Initialised:
         return {"encoder": self.source, "sha256": self.sha256, "loaded": loaded, "notes": list(self.notes)}
 
 
-def initialise(learner: Learner, config: Config, trusted: frozenset[str] = frozenset()) -> Initialised | None:
+def initialise(learner: Learner, config: Config) -> Initialised | None:
     """Fill a fresh learner as `init` asks; None where it asks for nothing. Nothing is changed where it is refused."""
     source = config.init.encoder
     if source is None:
         return None
-    given, student = _opened(source, trusted, learner.device), learner.student
+    given, student = _opened(source, learner.device), learner.student
     wanted = architecture_of(given)
     differing = _differences(architecture_of(networks.frozen(student, given.statistics)), wanted)
     parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
@@ -101,8 +101,8 @@ def initialise(learner: Learner, config: Config, trusted: frozenset[str] = froze
     return Initialised(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
 
 
-def _opened(source: str, trusted: frozenset[str], device: torch.device) -> CapiEncoder:
-    given = open_configured_encoder(source, trusted=trusted, device=device)
+def _opened(source: str, device: torch.device) -> CapiEncoder:
+    given = open_configured_encoder(source, device=device)
     if not isinstance(given, CapiEncoder):
         raise CapiError(
             f"init.encoder={source} is a {type(given).__name__}, whose weights a run cannot start from: name a run, a "

@@ -13,6 +13,7 @@ import torch
 
 from capi.config.files import Recipe, as_config, differences, load_config
 from capi.config.schema import Config
+from capi.config.trust import trusting
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.train.build import build_learner, mask_sampler
@@ -137,7 +138,8 @@ def plan(
     `gpu` is a name that `capi plan --gpu list` gives, or `this` for the machine at hand. `assumptions` holds what no
     plan can know: the share of the peak that is reached, and what power costs.
     """
-    return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
+    with trusting(overrides=overrides):
+        return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
 
 
 def plan_run(
