@@ -28,6 +28,8 @@ from capi.method.targets import (
     Targets,
 )
 from capi.method.teacher import Teacher
+from capi.models.costs import Counts
+from capi.models.heads import Head
 from capi.types import Float, Int, Reduction
 
 
@@ -118,6 +120,11 @@ class OnlineClustering(Target):
             student_temperature=student_temperature,
             queue=shape if queue else None,
         )
+
+    def flop(self, counts: Counts, head: Head) -> int:  # noqa: ARG002 - the contract
+        """Logits and a gradient; a queue's tokens have logits, so many batches of them for each batch."""
+        products = 2 if self.queue is None else 2 + self.queue.shape.batches
+        return 2 * products * counts.patches * self.prototypes.numel()
 
     @property
     def sharded_buffers(self) -> Mapping[str, int]:

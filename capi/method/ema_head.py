@@ -29,6 +29,8 @@ from capi.method.targets import (
     no_own_loss,
 )
 from capi.method.teacher import Teacher
+from capi.models.costs import Counts
+from capi.models.heads import Head
 from capi.types import Float, Int, Reduction
 
 Balance = Literal["centering", "sinkhorn"]
@@ -102,6 +104,9 @@ class EmaHead(Target):
             ),
             **settings,
         )
+
+    def flop(self, counts: Counts, head: Head) -> int:
+        return head.flop(counts.predicted)
 
     def forward(
         self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0

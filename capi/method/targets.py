@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from capi.method.losses import prototype_use, target_entropy
 from capi.method.sinkhorn import OneProcess
 from capi.method.teacher import Teacher
+from capi.models.costs import Counts
+from capi.models.heads import Head
 from capi.types import Float, Int, Reduction, Statistics, VisionEncoder
 
 
@@ -133,6 +135,10 @@ class Target(nn.Module):
         """What is known of it without its code. `outputs` are the values that the student gives for a patch."""
         names = (each.name for each in fields(TargetFacts) if each.name != "outputs")
         return TargetFacts(outputs=outputs, **{name: getattr(cls, name) for name in names})
+
+    def flop(self, counts: Counts, head: Head) -> int:  # noqa: ARG002 - the contract
+        """FLOP of making the targets of one image from the tokens; `head` is as the student's."""
+        return 0
 
     @property
     def sharded_buffers(self) -> Mapping[str, int]:

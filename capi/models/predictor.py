@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from capi.models.costs import FLOAT32, INT64, Counts, Keeping, TokenSequence, blocks_of, drops
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, final_norm, linear
 from capi.models.positions import POSITIONS, Grid, PositionKind
@@ -59,6 +60,18 @@ class Predictor(nn.Module):
     def build(cls, shape: PredictorShape, **settings: Any) -> "Predictor":
         """The predictor of a model. `settings` are what it reads beside sizes, and `model.predictor.options`."""
         return cls(**shape._asdict(), **settings)
+
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        """What the blocks of the student's encoder work on, and what its own do; None without own blocks."""
+        return TokenSequence(counts.context), None
+
+    def flop_between(self, counts: Counts) -> int:  # noqa: ARG002 - the contract
+        """The forward FLOP on one image outside of all blocks."""
+        return 0
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:  # noqa: ARG002 - the contract
+        """The bytes that it keeps of one image outside of all blocks; `width` is the encoder's."""
+        return 0
 
     @abstractmethod
     def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
@@ -129,6 +142,17 @@ class SplitPredictor(Predictor):
 class CrossPredictor(SplitPredictor):
     """Mask tokens read the encoder's output, the same for every block, and nothing else."""
 
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        return TokenSequence(counts.context), TokenSequence(counts.predicted, counts.context)
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:
+        """The encoder's output, which all blocks read; and less the input of the first one, which is one mask token."""
+        dropping, off = drops(blocks_of(self)[0]), keeping.checkpointing == "off"
+        # Where blocks take images out of it, or round it, they keep copies of their own.
+        read = 0 if off and (keeping.mixed or dropping) else FLOAT32 * counts.context * width
+        copied = (off and dropping) or not self.positions.rotates
+        return read - (0 if copied else FLOAT32 * counts.predicted * self.width)
+
     def _block_context(self, context_width: int) -> int | None:
         return context_width
 
@@ -157,6 +181,19 @@ class SelfPredictor(SplitPredictor):
 
     def _block_context(self, context_width: int) -> int | None:  # noqa: ARG002 - the signature
         return None
+
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        asked = counts.masked if self.mask_tokens == "masked" else counts.predicted
+        return TokenSequence(counts.context), TokenSequence(counts.context + asked)
+
+    def flop_between(self, counts: Counts) -> int:
+        return 2 * counts.context * sum(weight.numel() for weight in self.projection.parameters())
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:
+        """What the linear map reads, and the mask tokens of all hidden patches with which of them are asked for."""
+        read = keeping.compute_bytes * counts.context * width if list(self.projection.parameters()) else 0
+        hidden = FLOAT32 * counts.masked * self.width + INT64 * counts.predicted
+        return read + (hidden if self.mask_tokens == "masked" else 0)
 
     def forward(
         self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"], depth: int | None = None
@@ -188,6 +225,12 @@ class FusedPredictor(Predictor):
     @classmethod
     def build(cls, shape: PredictorShape) -> "FusedPredictor":  # type: ignore[override]
         return cls(width=shape.context_width)
+
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        return TokenSequence(counts.registers + counts.patches), None
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:  # noqa: ARG002 - the contract
+        return FLOAT32 * (counts.registers + counts.patches) * width + INT64 * counts.predicted
 
     def forward(self, hidden: Int[Tensor, "b m"]) -> MaskTokens:
         """The mask tokens of hidden patches."""

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from capi.config.schema import Config
 from capi.data.survey import significant
 from capi.errors import CapiError, some_of
-from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.features import CapiEncoder
 from capi.train.step import Learner
@@ -225,7 +224,7 @@ def _copy(part: LoadedPart, own: nn.Module, given: nn.Module | None) -> None:
 
 def _take_prototypes(learner: Learner, source: str) -> tuple[list[LoadedPart], list[str]]:
     """The prototypes of a run of ours, where this one has some; what is to be said where there are none to take."""
-    if not isinstance(learner.target, OnlineClustering):
+    if not learner.target.clusters:
         return [], []
     own, name = dict(learner.target.named_parameters()), learner.target.name
     stored = _newest_checkpoint(source)

@@ -76,7 +76,7 @@ def _build_head(config: Config, target: TargetFacts) -> nn.Module:
     model = config.model
     assert target.outputs is not None
     if target.has_prototypes:
-        return HEADS[model.head](width=model.predictor_width, prototypes=target.outputs)
+        return HEADS[model.head](width=model.predictor_width, outputs=target.outputs)
     if model.head != "linear":
         raise CapiError(
             f"model.head={model.head} leads to prototypes, which target.kind={config.target.kind} has not: leave it out"

@@ -16,9 +16,10 @@ from capi.config.schema import Config
 from capi.config.trust import trusting
 from capi.errors import CapiError
 from capi.method.masking import Grid
+from capi.models.costs import Counts
 from capi.train.build import build_learner, mask_sampler
 from capi.train.compilation import wants_compiling
-from capi.train.cost.flop import TRAINING, Counts, IterationFlop, iteration_flop
+from capi.train.cost.flop import TRAINING, IterationFlop, iteration_flop
 from capi.train.cost.hardware import CARBON_INTENSITY, Gpu, find_gpu
 from capi.train.cost.memory import MemoryPlan, Planned, Saving
 from capi.zoo.build import target_class
