@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from capi.errors import CapiError as CapiError
     from capi.evals.comparison_cells import Comparison as Comparison
     from capi.evals.datasets import DATASETS as DATASETS
-    from capi.evals.datasets import WITHOUT_FOLDER as WITHOUT_FOLDER
     from capi.evals.datasets import dataset_named as dataset_named
     from capi.evals.results import percent as percent
     from capi.evals.results import shown_size as shown_size
@@ -138,7 +137,6 @@ _COMMANDS = {
     "Survey": "capi.data.survey",
     "Comparison": "capi.evals.comparison_cells",
     "DATASETS": "capi.evals.datasets",
-    "WITHOUT_FOLDER": "capi.evals.datasets",
     "dataset_named": "capi.evals.datasets",
     "percent": "capi.evals.results",
     "shown_size": "capi.evals.results",

@@ -1,7 +1,6 @@
 """Targets, masks and predictors from outside the package: the page "Write your own target", word for word."""
 
 import json
-import logging
 import multiprocessing
 import os
 import re
@@ -96,9 +95,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return stored.take(stored.weightless)
 
 
-def test__the_target_of_the_page_is_trained_resumed_and_judged(
-    run_here: RunHere, work: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test__the_target_of_the_page_is_trained_resumed_and_judged(run_here: RunHere, work: Path) -> None:
     assert run_here(*words("run")).code == 0
     record = json.loads((work / "run" / "run.json").read_text())
     assert record["loss"] == {"name": "Huber loss", "unit": "standard deviations"}
@@ -123,10 +120,10 @@ def test__the_target_of_the_page_is_trained_resumed_and_judged(
     assert run_here(*again, "--trust", "pca_target.py").code == 0
     with (work / "pca_target.py").open("a") as file:
         file.write("# Another file.\n")
-    with caplog.at_level(logging.WARNING, "capi"):
-        said = run_here(*again, "--trust", "pca_target.py")
+    said = run_here(*again, "--trust", "pca_target.py")
     assert said.code == 0
-    assert "pca_target.py has changed since the run was started (target.kind)" in said.stderr
+    # A terminal breaks lines.
+    assert "has changed since the run was started" in " ".join(said.stderr.split())
 
 
 @pytest.mark.long
