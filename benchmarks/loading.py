@@ -59,7 +59,7 @@ def write_files(width: int, depth: int, prototypes: int, folder: Path) -> list[P
     encoder = Encoder(**shape, depth=depth, patch_size=14, registers=16, positions="released")
     predictor = CrossPredictor(**shape, depth=max(depth // 2, 1), context_width=width, positions="released")
     model = CapiEncoder(
-        encoder=encoder, predictor=predictor, head=LinearHead(width=width, prototypes=prototypes)
+        encoder=encoder, predictor=predictor, head=LinearHead(width=width, outputs=prototypes)
     ).requires_grad_(False)
     state = to_released(model)
     torch.save(state, folder / "model.pth")

@@ -12,11 +12,12 @@ if TYPE_CHECKING:
     from capi.api.features import extract as extract
     from capi.api.features import nearest as nearest
     from capi.api.features import predict as predict
+    from capi.api.race import speedrun as speedrun
     from capi.api.share import push as push
-    from capi.api.speedrun import speedrun as speedrun
     from capi.api.tables import compare_table as compare_table
     from capi.api.training import pretrain as pretrain
     from capi.config.files import load_config as load_config
+    from capi.config.trust import trusting as trusting
     from capi.data.crops import transform as transform
     from capi.data.shard_writer import pack_shards as pack_shards
     from capi.data.sources import ENDINGS as ENDINGS
@@ -29,13 +30,15 @@ if TYPE_CHECKING:
     from capi.errors import CapiError as CapiError
     from capi.evals.comparison_cells import Comparison as Comparison
     from capi.evals.datasets import DATASETS as DATASETS
-    from capi.evals.datasets import WITHOUT_FOLDER as WITHOUT_FOLDER
     from capi.evals.datasets import dataset_named as dataset_named
     from capi.evals.results import percent as percent
     from capi.evals.results import shown_size as shown_size
     from capi.evals.table_view import missing_cells as missing_cells
     from capi.evals.table_view import shown_score as shown_score
+    from capi.method.masking import register_mask as register_mask
+    from capi.method.registry import register_target as register_target
     from capi.method.targets import LossLabel as LossLabel
+    from capi.models.predictor import register_predictor as register_predictor
     from capi.report.doctor import diagnosis_text as diagnosis_text
     from capi.report.doctor import doctor as doctor
     from capi.report.draw import DEFAULT_KINDS as DEFAULT_KINDS
@@ -106,11 +109,15 @@ PUBLIC = {
     "predict": "capi.api.features",
     "pretrain": "capi.api.training",
     "push": "capi.api.share",
+    "register_mask": "capi.method.masking",
+    "register_predictor": "capi.models.predictor",
+    "register_target": "capi.method.registry",
     "report": "capi.report.runs",
-    "speedrun": "capi.api.speedrun",
+    "speedrun": "capi.api.race",
     "suggest": "capi.train.cost.suggest",
     "train_step": "capi.train.step",
     "transform": "capi.data.crops",
+    "trusting": "capi.config.trust",
     "watch": "capi.report.watch",
     "load_config": "capi.config.files",
     "CapiError": "capi.errors",
@@ -130,7 +137,6 @@ _COMMANDS = {
     "Survey": "capi.data.survey",
     "Comparison": "capi.evals.comparison_cells",
     "DATASETS": "capi.evals.datasets",
-    "WITHOUT_FOLDER": "capi.evals.datasets",
     "dataset_named": "capi.evals.datasets",
     "percent": "capi.evals.results",
     "shown_size": "capi.evals.results",

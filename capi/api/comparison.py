@@ -28,7 +28,7 @@ from capi.data.sources import Files
 from capi.errors import CapiError, nearest
 from capi.evals.build import fingerprints, load_data
 from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison
-from capi.evals.datasets import WITHOUT_FOLDER, check_task, dataset_named
+from capi.evals.datasets import check_task, dataset_named
 from capi.evals.features import is_out_of_memory
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.limits import PartOfImages, PartOfMasks
@@ -357,7 +357,7 @@ def _knows(config: BenchmarkConfig, key: str) -> bool:
     if key not in type(config).model_fields:
         return False
     if key == "data":
-        return config.dataset not in WITHOUT_FOLDER
+        return dataset_named(config.dataset).needs_folder
     return key not in _DATA_OPTIONS or key in dataset_named(config.dataset).heeds
 
 

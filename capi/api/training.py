@@ -1,6 +1,7 @@
 """A run from a recipe to its report: what `capi.pretrain` does around the training itself."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import torch
 from rich.console import Console
 
 from capi.config.files import Recipe, as_config
-from capi.config.trust import Trust, trusted_code
+from capi.config.trust import Trust, trusting
 from capi.data.locations import Data
 from capi.errors import expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
@@ -43,27 +44,28 @@ def pretrain(
     With a `console` there is a progress bar. At the end a report is written, report.html in the run's folder.
     """
     chosen = choose_device(device)
-    with joined(chosen) as processes:
-        with processes.together():
-            expect("out", out, (str, Path), "the folder of the run")
-            overrides = [overrides] if isinstance(overrides, str) else list(overrides)
-            config, trusted = as_config(recipe, overrides), trusted_code(trust, overrides)
-        done = run.pretrain(
-            config,
-            data=data,
-            out=out,
-            resume=resume,
-            overwrite=overwrite,
-            device=chosen,
-            loggers=loggers,
-            evaluations=evaluations,
-            pictures=pictures_over_time,
-            trusted=trusted,
-            processes=processes,
-            console=console,
-        )
-    if done.is_main:
-        draw_curves(done.path)
-    if not config.run.report or not done.is_main:
-        return done
-    return replace(done, report=conclude(done.path, data, finished=done.finished, device=chosen))
+    with ExitStack() as stack:
+        with joined(chosen) as processes:
+            with processes.together():
+                expect("out", out, (str, Path), "the folder of the run")
+                overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+                config = as_config(recipe, overrides)
+                stack.enter_context(trusting(trust, overrides))
+            done = run.pretrain(
+                config,
+                data=data,
+                out=out,
+                resume=resume,
+                overwrite=overwrite,
+                device=chosen,
+                loggers=loggers,
+                evaluations=evaluations,
+                pictures=pictures_over_time,
+                processes=processes,
+                console=console,
+            )
+        if done.is_main:
+            draw_curves(done.path)
+        if not config.run.report or not done.is_main:
+            return done
+        return replace(done, report=conclude(done.path, data, finished=done.finished, device=chosen))

@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from capi import __version__
 from capi.cli.terminal import Terminal, harmless, one_line
 from capi.cli.usage import Commands, UsageError, sentence_of
+from capi.config.trust import trusting
 from capi.errors import INTERRUPTED, CapiError, nearest
 
 app = typer.Typer(
@@ -38,11 +39,20 @@ SEVERAL = ("pretrain", "evaluate", "compare", "extract")
 SECONDS_TO_SPEAK = 20.0
 
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
+
+
+def _trust(context: typer.Context, files: list[str] | None) -> list[str] | None:
+    """For as long as the command runs."""
+    context.with_resource(trusting(files or ()))
+    return files
+
+
 Trust = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE.py",
-        help="Python code that the recipe names and that may be imported: it runs on this machine; may repeat.",
+        callback=_trust,
+        help="Python code that a recipe or a run names and that may be imported: it runs on this machine; may repeat.",
     ),
 ]
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")]

@@ -176,5 +176,5 @@ def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> Non
     dataset = api.dataset_named(name)
     echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
     heeded = sorted({*dataset.heeds, "verify_counts"})
-    beside = "" if name in api.WITHOUT_FOLDER else " beside data=PATH"
+    beside = " beside data=PATH" if api.dataset_named(name).needs_folder else ""
     echo(f"Options{beside}: {', '.join(heeded)}")

@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from capi import api
-from capi.cli.app import Device, Overrides, app, check_weights, echo, fail_silently, is_first, messages, one_of
+from capi.cli.app import Device, Overrides, Trust, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
@@ -134,6 +134,7 @@ def evaluate(
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Score a frozen encoder by one of the paper's protocols, and keep the fitted probe.
 
@@ -173,6 +174,7 @@ def predict(
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Label images with a fitted probe: classes with confidences, or a label for every pixel."""
     check_weights(weights, [model])
@@ -236,6 +238,7 @@ def compare(
     paper: Annotated[bool, typer.Option(help="With --table: show the paper's number beside ours.")] = True,
     weights: Weights = "teacher",
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Compare models over benchmarks, or compute a table of the paper. Finished cells are kept.
 
@@ -312,6 +315,7 @@ def extract(
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Write the features of many images to a file, with names and labels. The same command resumes where it stopped."""
     check_weights(weights, [model])
@@ -357,6 +361,7 @@ def nearest(
     images: Annotated[Path | None, typer.Option(help="The folder of the file's images, if it is not found.")] = None,
     overwrite: Overwrite = False,
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Find the most similar images, or patches, and show them on a sheet."""
     if out is None:
@@ -405,6 +410,7 @@ def visualize(
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Draw what encoders see in images: PCA, components, clusters; models and sizes side by side."""
     models = [word for word in words if not _is_image(word)]

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from capi import api
-from capi.cli.app import Device, app, check_weights, echo, messages
+from capi.cli.app import Device, Trust, app, check_weights, echo, messages
 from capi.cli.evaluation import OWN_SIZE, Model, Weights
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between
@@ -35,6 +35,7 @@ def report(
     watts: Watts = None,
     carbon: Carbon = None,
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Write one HTML file about a run: health, scores, curves, pictures, prototypes, cost. It opens offline."""
     written = api.report(run, out, watts=watts, carbon=carbon, device=device, console=messages())
@@ -66,6 +67,7 @@ def explore(
     port: ExplorePort = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Device = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Look around in the browser: similar patches, clusters, prototypes, and what is predicted of hidden ones."""
     check_weights(weights, [model])

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from capi import api
-from capi.cli.app import app, check_weights, echo, messages, one_of, results
+from capi.cli.app import Trust, app, check_weights, echo, messages, one_of, results
 from capi.cli.evaluation import OWN_SIZE, Overwrite, Weights
 from capi.cli.inspection import Carbon, Watts
 from capi.cli.terminal import Terminal
@@ -113,6 +113,7 @@ def export(
     ] = None,
     pooled: Annotated[bool, typer.Option(help="onnx: whether the file gives pooled features.")] = True,
     overwrite: Overwrite = False,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Write an encoder in a format that others read."""
     one_of("--format", format, FORMATS)

@@ -30,6 +30,8 @@ Iterations = Annotated[int, Field(ge=1, le=10_000)]
 Workers = Annotated[int, Field(ge=0, le=1024)]
 Mebibytes = Annotated[int, Field(ge=0, le=2**24)]
 Pictures = Annotated[int, Field(ge=0, le=10_000)]
+Options = dict[str, Any]
+"""Keyword arguments of a component, which knows itself which it takes."""
 
 
 class Section(BaseModel):
@@ -170,8 +172,11 @@ _MOST_PARAMETERS, _MOST_PATCHES, _MOST_VALUES = 10**11, 2**20, 2**38
 class PredictorConfig(Section):
     """How hidden patches are predicted. What is left null follows the encoder."""
 
-    kind: Literal["cross", "self", "fused"] = "cross"
-    """`cross`: mask tokens read the encoder's output; `self`: both are one sequence; `fused`: no predictor at all."""
+    kind: str = "cross"
+    """`cross`: mask tokens read the encoder's output; `self`: both are one sequence; `fused`: no predictor at all; or
+    FILE.py:NAME, one of your own."""
+    options: Options = Field(default_factory=dict)
+    """What a predictor of your own takes."""
     mask_tokens: Literal["predicted", "masked"] = "predicted"
     """Of kind `self`: mask tokens at the predicted positions only, or at all masked ones."""
     depth: Depth | None = None
@@ -223,22 +228,6 @@ class ModelConfig(Section):
                 raise ValueError(
                     f"model.mlp_ratio of {self.mlp_ratio:g} leaves nothing of {name}.width, {width}, for hidden layers"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _predictor_settings_have_a_meaning(self) -> "ModelConfig":
-        kind = self.predictor.kind
-        for name in ("depth", "width", "heads"):
-            if kind == "fused" and getattr(self.predictor, name) is not None:
-                raise ValueError(
-                    f"model.predictor.{name} has no meaning with model.predictor.kind=fused, which has no predictor: "
-                    f"set model.predictor.{name}=null; model.{name} is that of all blocks"
-                )
-        if kind != "self" and self.predictor.mask_tokens != "predicted":
-            raise ValueError(
-                f"model.predictor.mask_tokens is a choice of model.predictor.kind=self, but the kind is {kind}: leave "
-                "it out, or change the kind"
-            )
         return self
 
     @property
@@ -316,8 +305,11 @@ class FrozenConfig(Section):
 class TargetConfig(Section):
     """What the student must predict."""
 
-    kind: Literal["clustering", "ema_head", "features", "pixels", "frozen"] = "clustering"
-    """`clustering`: CAPI's; `ema_head`: iBOT's; `features`: I-JEPA's; `pixels`: MAE's; `frozen`: of a fixed encoder."""
+    kind: str = "clustering"
+    """`clustering`: CAPI's; `ema_head`: iBOT's; `features`: I-JEPA's; `pixels`: MAE's; `frozen`: of a fixed encoder; or
+    FILE.py:NAME, one of your own."""
+    options: Options = Field(default_factory=dict)
+    """What a target of your own takes."""
     layers: Literal["last", "all"] | Annotated[list[Annotated[int, Field(ge=0, lt=1024)]], Field(min_length=1)] = "last"
     """What targets are made from: the teacher's output, as in the paper, or (ours) the mean of what all its blocks
     give, or of those that are listed, counted from 0."""
@@ -330,39 +322,20 @@ class TargetConfig(Section):
     """Of kind `frozen`."""
 
     @model_validator(mode="after")
-    def _settings_are_of_the_kind(self) -> "TargetConfig":
-        for name, default in (("ema_head", EmaHeadConfig()), ("frozen", FrozenConfig())):
-            if self.kind != name and (changed := _changed(getattr(self, name), default)):
-                raise ValueError(
-                    f"target.{name}.{changed[0]} has no meaning with target.kind={self.kind}: leave it out, or set "
-                    f"target.kind={name}"
-                )
+    def _layers_are_named_once(self) -> "TargetConfig":
         if not isinstance(self.layers, str) and len({*self.layers}) < len(self.layers):
             raise ValueError(f"target.layers names a block twice in {self.layers}: name each once")
-        if self.kind == "frozen" and self.frozen.encoder is None:
-            raise ValueError("target.kind=frozen needs the encoder that makes the targets: set target.frozen.encoder")
         return self
-
-    @property
-    def has_prototypes(self) -> bool:
-        """Whether the student predicts a distribution over prototypes."""
-        return self.kind in {"clustering", "ema_head"}
-
-
-def _changed(section: Section, default: Section) -> list[str]:
-    """The keys whose values are not the default ones."""
-    return [name for name in type(section).model_fields if getattr(section, name) != getattr(default, name)]
-
-
-# The number of prototypes belongs to a recipe's size, the memory to the machine: any target may have them beside it.
-_OF_ANY_TARGET = ("prototypes", "chunk_mib")
 
 
 class MaskingConfig(Section):
     """Which patches are hidden and which of those are predicted."""
 
-    kind: Literal["random", "block", "inverse_block", "multi_block"] = "inverse_block"
-    """Shape of the mask; `inverse_block` leaves one block visible, `multi_block` hides several that may overlap."""
+    kind: str = "inverse_block"
+    """Shape of the mask: `random`, `block`, `inverse_block` (leaves one block visible), `multi_block` (hides several
+    that may overlap), or FILE.py:NAME, one of your own."""
+    options: Options = Field(default_factory=dict)
+    """What a mask of your own takes."""
     ratio: Share = 0.65
     """Share of the patches that is hidden."""
     roll: bool = True
@@ -509,28 +482,6 @@ class Config(Section):
                 f"clustering.queue = {queue} is no multiple of optimization.batch_size = {batch}, but it holds whole "
                 f"batches: set clustering.queue={lower} or {lower + batch}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _settings_fit_the_target(self) -> "Config":
-        kind, model = self.target.kind, self.model
-        changed = _changed(self.clustering, ClusteringConfig())
-        unused = [f"clustering.{name}" for name in changed if name not in _OF_ANY_TARGET]
-        if self.optimization.student_temperature != OptimizationConfig().student_temperature:
-            unused.append("optimization.student_temperature")
-        if kind != "clustering" and unused:
-            raise ValueError(f"{unused[0]} has no meaning with target.kind={kind}: leave it out")
-        if not self.target.has_prototypes and model.head != "linear":
-            raise ValueError(
-                f"model.head={model.head} leads to prototypes, which target.kind={kind} has not: leave model.head out"
-            )
-        if kind == "ema_head" and model.predictor_width != model.width:
-            raise ValueError(
-                f"target.kind=ema_head puts one head on predictions and on the encoder's tokens, but "
-                f"model.predictor.width is {model.predictor_width} and model.width {model.width}: make them equal"
-            )
-        if kind == "pixels" and model.channels * model.patch_size == 1:
-            raise ValueError("target.kind=pixels cannot normalise a patch of one value: raise model.patch_size")
         return self
 
     @model_validator(mode="after")

@@ -1,20 +1,33 @@
 """Python code that a config names. It is imported only if the same call names it too.
 
-A config may come from anyone: a run folder, a recipe file. An encoder `FILE.py:NAME` or `MODULE:NAME` in it would run
-that code. The caller names the code with `--trust FILE.py` (`trust=` in Python), or with an override that names the
-encoder itself. Nothing is trusted by default.
+A config may come from anyone: a run folder, a recipe file. An encoder or a component `FILE.py:NAME` or `MODULE:NAME` in
+it would run that code. The caller names the code with `--trust FILE.py` (`trust=` in Python), or with an override that
+names the component itself. Nothing is trusted by default.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from capi.config.files import overridden
-from capi.errors import expect
+from capi.errors import CapiError, expect
 
 Trust = str | Path | Iterable[str | Path]
-# Keys of the config whose value is an encoder by name.
-_ENCODERS = (("target", "frozen", "encoder"), ("init", "encoder"))
+# Keys of the config whose value may name code.
+_KEYS = ("target.kind", "masking.kind", "model.predictor.kind", "target.frozen.encoder", "init.encoder")
+_TRUSTED: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset())
+
+
+@contextmanager
+def trusting(trust: Trust = (), overrides: Iterable[str] = ()) -> Iterator[None]:
+    """Within it, the code that `trusted_code` gives may be imported where a config names it."""
+    token = _TRUSTED.set(_TRUSTED.get() | trusted_code(trust, overrides))
+    try:
+        yield
+    finally:
+        _TRUSTED.reset(token)
 
 
 def trusted_code(trust: Trust = (), overrides: Iterable[str] = ()) -> frozenset[str]:
@@ -24,16 +37,27 @@ def trusted_code(trust: Trust = (), overrides: Iterable[str] = ()) -> frozenset[
     return frozenset(map(_identity, (*listed, *_code_in(overrides))))
 
 
-def is_trusted(code: str, trusted: frozenset[str]) -> bool:
-    """Whether this file or module is among those; two paths of one file are the same."""
-    return _identity(code) in trusted
+def trusted_place(code: str) -> str:
+    """Where the code that a config names may be imported from: it is trusted itself, or a file of its name elsewhere.
+
+    Two paths of one file are the same.
+    """
+    trusted = _TRUSTED.get()
+    if _identity(code) in trusted:
+        return code
+    for place in sorted(trusted):
+        if code.endswith(".py") and Path(place).name == Path(code).name:
+            return place
+    raise CapiError(
+        f"the config names Python code in {code}: look at it, then add --trust {code} (in Python, trust={code!r})"
+    )
 
 
 def _code_in(overrides: Iterable[str]) -> Iterable[str]:
     tree = overridden({}, overrides)
-    for keys in _ENCODERS:
+    for path in _KEYS:
         value: Any = tree
-        for key in keys:
+        for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if isinstance(value, str) and ":" in value:
             yield value.rpartition(":")[0]

@@ -145,3 +145,5 @@ class Dataset:
     """Which fields of `DataOptions` mean something here, beside `verify_counts`."""
     own_split: bool = False
     """Whether the user decides which images are trained and which tested on."""
+    needs_folder: bool = True
+    """Whether its files lie in a folder of the user's."""

@@ -26,10 +26,10 @@ from capi.method.targets import (
     RunContext,
     Target,
     Targets,
-    distribution_metrics,
-    distribution_summary,
 )
 from capi.method.teacher import Teacher
+from capi.models.costs import Counts
+from capi.models.heads import Head
 from capi.types import Float, Int, Reduction
 
 
@@ -39,7 +39,7 @@ class OnlineClustering(Target):
     name = "clustering"
     loss_name, loss_unit = "Cross-entropy", "nat"
     description = "the clusters (CAPI, cluster and predict latent patches)"
-    reads = ("clustering",)
+    reads = ("clustering", "optimization.student_temperature")
     has_prototypes = clusters = True
     measures = (
         *OF_THE_RUN,
@@ -95,6 +95,7 @@ class OnlineClustering(Target):
         prediction_temperature: float,
         chunk_mib: int | None,
         queue: int,
+        student_temperature: float,
         **_: Any,
     ) -> "OnlineClustering":
         """What else its section has is for its optimizer. `queue` counts the images of earlier batches."""
@@ -116,9 +117,14 @@ class OnlineClustering(Target):
             prototypes=prototypes,
             bias=bias,
             settings=settings,
-            student_temperature=run.student_temperature,
+            student_temperature=student_temperature,
             queue=shape if queue else None,
         )
+
+    def flop(self, counts: Counts, head: Head) -> int:  # noqa: ARG002 - the contract
+        """Logits and a gradient; a queue's tokens have logits, so many batches of them for each batch."""
+        products = 2 if self.queue is None else 2 + self.queue.shape.batches
+        return 2 * products * counts.patches * self.prototypes.numel()
 
     @property
     def sharded_buffers(self) -> Mapping[str, int]:
@@ -148,11 +154,8 @@ class OnlineClustering(Target):
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         return soft_cross_entropy(outputs, targets, temperature=self.student_temperature)
 
-    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
-        return distribution_summary(targets)
-
     def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
-        return {"clustering_loss": own_loss, **distribution_metrics(summary)}
+        return {"clustering_loss": own_loss, **super().metrics(own_loss, summary)}
 
     def follow(self, skipped: Float[Tensor, ""] | None = None) -> None:
         """The batch enters the queue, where there is one."""

@@ -9,13 +9,14 @@ Logits are computed, centred and balanced at the predicted patches alone (ours; 
 patch is predicted equally often, and b x n x k values never exist. The paper saw this loss fail with a split predictor.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from capi.errors import CapiError
 from capi.method.losses import soft_cross_entropy
 from capi.method.sinkhorn import OneProcess, balance
 from capi.method.targets import (
@@ -25,11 +26,11 @@ from capi.method.targets import (
     Target,
     Targets,
     at_predicted,
-    distribution_metrics,
-    distribution_summary,
     no_own_loss,
 )
 from capi.method.teacher import Teacher
+from capi.models.costs import Counts
+from capi.models.heads import Head
 from capi.types import Float, Int, Reduction
 
 Balance = Literal["centering", "sinkhorn"]
@@ -90,6 +91,11 @@ class EmaHead(Target):
         **settings: Any,
     ) -> "EmaHead":
         """From the one temperature to the other in the warm-up of the learning rate."""
+        if run.predictor_width != run.width:
+            raise CapiError(
+                "target.kind=ema_head puts one head on predictions and on the encoder's tokens, but "
+                f"model.predictor.width is {run.predictor_width} and model.width {run.width}: make them equal"
+            )
         return cls(
             head=teacher.average.head,
             prototypes=run.prototypes,
@@ -98,6 +104,9 @@ class EmaHead(Target):
             ),
             **settings,
         )
+
+    def flop(self, counts: Counts, head: Head) -> int:
+        return head.flop(counts.predicted)
 
     def forward(
         self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0
@@ -108,12 +117,6 @@ class EmaHead(Target):
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         return soft_cross_entropy(outputs, targets, temperature=self.student_temperature)
-
-    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
-        return distribution_summary(targets)
-
-    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:  # noqa: ARG002 - the contract
-        return distribution_metrics(summary)
 
     @torch.no_grad()
     def follow(self, skipped: Float[Tensor, ""] | None = None) -> None:

@@ -5,7 +5,6 @@ through a linear map to the encoder's width; the loss is Huber's with beta 1. Th
 so that only the moving average stands against collapse.
 """
 
-from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -18,14 +17,9 @@ from capi.method.targets import (
     OF_THE_TEACHER,
     RunContext,
     Target,
-    Targets,
-    at_predicted,
-    no_own_loss,
-    value_metrics,
-    value_summary,
 )
 from capi.method.teacher import Teacher
-from capi.types import Float, Int
+from capi.types import Float
 
 
 class FeatureTargets(Target):
@@ -40,23 +34,11 @@ class FeatureTargets(Target):
     def build(cls, run: RunContext, teacher: Teacher, *_: Any, **__: Any) -> Target:  # noqa: ARG003 - the contract
         return cls()
 
-    def forward(
-        self,
-        tokens: Sequence[Float[Tensor, "_ n e"]],
-        predict_index: Sequence[Int[Tensor, "_ p"]],
-        step: int = 0,  # noqa: ARG002 - the contract
-    ) -> Targets:
-        pairs = zip(tokens, predict_index, strict=True)
-        return Targets(no_own_loss(), (normalized(at_predicted(part, index)) for part, index in pairs))
+    def make(self, rows: Float[Tensor, "b p e"]) -> Float[Tensor, "b p e"]:
+        return normalized(rows)
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         return huber(outputs, targets)
-
-    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
-        return value_summary(targets)
-
-    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:  # noqa: ARG002 - the contract
-        return value_metrics(summary)
 
 
 @torch.no_grad()

@@ -1,16 +1,19 @@
 """Which patches are hidden from the student, and which of those it must predict (paper: masking strategy).
 
 A mask is a function of a grid, a count and one random key per image, and hides exactly that count in every image. All
-images of a batch are drawn at once. A new kind of mask is one function and one line in `MASKS`.
+images of a batch are drawn at once. A new kind of mask is one function and one line in `MASKS`; arguments that it takes
+beside these three are `masking.options`.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError
+from capi.runtime.plugins import check_options, look_up, register
 from capi.runtime.randomness import Stream, uniforms
 from capi.types import Bool, Float, Int
 
@@ -75,12 +78,17 @@ def inverse_block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[
     return ~block_mask(grid, grid.size - count, keys)
 
 
-MASKS: dict[str, Callable[[Grid, int, Tensor], Tensor]] = {
+MASKS: dict[str, Callable[..., Tensor]] = {
     "random": random_mask,
     "block": block_mask,
     "inverse_block": inverse_block_mask,
     "multi_block": multi_block_mask,
 }
+
+
+def register_mask(name: str, mask: Callable[..., Tensor]) -> None:
+    """Make a mask of your own known as `masking.kind=NAME` in this process."""
+    register(MASKS, name, mask, "masking.kind")
 
 
 class BlockBoxes(NamedTuple):
@@ -129,11 +137,15 @@ def roll(grid: Grid, mask: Bool[Tensor, "b n"], keys: Int[Tensor, " b"]) -> Bool
 class MaskSampler:
     """Draws the mask of every image of a batch; the loader is given one and calls it in its workers."""
 
-    def __init__(self, *, kind: str, ratio: float, roll: bool, predict: int | float) -> None:
+    def __init__(
+        self, *, kind: str, ratio: float, roll: bool, predict: int | float, options: Mapping[str, Any] | None = None
+    ) -> None:
         """`predict` is a count of patches (int) or a share of the masked ones (float)."""
-        if kind not in MASKS:
-            raise CapiError(f'there is no mask "{kind}", only {", ".join(MASKS)}{nearest(kind, MASKS)}')
-        self.kind = kind
+        mask = look_up(MASKS, kind, "masking.kind")
+        self.kind, self.options = kind, options or {}
+        check_options(mask, self.options, "masking.options", given=("grid", "count", "keys"), name=kind)
+        # The function itself, since workers that are started anew know no other tables than the package's.
+        self.draw: Callable[[Grid, int, Tensor], Tensor] = partial(mask, **self.options)
         self.ratio = ratio
         self.roll = roll
         self.predict = predict
@@ -157,7 +169,7 @@ class MaskSampler:
 
     def __call__(self, grid: Grid, keys: Int[Tensor, " b"]) -> MaskIndex:
         visible, masked, predicted = self.counts(grid)
-        mask = MASKS[self.kind](grid, masked, keys)
+        mask = self.draw(grid, masked, keys)
         if self.roll:
             mask = roll(grid, mask, keys)
         # Visible patches score above every draw, so the lowest scores are masked ones in uniform order.

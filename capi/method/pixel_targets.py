@@ -5,8 +5,6 @@ map to the pixels of a patch; the loss is the squared error. The teacher makes n
 that is evaluated.
 """
 
-from collections.abc import Mapping, Sequence
-
 import torch
 from torch import Tensor
 
@@ -15,15 +13,10 @@ from capi.method.losses import squared_error
 from capi.method.targets import (
     RunContext,
     Target,
-    Targets,
-    at_predicted,
-    no_own_loss,
-    value_metrics,
-    value_summary,
 )
 from capi.method.teacher import Teacher
 from capi.models.features import patch_pixels
-from capi.types import Float, Int
+from capi.types import Float
 
 # What MAE adds to the variance of a patch.
 EPS = 1e-6
@@ -54,23 +47,11 @@ class PixelTargets(Target):
     def tokens(self, teacher: Teacher, images: Float[Tensor, "b c height width"]) -> Float[Tensor, "b n e"]:  # noqa: ARG002 - the contract
         return patch_pixels(images, self.patch_size).flatten(1, 2)
 
-    def forward(
-        self,
-        tokens: Sequence[Float[Tensor, "_ n e"]],
-        predict_index: Sequence[Int[Tensor, "_ p"]],
-        step: int = 0,  # noqa: ARG002 - the contract
-    ) -> Targets:
-        pairs = zip(tokens, predict_index, strict=True)
-        return Targets(no_own_loss(), (normalized(at_predicted(part, index)) for part, index in pairs))
+    def make(self, rows: Float[Tensor, "b p e"]) -> Float[Tensor, "b p e"]:
+        return normalized(rows)
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         return squared_error(outputs, targets)
-
-    def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
-        return value_summary(targets)
-
-    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:  # noqa: ARG002 - the contract
-        return value_metrics(summary)
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from capi.models.encoder import PatchEncoder
-from capi.models.predictor import FusedPredictor, Predictor, hidden_index
+from capi.models.predictor import Predictor, hidden_index
 from capi.types import Float, Int
 
 
@@ -31,8 +31,6 @@ class Student(nn.Module):
 class FusedStudent(Student):
     """Without a predictor: mask tokens stand in the encoder's own sequence, at all hidden patches."""
 
-    predictor: FusedPredictor
-
     def forward(
         self,
         images: Float[Tensor, "b c height width"],
@@ -48,5 +46,5 @@ class FusedStudent(Student):
 
 def student_of(*, encoder: PatchEncoder, predictor: Predictor, head: nn.Module) -> Student:
     """The student that these parts make."""
-    kind = FusedStudent if isinstance(predictor, FusedPredictor) else Student
+    kind = FusedStudent if predictor.joins_encoder else Student
     return kind(encoder=encoder, predictor=predictor, head=head)

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from capi.method.losses import prototype_use, target_entropy
 from capi.method.sinkhorn import OneProcess
 from capi.method.teacher import Teacher
+from capi.models.costs import Counts
+from capi.models.heads import Head
 from capi.types import Float, Int, Reduction, Statistics, VisionEncoder
 
 
@@ -77,7 +79,8 @@ class RunContext:
     micro_batches: int
     steps: int
     warmup_steps: int
-    student_temperature: float
+    predictor_width: int
+    """Of the predictions that the head gets."""
     processes: int = 1
     statistics: Statistics | None = None
     """What the images are normalised with; None where it is not known yet."""
@@ -94,13 +97,13 @@ class Target(nn.Module):
     """What must be predicted. Parameters are those of its own loss; buffers, what it keeps of earlier batches."""
 
     # Under this name its tensors lie in checkpoints.
-    name: ClassVar[str]
+    name: ClassVar[str] = "target"
     # The student's loss in words, for curves and reports.
     loss_name: ClassVar[str]
     loss_unit: ClassVar[str]
     # What is predicted of the hidden patches, in plain words: "the pixels".
     description: ClassVar[str]
-    # The sections of the config that are about it.
+    # The sections and keys of the config that are about it, whose values it is built with.
     reads: ClassVar[tuple[str, ...]] = ()
     # Whether the student's outputs are logits of prototypes, not values; and whether the target learns prototypes of
     # its own beside the student.
@@ -133,6 +136,10 @@ class Target(nn.Module):
         names = (each.name for each in fields(TargetFacts) if each.name != "outputs")
         return TargetFacts(outputs=outputs, **{name: getattr(cls, name) for name in names})
 
+    def flop(self, counts: Counts, head: Head) -> int:  # noqa: ARG002 - the contract
+        """FLOP of making the targets of one image from the tokens; `head` is as the student's."""
+        return 0
+
     @property
     def sharded_buffers(self) -> Mapping[str, int]:
         """Buffers that differ from process to process, by name, each with its number of blocks.
@@ -148,23 +155,34 @@ class Target(nn.Module):
         tokens: Tensor = teacher(images)
         return tokens
 
-    @abstractmethod
     def forward(
-        self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0
+        self,
+        tokens: Sequence[Float[Tensor, "_ n e"]],
+        predict_index: Sequence[Int[Tensor, "_ p"]],
+        step: int = 0,  # noqa: ARG002 - the contract
     ) -> Targets:
-        """Its own loss over all micro-batches, and their targets, made when their turn comes."""
+        """Its own loss over all micro-batches, and their targets, made when their turn comes.
+
+        Without one, and where each patch makes its own target, `make` is all that there is to write.
+        """
+        pairs = zip(tokens, predict_index, strict=True)
+        return Targets(no_own_loss(), (self.make(at_predicted(part, index)) for part, index in pairs))
+
+    def make(self, rows: Float[Tensor, "b p e"]) -> Float[Tensor, "b p k"]:
+        """The targets of the predicted patches, from their tokens in float32."""
+        raise NotImplementedError
 
     @abstractmethod
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         """How far the student's outputs are from the targets, in float32."""
 
-    @abstractmethod
     def summary(self, targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
         """Means over the targets of a micro-batch."""
+        return distribution_summary(targets) if self.has_prototypes else value_summary(targets)
 
-    @abstractmethod
-    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
+    def metrics(self, own_loss: Float[Tensor, ""], summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:  # noqa: ARG002 - the contract
         """What is logged of a batch, by name: its own loss if it has one, and what `summary` says."""
+        return distribution_metrics(summary) if self.has_prototypes else value_metrics(summary)
 
     def follow(self, skipped: Float[Tensor, ""] | None = None) -> None:
         """Keep what was seen of the last batch, but where `skipped` is 1, a tensor on the device, change nothing."""

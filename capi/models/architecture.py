@@ -7,35 +7,27 @@ no stochastic depth.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from torch import nn
 
 from capi.errors import CapiError, nearest
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.heads import HeadKind, LinearHead, LinearMap, MlpHead
+from capi.models.heads import HEADS, Head, LinearMap
 from capi.models.layers import Block
-from capi.models.positions import Grid, LearnedPositions, PositionKind
-from capi.models.predictor import (
-    PREDICTORS,
-    FusedPredictor,
-    MaskedPlaces,
-    Predictor,
-    PredictorKind,
-    SelfPredictor,
-    SplitPredictor,
-)
+from capi.models.positions import Grid, PositionKind
+from capi.models.predictor import PREDICTORS, MaskedPlaces, Predictor, PredictorShape, SplitPredictor
 from capi.models.weightless import without_weights
 from capi.types import IMAGENET, Statistics
 
-OutputKind = Literal[HeadKind, "map"]
-
+# Those of the package, not what is registered later.
+_PREDICTORS, _HEADS = tuple(PREDICTORS), HEADS | {LinearMap.kind: LinearMap}
 _NAMES: dict[str, tuple[str | None, ...]] = {
     "positions": get_args(PositionKind),
-    "predictor_kind": get_args(PredictorKind),
+    "predictor_kind": _PREDICTORS,
     "predictor_mask_tokens": (*get_args(MaskedPlaces), None),
-    "head": (*get_args(OutputKind), None),
+    "head": (*_HEADS, None),
 }
 # Files come from others: what is described must be possible to build in moments, without its weights.
 _MOST, _MOST_OF = 2**20, {"depth": 2**12, "predictor_depth": 2**12, "patch_size": 2**12, "channels": 2**12}
@@ -55,7 +47,7 @@ class Architecture:
     channels: int
     positions: PositionKind
     grid: Grid | None
-    predictor_kind: PredictorKind
+    predictor_kind: str
     predictor_mask_tokens: MaskedPlaces | None
     """Only of `self`: where its mask tokens stand when it predicts."""
     predictor_width: int | None
@@ -63,7 +55,7 @@ class Architecture:
     predictor_depth: int | None
     predictor_heads: int | None
     predictor_mlp_width: int | None
-    head: OutputKind | None
+    head: str | None
     """`map` is the plain linear map of targets without prototypes; None where the model came without a head."""
     outputs: int | None
     """Prototypes, or values of a target."""
@@ -72,11 +64,11 @@ class Architecture:
     """Both only of an `mlp` head."""
 
     def __post_init__(self) -> None:
-        split, mlp = self.predictor_kind != "fused", self.head == "mlp"
+        predictor, mlp = PREDICTORS[self.predictor_kind], self.head == "mlp"
         self._only_where("grid", self.positions == "learned", "positions are learned")
-        self._only_where("predictor_mask_tokens", self.predictor_kind == "self", "the predictor is of kind self")
+        self._only_where("predictor_mask_tokens", "mask_tokens" in predictor.reads, "the predictor is of kind self")
         for name in ("predictor_width", "predictor_depth", "predictor_heads", "predictor_mlp_width"):
-            self._only_where(name, split, "the predictor is not fused")
+            self._only_where(name, "depth" in predictor.reads, "the predictor is not fused")
         self._only_where("outputs", self.head is not None, "there is a head")
         self._only_where("head_hidden", mlp, "the head is an mlp")
         self._only_where("head_bottleneck", mlp, "the head is an mlp")
@@ -144,7 +136,7 @@ def architecture_of(encoder: CapiEncoder) -> Architecture:
         registers=trunk.num_registers,
         channels=trunk.patch_embedding.weight.shape[1],
         positions=trunk.positions.kind,
-        grid=_grid_of(trunk),
+        grid=trunk.positions.grid,
         **_predictor_of(encoder.predictor, trunk),
         **_head_of(encoder.head),
     )
@@ -163,43 +155,35 @@ def _stack_of(stack: Encoder | SplitPredictor) -> dict[str, Any]:
     }
 
 
-def _grid_of(stack: Encoder | SplitPredictor) -> Grid | None:
-    if not isinstance(stack.positions, LearnedPositions):
-        return None
-    rows, columns, _ = stack.positions.table.shape
-    return rows, columns
-
-
 def _predictor_of(predictor: Predictor, trunk: Encoder) -> dict[str, Any]:
     kind = next((kind for kind, made in PREDICTORS.items() if type(predictor) is made), None)
-    if kind is None:
-        raise CapiError(f"a predictor of class {type(predictor).__name__} is none of {', '.join(PREDICTORS)}")
+    if kind not in _PREDICTORS:
+        raise CapiError(
+            f"a predictor of class {type(predictor).__name__} is none of {', '.join(_PREDICTORS)}, which "
+            "alone can be described without its code"
+        )
     sizes: dict[str, int | None] = dict.fromkeys(("width", "depth", "heads", "mlp_width"))
     if isinstance(predictor, SplitPredictor):
         sizes |= _stack_of(predictor)
-        ours, theirs = (predictor.positions.kind, _grid_of(predictor)), (trunk.positions.kind, _grid_of(trunk))
+        ours, theirs = (
+            (predictor.positions.kind, predictor.positions.grid),
+            (trunk.positions.kind, trunk.positions.grid),
+        )
         if ours != theirs:
             raise CapiError(f"the predictor has positions {ours} and the encoder {theirs}: they must be the same")
-    places = predictor.mask_tokens if isinstance(predictor, SelfPredictor) else None
     return {f"predictor_{name}": value for name, value in sizes.items()} | {
         "predictor_kind": kind,
-        "predictor_mask_tokens": places,
+        "predictor_mask_tokens": getattr(predictor, "mask_tokens", None),
     }
 
 
 def _head_of(head: nn.Module | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"head": None, "outputs": None, "head_hidden": None, "head_bottleneck": None}
-    if isinstance(head, LinearHead):
-        facts |= {"head": "linear", "outputs": len(head.direction)}
-    elif isinstance(head, MlpHead):
-        hidden, bottleneck = head.layers[0].out_features, head.layers[-1].out_features
-        facts |= {"head": "mlp", "outputs": len(head.last.direction)}
-        facts |= {"head_hidden": hidden, "head_bottleneck": bottleneck}
-    elif isinstance(head, LinearMap):
-        facts |= {"head": "map", "outputs": len(head.weight)}
-    elif head is not None:
-        raise CapiError(f"a head of class {type(head).__name__} is none of {', '.join(get_args(OutputKind))}")
-    return facts
+    if head is None:
+        return facts
+    if not isinstance(head, Head):
+        raise CapiError(f"a head of class {type(head).__name__} is none of {', '.join(_HEADS)}")
+    return facts | {"head": head.kind, "outputs": head.outputs} | {f"head_{k}": size for k, size in head.sizes.items()}
 
 
 def build_encoder(
@@ -255,35 +239,23 @@ def weightless(names: Sequence[str], depths: Mapping[str, tuple[str, int | None]
 
 def _build_predictor(architecture: Architecture) -> Predictor:
     kind = PREDICTORS[architecture.predictor_kind]
-    if kind is FusedPredictor:
-        return kind(width=architecture.width)
-    sizes: dict[str, Any] = {
-        "width": architecture.predictor_width,
-        "depth": architecture.predictor_depth,
-        "heads": architecture.predictor_heads,
-        "mlp_width": architecture.predictor_mlp_width,
-        "context_width": architecture.width,
-        "positions": architecture.positions,
-        "grid": architecture.grid,
-    }
-    if kind is SelfPredictor:
-        sizes["mask_tokens"] = architecture.predictor_mask_tokens
-    return kind(**sizes)
+    # Without blocks the sizes of blocks are read by nobody.
+    shape = PredictorShape(
+        width=architecture.predictor_width or 0,
+        depth=architecture.predictor_depth or 0,
+        heads=architecture.predictor_heads or 0,
+        context_width=architecture.width,
+        mlp_width=architecture.predictor_mlp_width or 0,
+        positions=architecture.positions,
+        grid=architecture.grid,
+    )
+    settings = (name for name in kind.reads if name not in shape._fields)
+    return kind.build(shape, **{name: getattr(architecture, f"predictor_{name}") for name in settings})
 
 
-def _build_head(architecture: Architecture, width: int) -> nn.Module | None:
+def _build_head(architecture: Architecture, width: int) -> Head | None:
     if architecture.head is None:
         return None
-    assert architecture.outputs is not None
-    if architecture.head == "map":
-        return LinearMap(width=width, outputs=architecture.outputs)
-    if architecture.head == "linear":
-        return LinearHead(width=width, prototypes=architecture.outputs)
-    assert architecture.head_hidden is not None
-    assert architecture.head_bottleneck is not None
-    return MlpHead(
-        width=width,
-        prototypes=architecture.outputs,
-        hidden=architecture.head_hidden,
-        bottleneck=architecture.head_bottleneck,
-    )
+    sizes = {"hidden": architecture.head_hidden, "bottleneck": architecture.head_bottleneck}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    return _HEADS[architecture.head](width=width, outputs=architecture.outputs, **given)

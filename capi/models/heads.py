@@ -6,41 +6,80 @@
 - Where the target is no distribution over prototypes (features, pixels) there is a linear map alone.
 """
 
-from typing import Literal
+from abc import abstractmethod
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from capi.models.costs import FLOAT32, Keeping
 from capi.models.layers import linear
 from capi.types import Float
-
-HeadKind = Literal["linear", "mlp"]
 
 INITIAL_HEAD_STD = 0.02
 MLP_HIDDEN, MLP_BOTTLENECK = 2048, 256
 
 
-class LinearHead(nn.Module):
+class Head(nn.Module):
+    """The contract: a map from predictions to outputs, which knows its sizes and what it costs."""
+
+    # Its name in descriptions of a model.
+    kind: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many logits or values it gives."""
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The arguments, beside widths, that an equal one is built with."""
+        return {}
+
+    def flop(self, tokens: int) -> int:
+        """FLOP of the map from so many predictions; a learned length is no matrix product."""
+        matrices = {name: weight for name, weight in self.named_parameters() if weight.ndim == 2}
+        return 2 * tokens * sum(weight.numel() for name, weight in matrices.items() if not name.endswith("length"))
+
+    @abstractmethod
+    def kept_bytes(self, predictions: int, keeping: Keeping) -> int:
+        """What it keeps for its backward pass, with the loss to targets in float32."""
+
+
+class LinearHead(Head):
     """L2-normalised predictions through a linear map whose rows have a learned length."""
 
-    def __init__(self, *, width: int, prototypes: int) -> None:
+    kind = "linear"
+
+    def __init__(self, *, width: int, outputs: int) -> None:
         super().__init__()
-        self.direction = nn.Parameter(torch.empty(prototypes, width))
+        self.direction = nn.Parameter(torch.empty(outputs, width))
         nn.init.trunc_normal_(self.direction, std=INITIAL_HEAD_STD)
-        self.length = nn.Parameter(torch.ones(prototypes, 1))
+        self.length = nn.Parameter(torch.ones(outputs, 1))
+
+    @property
+    def outputs(self) -> int:
+        return len(self.direction)
+
+    def kept_bytes(self, predictions: int, keeping: Keeping, given: int = FLOAT32) -> int:
+        """Predictions as they are given, so many bytes a value, and normalised, the weight as its lengths make it."""
+        outputs, width = self.direction.shape
+        normed = predictions * (width * (given + keeping.compute_bytes) + 2 * FLOAT32)
+        weight = outputs * (keeping.compute_bytes * width + 3 * FLOAT32)
+        return normed + weight + predictions * 2 * FLOAT32 * outputs
 
     def forward(self, predictions: Float[Tensor, "b p d"]) -> Float[Tensor, "b p k"]:
         weight = self.direction * (self.length / (self.direction.norm(dim=1, keepdim=True) + 1e-8))
         return F.linear(F.normalize(predictions, dim=-1, eps=1e-12), weight)
 
 
-class MlpHead(nn.Module):
+class MlpHead(Head):
     """Three linear layers, then the normalised linear map from the bottleneck to the logits."""
 
-    def __init__(
-        self, *, width: int, prototypes: int, hidden: int = MLP_HIDDEN, bottleneck: int = MLP_BOTTLENECK
-    ) -> None:
+    kind = "mlp"
+
+    def __init__(self, *, width: int, outputs: int, hidden: int = MLP_HIDDEN, bottleneck: int = MLP_BOTTLENECK) -> None:
         super().__init__()
         self.layers = nn.Sequential(
             nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
@@ -49,22 +88,48 @@ class MlpHead(nn.Module):
             if isinstance(layer, nn.Linear):
                 nn.init.trunc_normal_(layer.weight, std=INITIAL_HEAD_STD)
                 nn.init.zeros_(layer.bias)
-        self.last = LinearHead(width=bottleneck, prototypes=prototypes)
+        self.last = LinearHead(width=bottleneck, outputs=outputs)
+
+    @property
+    def outputs(self) -> int:
+        return self.last.outputs
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"hidden": self.layers[0].out_features, "bottleneck": self.layers[-1].out_features}
+
+    def kept_bytes(self, predictions: int, keeping: Keeping) -> int:
+        first, c = self.layers[0], keeping.compute_bytes
+        assert isinstance(first, nn.Linear)
+        layers = c * predictions * (first.in_features + 4 * first.out_features)
+        copies = c * sum(w.numel() for w in self.layers.parameters() if w.ndim == 2) if keeping.mixed else 0
+        return layers + copies + self.last.kept_bytes(predictions, keeping, given=c)
 
     def forward(self, predictions: Float[Tensor, "b p d"]) -> Float[Tensor, "b p k"]:
         logits: Tensor = self.last(self.layers(predictions))
         return logits
 
 
-class LinearMap(nn.Module):
+class LinearMap(Head):
     """Predictions to values as they are; no bias, as in all linear maps of the networks (ours)."""
+
+    kind = "map"
 
     def __init__(self, *, width: int, outputs: int) -> None:
         super().__init__()
         self.weight = linear(width, outputs).weight
 
+    @property
+    def outputs(self) -> int:
+        return len(self.weight)
+
+    def kept_bytes(self, predictions: int, keeping: Keeping) -> int:
+        outputs, width = self.weight.shape
+        copy = keeping.compute_bytes * self.weight.numel() if keeping.mixed else 0
+        return predictions * (keeping.compute_bytes * width + 2 * FLOAT32 * outputs) + copy
+
     def forward(self, predictions: Float[Tensor, "b p d"]) -> Float[Tensor, "b p k"]:
         return F.linear(predictions, self.weight)
 
 
-HEADS: dict[HeadKind, type[LinearHead] | type[MlpHead]] = {"linear": LinearHead, "mlp": MlpHead}
+HEADS: dict[str, type[Head]] = {"linear": LinearHead, "mlp": MlpHead}

@@ -168,6 +168,13 @@ class Positions(Protocol):
     """The contract: what a position adds to a token, and how it turns queries and keys."""
 
     kind: PositionKind
+    rotates: bool
+    """Whether attention turns queries and keys, and keeps tables for it."""
+
+    @property
+    def grid(self) -> Grid | None:
+        """The native grid; None where any grid is as good."""
+        ...
 
     def place(self, tokens: Float[Tensor, "b t d"], coordinates: Float[Tensor, "s t 2"]) -> Float[Tensor, "b t d"]:
         """The patches or mask tokens at these coordinates, with what tells their place; s is b, or 1 for all alike."""
@@ -180,6 +187,8 @@ class Positions(Protocol):
 
 class RotaryPositions:
     """Tokens stay as they are; attention turns them."""
+
+    rotates, grid = True, None
 
     def __init__(self, variant: RopeVariant, *, width: int, head_width: int, grid: Grid | None) -> None:  # noqa: ARG002 - the contract
         self.kind: PositionKind = variant
@@ -197,12 +206,18 @@ class LearnedPositions(nn.Module):
     """A vector for each patch of the native grid."""
 
     kind: PositionKind = "learned"
+    rotates = False
 
     def __init__(self, *, width: int, head_width: int, grid: Grid | None) -> None:  # noqa: ARG002 - the contract
         super().__init__()
         assert grid is not None, "learned positions need the rows and columns of their table"
         self.table = nn.Parameter(torch.empty(*grid, width))
         nn.init.trunc_normal_(self.table, std=INITIAL_TABLE_STD)
+
+    @property
+    def grid(self) -> Grid:
+        rows, columns, _ = self.table.shape
+        return rows, columns
 
     def place(self, tokens: Float[Tensor, "b t d"], coordinates: Float[Tensor, "s t 2"]) -> Float[Tensor, "b t d"]:
         # Sampling wants coordinates from -1 to 1, the column first, and channels before rows.

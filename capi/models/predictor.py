@@ -14,42 +14,78 @@ the patch tokens (ours).
 """
 
 from abc import abstractmethod
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from capi.models.costs import FLOAT32, INT64, Counts, Keeping, TokenSequence, blocks_of, drops
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, final_norm, linear
 from capi.models.positions import POSITIONS, Grid, PositionKind
+from capi.runtime.plugins import register
 from capi.types import Float, Int
 
-PredictorKind = Literal["cross", "self", "fused"]
 MaskedPlaces = Literal["predicted", "masked"]
 
 # The released implementation pools after the whole first block of the predictor.
 POOLING_DEPTH = 1
 
 
-@runtime_checkable
-class Predictor(Protocol):
-    """The contract, kept by a module: predictions of hidden patches, and a vector for a whole image."""
+class PredictorShape(NamedTuple):
+    """The sizes that a model has for its predictor; `context_width` is the encoder's."""
 
     width: int
+    depth: int
+    heads: int
+    context_width: int
+    mlp_width: int
+    positions: PositionKind = "axial"
+    grid: Grid | None = None
+    drop_rate: float = 0.0
 
+
+class Predictor(nn.Module):
+    """The contract: predictions of hidden patches, and a vector for a whole image."""
+
+    # Of its predictions.
+    width: int
+    # The settings of the section `model.predictor` that mean something to it; without blocks of its own there is no
+    # depth, width and number of heads to be set.
+    reads: ClassVar[tuple[str, ...]] = ("depth", "width", "heads")
+    # Whether its mask tokens stand in the encoder's own sequence; then it gives them when it is called.
+    joins_encoder: ClassVar[bool] = False
+
+    @classmethod
+    def build(cls, shape: PredictorShape, **settings: Any) -> "Predictor":
+        """The predictor of a model. `settings` are what it reads beside sizes, and `model.predictor.options`."""
+        return cls(**shape._asdict(), **settings)
+
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        """What the blocks of the student's encoder work on, and what its own do; None without own blocks."""
+        return TokenSequence(counts.context), None
+
+    def flop_between(self, counts: Counts) -> int:  # noqa: ARG002 - the contract
+        """The forward FLOP on one image outside of all blocks."""
+        return 0
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:  # noqa: ARG002 - the contract
+        """The bytes that it keeps of one image outside of all blocks; `width` is the encoder's."""
+        return 0
+
+    @abstractmethod
     def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
         """One prediction for each patch that is asked for, of this predictor's width, through a norm without scale.
 
         Nothing of the images is seen but the visible patches, as the encoder gives them.
         """
-        ...
 
+    @abstractmethod
     def pool(self, encoder: PatchEncoder, encoded: Encoded) -> Float[Tensor, "b e"]:
         """One vector for each image, from the encoding of all its patches."""
-        ...
 
 
-class SplitPredictor(nn.Module):
+class SplitPredictor(Predictor):
     """What `cross` and `self` share: a mask token, and blocks of their own after the encoder."""
 
     def __init__(
@@ -106,6 +142,17 @@ class SplitPredictor(nn.Module):
 class CrossPredictor(SplitPredictor):
     """Mask tokens read the encoder's output, the same for every block, and nothing else."""
 
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        return TokenSequence(counts.context), TokenSequence(counts.predicted, counts.context)
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:
+        """The encoder's output, which all blocks read; and less the input of the first one, which is one mask token."""
+        dropping, off = drops(blocks_of(self)[0]), keeping.checkpointing == "off"
+        # Where blocks take images out of it, or round it, they keep copies of their own.
+        read = 0 if off and (keeping.mixed or dropping) else FLOAT32 * counts.context * width
+        copied = (off and dropping) or not self.positions.rotates
+        return read - (0 if copied else FLOAT32 * counts.predicted * self.width)
+
     def _block_context(self, context_width: int) -> int | None:
         return context_width
 
@@ -123,6 +170,8 @@ class CrossPredictor(SplitPredictor):
 class SelfPredictor(SplitPredictor):
     """Mask tokens and the encoder's output, through a linear map where widths differ, see each other in every block."""
 
+    reads = (*SplitPredictor.reads, "mask_tokens")
+
     def __init__(
         self, *, width: int, context_width: int, mask_tokens: MaskedPlaces = "predicted", **others: Any
     ) -> None:
@@ -132,6 +181,19 @@ class SelfPredictor(SplitPredictor):
 
     def _block_context(self, context_width: int) -> int | None:  # noqa: ARG002 - the signature
         return None
+
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        asked = counts.masked if self.mask_tokens == "masked" else counts.predicted
+        return TokenSequence(counts.context), TokenSequence(counts.context + asked)
+
+    def flop_between(self, counts: Counts) -> int:
+        return 2 * counts.context * sum(weight.numel() for weight in self.projection.parameters())
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:
+        """What the linear map reads, and the mask tokens of all hidden patches with which of them are asked for."""
+        read = keeping.compute_bytes * counts.context * width if list(self.projection.parameters()) else 0
+        hidden = FLOAT32 * counts.masked * self.width + INT64 * counts.predicted
+        return read + (hidden if self.mask_tokens == "masked" else 0)
 
     def forward(
         self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"], depth: int | None = None
@@ -150,13 +212,25 @@ class SelfPredictor(SplitPredictor):
         return rows_at(self(encoded, encoded.everywhere[hidden]), hidden, predict_index)
 
 
-class FusedPredictor(nn.Module):
+class FusedPredictor(Predictor):
     """Only a mask token; the encoder does the rest."""
+
+    reads, joins_encoder = (), True
 
     def __init__(self, *, width: int) -> None:
         super().__init__()
         self.width = width
         self.mask_token = nn.Parameter(torch.empty(1, width).normal_(std=INITIAL_TOKEN_STD))
+
+    @classmethod
+    def build(cls, shape: PredictorShape) -> "FusedPredictor":  # type: ignore[override]
+        return cls(width=shape.context_width)
+
+    def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
+        return TokenSequence(counts.registers + counts.patches), None
+
+    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:  # noqa: ARG002 - the contract
+        return FLOAT32 * (counts.registers + counts.patches) * width + INT64 * counts.predicted
 
     def forward(self, hidden: Int[Tensor, "b m"]) -> MaskTokens:
         """The mask tokens of hidden patches."""
@@ -172,11 +246,16 @@ class FusedPredictor(nn.Module):
         return encoder.patches(encoded).mean(1)
 
 
-PREDICTORS: dict[PredictorKind, type[CrossPredictor | SelfPredictor | FusedPredictor]] = {
+PREDICTORS: dict[str, type[Predictor]] = {
     "cross": CrossPredictor,
     "self": SelfPredictor,
     "fused": FusedPredictor,
 }
+
+
+def register_predictor(name: str, predictor: type[Predictor]) -> None:
+    """Make a predictor of your own known as `model.predictor.kind=NAME` in this process."""
+    register(PREDICTORS, name, predictor, "model.predictor.kind", Predictor)
 
 
 def hidden_index(visible_index: Int[Tensor, "b v"], patches: int) -> Int[Tensor, "b m"]:

@@ -19,7 +19,7 @@ from capi.evals.classification import KnnClassification
 from capi.evals.features import Encoding, Progress, silent
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.report.costs import CostAssumptions
-from capi.report.galleries import INDEX, NEIGHBOURS, write_gallery, write_neighbours
+from capi.report.galleries import FOLDER, INDEX, NEIGHBOURS, write_gallery, write_neighbours
 from capi.report.picture_files import PIXELS
 from capi.report.pictures import curves
 from capi.report.run_report import write_report
@@ -88,14 +88,26 @@ def draw_gallery(
 ) -> str:
     """Draw nearest images, and prototypes where the run has any. Returns why its own images cannot be shown, if so."""
     try:
-        folder = RunFolder(run)
-        if recorded_target(folder.record(), run_config(folder)).clusters:
+        if _clusters(RunFolder(run)):
             write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
         write_neighbours(run, images(), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
         _LOG.warning("prototypes and nearest images could not be drawn: %s", error)
         return str(error) if isinstance(error, RecordedImagesError) else ""
     return ""
+
+
+def _clusters(folder: RunFolder) -> bool:
+    return recorded_target(folder.record(), run_config(folder)).clusters
+
+
+def _is_drawn(folder: RunFolder) -> bool:
+    """Whether a run has all the pictures that are drawn at its end, or none can be drawn of it."""
+    try:
+        wanted = (NEIGHBOURS, FOLDER) if _clusters(folder) else (NEIGHBOURS,)
+    except CapiError:
+        return True
+    return all((folder.pictures / name / INDEX).exists() for name in wanted)
 
 
 def report(
@@ -115,8 +127,7 @@ def report(
     folder, missing, costs = RunFolder(Path(run)), "", CostAssumptions(watts, carbon)
     chosen = choose_device(device)
     record = folder.record(also_newer=True)
-    drawn = (folder.pictures / NEIGHBOURS / INDEX).exists()
-    if not drawn and CheckpointFolder(folder.checkpoints).steps():
+    if not _is_drawn(folder) and CheckpointFolder(folder.checkpoints).steps():
         with EvaluationProgress(console) as progress:
             missing = draw_gallery(folder.path, partial(open_recorded, record), device=chosen, progress=progress)
     return write_report(folder.path, None if out is None else Path(out), costs, missing=missing)

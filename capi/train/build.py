@@ -32,7 +32,7 @@ from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
 from capi.types import MaskedBatch, VisionEncoder
-from capi.zoo.build import build_student, run_context, statistics, target_class, target_settings
+from capi.zoo.build import build_student, component, run_context, statistics, target_class, target_settings
 from capi.zoo.encoders import open_configured_encoder
 
 
@@ -145,14 +145,18 @@ def find_optimizer(name: str) -> OptimizerClass:
     return OPTIMIZERS[name]
 
 
-def resolve_target(
-    config: Config, *, trusted: frozenset[str] = frozenset(), device: torch.device | str = "cpu"
-) -> tuple[Config, VisionEncoder | None]:
+def resolve_target(config: Config, *, device: torch.device | str = "cpu") -> tuple[Config, VisionEncoder | None]:
     """The encoder of targets of kind `frozen`, opened, and the config with its width; other targets need none."""
-    frozen_target = config.target.frozen
-    if not target_class(config).wants_encoder or frozen_target.encoder is None:
+    frozen_target, kind = config.target.frozen, target_class(config)
+    # Settings that the target does not read are refused before anything is opened.
+    target_settings(config)
+    if not kind.wants_encoder:
         return config, None
-    encoder = open_configured_encoder(frozen_target.encoder, trusted=trusted, device=device)
+    if frozen_target.encoder is None:
+        raise CapiError(
+            f"target.kind={config.target.kind} needs the encoder that makes the targets: set target.frozen.encoder"
+        )
+    encoder = open_configured_encoder(frozen_target.encoder, device=device)
     if frozen_target.width not in (None, encoder.width):
         raise CapiError(
             f"target.frozen.width is {frozen_target.width}, but {frozen_target.encoder} has features of width "
@@ -173,7 +177,11 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
 def mask_sampler(config: Config) -> MaskSampler:
     """The masks of a config, once it is sure that they fit its grid."""
     masking = config.masking
-    sampler = MaskSampler(kind=masking.kind, ratio=masking.ratio, roll=masking.roll, predict=masking.predict)
+    # Imports it, where it is code of the user's own.
+    component("masking.kind", config)
+    sampler = MaskSampler(
+        kind=masking.kind, ratio=masking.ratio, roll=masking.roll, predict=masking.predict, options=masking.options
+    )
     sampler.counts(Grid(*config.grid))
     return sampler
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from capi.config.schema import Config
-from capi.config.trust import Trust, trusted_code
+from capi.config.trust import Trust, trusting
 from capi.data.loader import LoadedBatch
 from capi.data.locations import Data, open_images
 from capi.data.survey import DataSummary, statistics_warning, summarize
@@ -49,8 +49,13 @@ def check(
 
     With `data` the images are the user's and are looked at; without, they are noise. `trust`: see `pretrain`.
     """
-    device = choose_device(device)
-    trusted = trusted_code(trust)
+    with trusting(trust):
+        return _checked(config, data, choose_device(device), rounds, progress)
+
+
+def _checked(
+    config: Config, data: Data | None, device: torch.device, rounds: int, progress: Callable[[], None]
+) -> RunCheck:
     visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
     if least_bytes(config, visible) > memory_of(device):
         raise CapiError(_too_large(config))
@@ -61,10 +66,10 @@ def check(
         else:
             config, summary, read_rate, loaded = _look_at(config, data)
             batches = [build.device_mover(config, device)(part) for part in loaded]
-        config, frozen_encoder = build.resolve_target(config, trusted=trusted, device=device)
+        config, frozen_encoder = build.resolve_target(config, device=device)
         learner = build_learner(config, device, frozen_encoder)
         # What the run would start from must be there and fit.
-        initialise(learner, config, trusted)
+        initialise(learner, config)
         cost = measure_step(learner, batches, Grid(*config.grid).size, rounds, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapiError(_too_large(config)) from error

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from capi.config.schema import Config
 from capi.data.survey import significant
 from capi.errors import CapiError, some_of
-from capi.method.clustering import OnlineClustering
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.features import CapiEncoder
 from capi.train.step import Learner
@@ -79,12 +78,12 @@ class Initialised:
         return {"encoder": self.source, "sha256": self.sha256, "loaded": loaded, "notes": list(self.notes)}
 
 
-def initialise(learner: Learner, config: Config, trusted: frozenset[str] = frozenset()) -> Initialised | None:
+def initialise(learner: Learner, config: Config) -> Initialised | None:
     """Fill a fresh learner as `init` asks; None where it asks for nothing. Nothing is changed where it is refused."""
     source = config.init.encoder
     if source is None:
         return None
-    given, student = _opened(source, trusted, learner.device), learner.student
+    given, student = _opened(source, learner.device), learner.student
     wanted = architecture_of(given)
     differing = _differences(architecture_of(networks.frozen(student, given.statistics)), wanted)
     parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
@@ -101,8 +100,8 @@ def initialise(learner: Learner, config: Config, trusted: frozenset[str] = froze
     return Initialised(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
 
 
-def _opened(source: str, trusted: frozenset[str], device: torch.device) -> CapiEncoder:
-    given = open_configured_encoder(source, trusted=trusted, device=device)
+def _opened(source: str, device: torch.device) -> CapiEncoder:
+    given = open_configured_encoder(source, device=device)
     if not isinstance(given, CapiEncoder):
         raise CapiError(
             f"init.encoder={source} is a {type(given).__name__}, whose weights a run cannot start from: name a run, a "
@@ -225,7 +224,7 @@ def _copy(part: LoadedPart, own: nn.Module, given: nn.Module | None) -> None:
 
 def _take_prototypes(learner: Learner, source: str) -> tuple[list[LoadedPart], list[str]]:
     """The prototypes of a run of ours, where this one has some; what is to be said where there are none to take."""
-    if not isinstance(learner.target, OnlineClustering):
+    if not learner.target.clusters:
         return [], []
     own, name = dict(learner.target.named_parameters()), learner.target.name
     stored = _newest_checkpoint(source)

@@ -83,24 +83,22 @@ def pretrain(
     loggers: Sequence[Logger] = (),
     evaluations: Sequence[Evaluation] = (),
     pictures: Callable[[Config, ImageSource, RunFolder], Sequence[Evaluation]] = lambda *_: (),
-    trusted: frozenset[str] = frozenset(),
     processes: Processes = ALONE,
     console: Console | None = None,
 ) -> PretrainedRun:
     """Train to the end or to a signal. Bad input raises before anything is written.
 
-    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is. `trusted` is the
-    Python code that the encoders of `target.frozen` and `init` may be imported from.
+    `pictures` makes the evaluations that draw into the run's folder, once it is known what the run is.
     """
     with ExitStack() as stack:
         with processes.together():
-            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, trusted, device, processes, console)
+            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, device, processes, console)
             configured = build_evaluations(given.config, device)
         processes.refuse_differences("config", dump_config(given.config))
         images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
         processes.refuse_differences("set of images", images)
         with processes.together():
-            learner, initialised = _begin(given, device, trusted) if processes.is_main else (None, None)
+            learner, initialised = _begin(given, device) if processes.is_main else (None, None)
         processes.from_main(lambda: _make_folder(given, initialised))
         with processes.together():
             given.folder.wait_until_seen()
@@ -139,7 +137,6 @@ def _examine(
     data: Data,
     resume: bool,
     overwrite: bool,
-    trusted: frozenset[str],
     device: torch.device,
     processes: Processes,
     console: Console | None,
@@ -157,10 +154,11 @@ def _examine(
     build.mask_sampler(config)
     build.find_optimizer(config.optimization.optimizer)
     build.refuse_layers(config)
-    config, frozen_encoder = build.resolve_target(config, trusted=trusted, device=device)
+    config, frozen_encoder = build.resolve_target(config, device=device)
     facts = describe_data(data, source)
     if going_on:
         _refuse_other_run(folder, config, facts)
+        networks.warn_of_changed_code(folder.record(), config)
         if processes.is_main:
             _refuse_other_shapes(folder, config)
     elif folder.exists and (overwrite or _is_unbegun(folder)):
@@ -187,12 +185,12 @@ def _is_unbegun(folder: RunFolder) -> bool:
     return trained == 0 and all(record.get("step", 0) == 0 for record in read_metrics(folder.path / FILE))
 
 
-def _begin(given: _Given, device: torch.device, trusted: frozenset[str]) -> tuple[Learner, Initialised | None]:
+def _begin(given: _Given, device: torch.device) -> tuple[Learner, Initialised | None]:
     """A learner with its first weights, fresh or as `init` asks."""
     learner = build.build_learner(given.config, device, given.frozen_encoder)
     # A run that was stopped before its first checkpoint starts over, and so from the same weights.
     begun = given.going_on and Checkpoints(given.folder.checkpoints).steps()
-    initialised = None if begun else initialise(learner, given.config, trusted)
+    initialised = None if begun else initialise(learner, given.config)
     if initialised and given.going_on:
         _refuse_other_weights(given.folder, initialised)
     return learner, initialised

@@ -1,13 +1,17 @@
 """From a config to the components that it names: the student and its target, and encoders for evaluation."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any, overload
 
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from capi.config.schema import Config, Section
+from capi.config.trust import trusted_place
 from capi.errors import CapiError
+from capi.method.masking import MASKS
 from capi.method.registry import TARGETS
 from capi.method.student import Student, student_of
 from capi.method.targets import LossLabel, RunContext, Target, TargetFacts
@@ -15,11 +19,21 @@ from capi.models.architecture import weightless
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, LinearMap
-from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
+from capi.models.predictor import PREDICTORS, Predictor, PredictorShape
+from capi.runtime.plugins import check_options, code_file, import_component, look_up, sha256_of
 from capi.types import Statistics, VisionEncoder
 
-# Under these keys run.json has what the target of a run knows about itself.
-LOSS, TARGET = "loss", "target"
+_LOG = logging.getLogger("capi")
+# The keys that name components, with the tables of what comes with the package, and the class that each must be.
+_TABLES: dict[str, tuple[dict[str, Any], type | None]] = {
+    "target.kind": (TARGETS, Target),
+    "masking.kind": (MASKS, None),
+    "model.predictor.kind": (PREDICTORS, Predictor),
+}
+# The number of prototypes belongs to a recipe's size, the memory to the machine: any target may have them beside it.
+_OF_ANY_TARGET = ("clustering.prototypes", "clustering.chunk_mib")
+# Under these keys run.json has what the target of a run knows about itself, and the files of components from outside.
+LOSS, TARGET, CODE = "loss", "target", "code"
 # Text of a run that may come from anyone, and is shown.
 _LONGEST_LABEL, _LONGEST_DESCRIPTION = 60, 200
 _FACTS = TypeAdapter(TargetFacts)
@@ -43,13 +57,15 @@ def build_student(config: Config, target: TargetFacts | None = None) -> Student:
         grid=config.grid,
         drop_rate=model.stochastic_depth,
     )
-    predictor = _PREDICTORS[model.predictor.kind](config)
-    return student_of(encoder=encoder, predictor=predictor, head=_build_head(config, target or target_facts(config)))
+    return student_of(
+        encoder=encoder, predictor=_build_predictor(config), head=_build_head(config, target or target_facts(config))
+    )
 
 
 def weightless_student(config: Config, names: Sequence[str], source: str, target: TargetFacts | None = None) -> Student:
     """The student of a config that `source` gave, without memory for its weights, which `names` lists."""
-    predictor = None if config.model.predictor.kind == "fused" else config.model.predictor_depth
+    kind: type[Predictor] = component("model.predictor.kind", config)
+    predictor = config.model.predictor_depth if "depth" in kind.reads else None
     depths = {"model.depth": ("encoder", config.model.depth), "model.predictor.depth": ("predictor", predictor)}
     with weightless(names, depths, source):
         return build_student(config, target)
@@ -60,34 +76,90 @@ def _build_head(config: Config, target: TargetFacts) -> nn.Module:
     model = config.model
     assert target.outputs is not None
     if target.has_prototypes:
-        return HEADS[model.head](width=model.predictor_width, prototypes=target.outputs)
+        return HEADS[model.head](width=model.predictor_width, outputs=target.outputs)
+    if model.head != "linear":
+        raise CapiError(
+            f"model.head={model.head} leads to prototypes, which target.kind={config.target.kind} has not: leave it out"
+        )
     return LinearMap(width=model.predictor_width, outputs=target.outputs)
 
 
-def _split_shape(config: Config) -> dict[str, Any]:
-    model = config.model
-    return {
-        "width": model.predictor_width,
-        "depth": model.predictor_depth,
-        "heads": model.predictor_heads,
-        "context_width": model.width,
-        "mlp_width": round(model.predictor_width * model.mlp_ratio),
-        "positions": model.positions,
-        "grid": config.grid,
-        "drop_rate": model.stochastic_depth,
-    }
+def _build_predictor(config: Config) -> Predictor:
+    model, section = config.model, config.model.predictor
+    kind: type[Predictor] = component("model.predictor.kind", config)
+    unread = dict.fromkeys(name for each in PREDICTORS.values() for name in each.reads if name not in kind.reads)
+    _refuse_unread(config, "model.predictor.kind", [f"model.predictor.{name}" for name in unread])
+    shape = PredictorShape(
+        width=model.predictor_width,
+        depth=model.predictor_depth,
+        heads=model.predictor_heads,
+        context_width=model.width,
+        mlp_width=round(model.predictor_width * model.mlp_ratio),
+        positions=model.positions,
+        grid=config.grid,
+        drop_rate=model.stochastic_depth,
+    )
+    settings = {name: getattr(section, name) for name in kind.reads if name not in shape._fields}
+    options = _check_options(config, "model.predictor", ("shape", *shape._fields, *settings))
+    return kind.build(shape, **settings, **options)
 
 
-_PREDICTORS: dict[str, Callable[[Config], Predictor]] = {
-    "cross": lambda config: CrossPredictor(**_split_shape(config)),
-    "self": lambda config: SelfPredictor(**_split_shape(config), mask_tokens=config.model.predictor.mask_tokens),
-    "fused": lambda config: FusedPredictor(width=config.model.width),
-}
+def component(key: str, config: Config) -> Any:
+    """What the value of a key names. FILE.py:NAME is imported, if it is trusted, and enters the room's table."""
+    (table, contract), name = _TABLES[key], _value(config, key)
+    code, colon, _ = name.rpartition(":")
+    if colon:
+        import_component(table, name, trusted_place(code), key, contract)
+    return look_up(table, name, key)
+
+
+def code_record(config: Config) -> dict[str, Any]:
+    """What run.json says of components that do not come with this package: their files, with their digests."""
+    files = {key: code_file(component(key, config)) for key in _TABLES}
+    return {key: {"file": str(file), "sha256": sha256_of(file)} for key, file in files.items() if file}
+
+
+def warn_of_changed_code(record: Mapping[str, Any], config: Config, keys: Iterable[str] = _TABLES) -> None:
+    """Say which files are not what they were when the run was started."""
+    for key in keys:
+        noted, file = record.get(CODE, {}).get(key), code_file(component(key, config))
+        if isinstance(noted, dict) and file and sha256_of(file) != noted.get("sha256"):
+            _LOG.warning("%s has changed since the run was started (%s): it may compute something else", file, key)
+
+
+def _value(config: Config, path: str) -> Any:
+    return reduce(getattr, path.split("."), config)
+
+
+def _refuse_unread(config: Config, key: str, paths: Iterable[str], spared: Sequence[str] = ()) -> None:
+    """What was set for another component than the one that a key names has no meaning."""
+    default = Config()
+    for path in paths:
+        value, usual = _value(config, path), _value(default, path)
+        if isinstance(value, Section):
+            changed = [f"{path}.{name}" for name, each in value if each != getattr(usual, name)]
+        else:
+            changed = [path] * (value != usual)
+        for name in changed:
+            if name not in spared:
+                raise CapiError(f"{name} has no meaning with {key}={_value(config, key)}: leave it out")
+
+
+def _check_options(config: Config, key: str, given: Iterable[str]) -> dict[str, Any]:
+    """The options of a component, once it is sure that it takes them. `given` are arguments from elsewhere."""
+    kind, (_, contract) = component(f"{key}.kind", config), _TABLES[f"{key}.kind"]
+    # A class that leaves `build` as it is takes them in its constructor.
+    inherited = kind.build.__func__ is vars(contract)["build"].__func__
+    options: dict[str, Any] = _value(config, f"{key}.options")
+    name = _value(config, f"{key}.kind")
+    check_options(kind.__init__ if inherited else kind.build, options, f"{key}.options", given=given, name=name)
+    return options
 
 
 def target_class(config: Config) -> type[Target]:
     """What `target.kind` names."""
-    return TARGETS[config.target.kind]
+    kind: type[Target] = component("target.kind", config)
+    return kind
 
 
 def run_context(config: Config, encoder: VisionEncoder | None = None, processes: int = 1) -> RunContext:
@@ -103,7 +175,7 @@ def run_context(config: Config, encoder: VisionEncoder | None = None, processes:
         micro_batches=optimization.micro_batches,
         steps=optimization.steps,
         warmup_steps=optimization.warmup_steps,
-        student_temperature=optimization.student_temperature,
+        predictor_width=model.predictor_width,
         processes=processes,
         statistics=None if "auto" in {config.data.mean, config.data.std} else statistics(config),
         encoder=encoder,
@@ -112,13 +184,13 @@ def run_context(config: Config, encoder: VisionEncoder | None = None, processes:
 
 def target_settings(config: Config) -> dict[str, Any]:
     """What the config says about its target, as keyword arguments."""
-    settings: dict[str, Any] = {}
-    for path in target_class(config).reads:
-        section: Section = config
-        for name in path.split("."):
-            section = getattr(section, name)
-        settings |= dict(section)
-    return settings
+    kind, settings = target_class(config), dict[str, Any]()
+    unread = dict.fromkeys(path for each in TARGETS.values() for path in each.reads if path not in kind.reads)
+    _refuse_unread(config, "target.kind", unread, _OF_ANY_TARGET)
+    for path in kind.reads:
+        value = _value(config, path)
+        settings |= dict(value) if isinstance(value, Section) else {path.rpartition(".")[2]: value}
+    return settings | _check_options(config, "target", ("run", "teacher", *settings))
 
 
 def statistics(config: Config) -> Statistics:
@@ -141,8 +213,10 @@ def loss_label(config: Config) -> LossLabel:
 
 
 def target_record(config: Config) -> dict[str, Any]:
-    """What run.json says of the target."""
-    return {LOSS: loss_label(config)._asdict(), TARGET: _FACTS.dump_python(target_facts(config), mode="json")}
+    """What run.json says of the target, and of code that does not come with this package."""
+    known, code = target_facts(config), code_record(config)
+    described = {LOSS: loss_label(config)._asdict(), TARGET: _FACTS.dump_python(known, mode="json")}
+    return described | ({CODE: code} if code else {})
 
 
 def recorded_target(record: Mapping[str, Any], config: Config) -> TargetFacts:

@@ -4,21 +4,18 @@ recipe, or Python of one's own.
 What exists under a name on the disk comes first; only a name that does not is looked for elsewhere.
 """
 
-import importlib
-import importlib.util
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
 from capi.config.files import load_config
-from capi.config.trust import is_trusted
+from capi.config.trust import Trust, trusted_place, trusting
 from capi.errors import CapiError, expect
 from capi.models.features import CapiEncoder, PixelEncoder
 from capi.models.plain_vit import PlainViT
+from capi.runtime.plugins import import_code, in_one_line
 from capi.types import Statistics, VisionEncoder
 from capi.zoo import build
 from capi.zoo.baselines import is_baseline, is_on_this_machine
@@ -48,7 +45,7 @@ class Trainee(Protocol):
     def as_encoder(self, weights: Weights = "teacher") -> CapiEncoder: ...
 
 
-def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | PlainViT:
+def load(model: str | Path, *, weights: Weights = "teacher", trust: Trust = ()) -> CapiEncoder | PlainViT:
     """The frozen encoder of a run folder, of what `capi export` writes (but ONNX), of a checkpoint in the released
     layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`); or of another
     method, as `baseline:NAME`.
@@ -56,9 +53,11 @@ def load(model: str | Path, *, weights: Weights = "teacher") -> CapiEncoder | Pl
     Of a run `weights` chooses the teacher (the moving average) or the student; files hold one of them. Calling the
     encoder on normalised images gives `Features(pooled, registers, feature_map)`; with `pooled=False` the pooled
     vector is neither computed nor given. A key that is missing, unknown or misshapen is an error that names it; of the
-    released layout all keys of the head may be missing, since features need none of them.
+    released layout all keys of the head may be missing, since features need none of them. `trust` names the Python file
+    that a run has its predictor from.
     """
-    return _open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
+    with trusting(trust):
+        return _open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
 
 
 def _open_baseline(name: str) -> PlainViT:
@@ -155,13 +154,11 @@ def open_noted_encoder(
     return open_encoder(name, weights=weights, device=device)
 
 
-def open_configured_encoder(name: str, *, trusted: frozenset[str], device: torch.device | str = "cpu") -> VisionEncoder:
-    """The encoder that a config names. Python code is imported only if `trusted_code` has it."""
+def open_configured_encoder(name: str, *, device: torch.device | str = "cpu") -> VisionEncoder:
+    """The encoder that a config names. Python code is imported only if it is trusted."""
     code = _code_of(name)
-    if code is not None and not is_trusted(code, trusted):
-        raise CapiError(
-            f"the config names Python code in {code}: look at it, then add --trust {code} (in Python, trust={code!r})"
-        )
+    if code is not None:
+        name = f"{trusted_place(code)}:{name.rpartition(':')[2]}"
     return open_encoder(name, device=device)
 
 
@@ -230,7 +227,11 @@ def untrained(recipe: str) -> CapiEncoder:
 
 def _own(place: str, attribute: str, name: str) -> VisionEncoder:
     """An object of the user's own Python, called if it is no encoder yet; this runs their code."""
-    encoder: Any = getattr(_module(place, name), attribute, None)
+    try:
+        module = import_code(place)
+    except ModuleNotFoundError as error:
+        raise CapiError(f"there is no encoder {name} ({error}): expected {KINDS}") from error
+    encoder: Any = getattr(module, attribute, None)
     if encoder is None:
         raise CapiError(f'{place} has nothing called "{attribute}": expected an encoder, or what makes one when called')
     if isinstance(encoder, type) or not isinstance(encoder, VisionEncoder):
@@ -246,43 +247,6 @@ def _called(encoder: Any, name: str) -> Any:
     try:
         return encoder()
     except Exception as error:
-        raise CapiError(f"{name} makes no encoder when it is called without arguments ({_said(error)})") from error
-
-
-def _module(place: str, name: str) -> ModuleType:
-    """A file or a module; what lies beside the file, or in the present folder, can be imported too."""
-    try:
-        if not place.endswith(".py"):
-            _add_to_path(Path.cwd())
-            return importlib.import_module(place)
-        if not Path(place).is_file():
-            raise CapiError(f"there is no file {place}, which {name} names")
-        _add_to_path(Path(place).resolve().parent)
-        return _module_of_file(Path(place))
-    except CapiError:
-        raise
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and f"{place}.".startswith(f"{error.name}."):
-            raise CapiError(f"there is no encoder {name} ({error}): expected {KINDS}") from error
-        raise CapiError(f"{place} cannot be imported ({_said(error)}): --traceback shows where") from error
-
-
-def _module_of_file(path: Path) -> ModuleType:
-    """Under a name of its own, so that a file torch.py replaces nothing; dataclasses look themselves up by it."""
-    spec = importlib.util.spec_from_file_location(f"capi_encoder_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-def _add_to_path(folder: Path) -> None:
-    """At the end: the user's files hide no library."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
-
-
-def _said(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        raise CapiError(
+            f"{name} makes no encoder when it is called without arguments ({in_one_line(error)})"
+        ) from error

@@ -286,7 +286,7 @@ def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
                 f'{source} has "head.last_layer.weight_v" of shape {tuple(direction.shape)} and '
                 f'"head.last_layer.weight_g" of shape {tuple(length.shape)}: each must have a row for every prototype'
             )
-        head = LinearHead(width=predictor.width, prototypes=direction.shape[0])
+        head = LinearHead(width=predictor.width, outputs=direction.shape[0])
     statistics = _statistics(patches.shape[1], source)
     return CapiEncoder(encoder=encoder, predictor=predictor, head=head, statistics=statistics)
 

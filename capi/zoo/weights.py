@@ -11,6 +11,7 @@ from torch import Tensor
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
+from capi.method.targets import TargetFacts
 from capi.models.architecture import Architecture, architecture_of, weightless_encoder
 from capi.models.features import CapiEncoder
 from capi.runtime.atomic import atomic_open, atomic_path
@@ -18,7 +19,7 @@ from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_paths
 from capi.runtime.tensor_file import Header, read_header
 from capi.types import Statistics
-from capi.zoo.build import frozen, statistics, weightless_student
+from capi.zoo.build import TARGET, frozen, recorded_target, statistics, warn_of_changed_code, weightless_student
 from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from capi.zoo.files import read_contents
 from capi.zoo.huggingface.files import check_statistics, checked_image_size
@@ -46,9 +47,11 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     checkpoints = CheckpointFolder(folder.checkpoints)
     if not checkpoints.steps():
         raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
+    record = folder.record()
+    warn_of_changed_code(record, config, ["model.predictor.kind"])
     stored, prefix = StoredTensors(checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]
     names = [name.removeprefix(prefix) for name in stored.weightless if name.startswith(prefix)]
-    model = _empty(config, names, str(path))
+    model = _empty(config, names, str(path), recorded_target(record, config))
     taken = stored.take({prefix + name: value for name, value in model.state_dict().items()})
     state = {name.removeprefix(prefix): value for name, value in taken.items()}
     model.load_state_dict(state, strict=True, assign=True)
@@ -57,8 +60,10 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
 
 def export_run(path: Path, out: Path, weights: Weights) -> Path:
     """Write the encoder of a run as one safetensors file, with the run's config inside."""
-    config = run_config(RunFolder(path))
+    folder = RunFolder(path)
+    config, record = run_config(folder), folder.record()
     facts = {"config": hide_paths(config.model_dump(mode="json")), "weights": weights}
+    facts |= {TARGET: record[TARGET]} if TARGET in record else {}
     return export_encoder(load_run(path, weights), out, "safetensors", facts)
 
 
@@ -121,7 +126,8 @@ def _of_facts(facts: Facts, names: Sequence[str], source: str) -> CapiEncoder:
     if "architecture" not in facts:
         if not isinstance(facts.get("config"), dict):
             raise CapiError(f"{source} does not say what its weights belong to: export them again")
-        return _empty(parse_config(facts["config"], source=source), names, source)
+        config = parse_config(facts["config"], source=source)
+        return _empty(config, names, source, recorded_target(facts, config))
     architecture, statistics = Architecture.from_plain(facts["architecture"], source), facts.get("statistics")
     given: Facts = statistics if isinstance(statistics, dict) else {}
     mean, std, size = given.get("mean", ()), given.get("std", ()), facts.get("image_size")
@@ -130,9 +136,9 @@ def _of_facts(facts: Facts, names: Sequence[str], source: str) -> CapiEncoder:
     return weightless_encoder(architecture, names, Statistics(tuple(mean), tuple(std)), source, image_size)
 
 
-def _empty(config: Config, names: Sequence[str], source: str) -> CapiEncoder:
+def _empty(config: Config, names: Sequence[str], source: str, target: TargetFacts) -> CapiEncoder:
     """The model without memory for its weights, which come from a file as they are."""
-    return frozen(weightless_student(config, names, source), statistics(config), config.data.height_and_width)
+    return frozen(weightless_student(config, names, source, target), statistics(config), config.data.height_and_width)
 
 
 def _fill(model: CapiEncoder, state: dict[str, Tensor], path: Path) -> None:

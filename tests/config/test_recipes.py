@@ -14,7 +14,7 @@ from capi.train.build import build_learner, mask_sampler, resolve_target
 from capi.train.cost.plan import planned_cost
 from capi.train.step import train_step
 from capi.types import Features, MaskedBatch
-from capi.zoo.build import build_student
+from capi.zoo.build import build_student, target_facts
 
 NAMES = recipe_names()
 
@@ -71,7 +71,7 @@ def test__validates_and_builds(name: str) -> None:
     assert 0 < predicted <= masked
     with torch.device("meta"):
         student = build_student(config)
-    if config.target.has_prototypes:
+    if target_facts(config).has_prototypes:
         assert student.head.direction.shape == (config.clustering.prototypes, config.model.predictor_width)
     else:
         assert student.head.weight.shape == (config.target.frozen.width, config.model.predictor_width)

@@ -4,13 +4,10 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from capi.config.files import load_config, parse_config
-from capi.config.schema import Config, EvaluationConfig, MaskingConfig, ModelConfig, PredictorConfig, TargetConfig
+from capi.config.schema import Config, EvaluationConfig, ModelConfig
 from capi.errors import CapiError
-from capi.method.masking import MASKS
-from capi.method.registry import TARGETS
 from capi.models.heads import HEADS
 from capi.models.positions import POSITIONS
-from capi.models.predictor import PREDICTORS
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
@@ -39,39 +36,15 @@ def test__defaults_are_the_paper_s() -> None:
     assert config.grid == (14, 14)
 
 
-def test__every_mask_can_be_chosen() -> None:
-    assert get_args(MaskingConfig.model_fields["kind"].annotation) == tuple(MASKS)
-
-
 @pytest.mark.parametrize(
     ("section", "key", "known"),
     [
-        (PredictorConfig, "kind", PREDICTORS),
         (ModelConfig, "positions", POSITIONS),
         (ModelConfig, "head", HEADS),
-        (TargetConfig, "kind", TARGETS),
     ],
 )
 def test__every_variant_can_be_chosen(section: type[BaseModel], key: str, known: dict[str, object]) -> None:
     assert get_args(section.model_fields[key].annotation) == tuple(known)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["model.predictor.kind=fused", "model.predictor.depth=3"], "set model.predictor.depth=null"),
-        (["model.predictor.kind=fused", "model.predictor.width=96"], "set model.predictor.width=null"),
-        (["model.predictor.kind=fused", "model.predictor.heads=3"], "set model.predictor.heads=null"),
-        (
-            ["model.predictor.mask_tokens=masked"],
-            "mask_tokens is a choice of model.predictor.kind=self",
-        ),
-    ],
-)
-def test__settings_without_a_meaning_are_refused_with_the_field_to_change(overrides: list[str], message: str) -> None:
-    with pytest.raises(CapiError) as caught:
-        parse_config({}, overrides)
-    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("recipe", ["demo", "vitl14"])
@@ -96,13 +69,11 @@ def test__weights_to_start_from_are_optional_and_taken_strictly() -> None:
         load_config("demo", ["init.model=run"])
 
 
-def test__the_queue_is_off_holds_whole_batches_and_is_the_clustering_s() -> None:
+def test__the_queue_is_off_and_holds_whole_batches() -> None:
     assert Config().clustering.queue == 0
     assert load_config("mini", ["clustering.queue=192"]).clustering.queue == 192
     with pytest.raises(CapiError, match=r"clustering\.queue = 100 is no multiple .*: set clustering\.queue=64 or 128"):
         load_config("mini", ["clustering.queue=100"])
-    with pytest.raises(CapiError, match=r"clustering\.queue has no meaning with target\.kind=ema_head: leave it out"):
-        load_config("mini", ["clustering.queue=64", "target.kind=ema_head"])
     with pytest.raises(CapiError, match=r"clustering\.queue"):
         load_config("mini", ["clustering.queue=-64"])
 

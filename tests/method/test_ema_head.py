@@ -15,7 +15,7 @@ INDEX = torch.tensor([[0, 3, 4], [1, 2, 0]])
 
 
 def target_of(**changes) -> tuple[EmaHead, LinearHead]:
-    head = LinearHead(width=6, prototypes=5)
+    head = LinearHead(width=6, outputs=5)
     given = {"head": head, "prototypes": 5, "teacher_temperature": lambda _: TEMPERATURE}
     return EmaHead(**(given | changes)), head
 

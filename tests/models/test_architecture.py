@@ -72,7 +72,7 @@ def test__models_without_a_head_are_rebuilt(model: CapiEncoder) -> None:
 
 
 def test__sizes_of_an_mlp_head_are_kept(model: CapiEncoder) -> None:
-    model.head = MlpHead(width=48, prototypes=7, hidden=20, bottleneck=12)
+    model.head = MlpHead(width=48, outputs=7, hidden=20, bottleneck=12)
     assert_same_model(model, rebuilt(model), torch.randn(2, 3, 16, 12))
 
 

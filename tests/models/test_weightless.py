@@ -14,8 +14,8 @@ from tests.conftest import REFERENCE
 
 def test__modules_have_shapes_and_no_weights() -> None:
     with without_weights():
-        module = nn.Sequential(nn.Linear(3, 4), nn.Conv2d(3, 2, 5), MlpHead(width=8, prototypes=5))
-    expected = nn.Sequential(nn.Linear(3, 4), nn.Conv2d(3, 2, 5), MlpHead(width=8, prototypes=5))
+        module = nn.Sequential(nn.Linear(3, 4), nn.Conv2d(3, 2, 5), MlpHead(width=8, outputs=5))
+    expected = nn.Sequential(nn.Linear(3, 4), nn.Conv2d(3, 2, 5), MlpHead(width=8, outputs=5))
     shapes = {name: value.shape for name, value in expected.named_parameters()}
     assert {name: value.shape for name, value in module.named_parameters()} == shapes
     assert all(value.is_meta for value in module.parameters())

@@ -21,7 +21,7 @@ def untrained_model() -> CapiEncoder:
     return CapiEncoder(
         encoder=Encoder(width=32, depth=1, heads=2, patch_size=8, registers=4, mlp_width=64),
         predictor=CrossPredictor(width=32, depth=1, heads=2, context_width=32, mlp_width=64),
-        head=LinearHead(width=32, prototypes=PROTOTYPES),
+        head=LinearHead(width=32, outputs=PROTOTYPES),
     ).eval()
 
 

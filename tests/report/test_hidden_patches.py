@@ -34,7 +34,7 @@ def predictor() -> CapiEncoder:
     return CapiEncoder(
         encoder=encoder,
         predictor=CrossPredictor(width=48, depth=2, heads=4, context_width=32, mlp_width=64),
-        head=LinearHead(width=48, prototypes=PROTOTYPES),
+        head=LinearHead(width=48, outputs=PROTOTYPES),
     ).eval()
 
 

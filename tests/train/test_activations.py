@@ -7,9 +7,9 @@ from torch import Tensor
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.masking import Grid
+from capi.models.costs import Counts, Keeping
 from capi.train.build import build_learner, mask_sampler
-from capi.train.cost.activations import Activations, Keeping, student_activations
-from capi.train.cost.flop import Counts
+from capi.train.cost.activations import Activations, student_activations
 from capi.train.cost.step import random_batch
 from capi.train.recomputation import Recomputation, recompute
 from capi.train.step import Learner

@@ -40,7 +40,7 @@ def test__an_opset_that_cannot_be_written_is_refused(opset: int, model: CapiEnco
 
 
 def test__the_copy_is_plain_and_the_encoder_stays_as_it_was(model: CapiEncoder) -> None:
-    model.head = LinearHead(width=48, prototypes=8)
+    model.head = LinearHead(width=48, outputs=8)
     model.statistics = Statistics((0.5,) * 3, (0.25,) * 3)
     model.to(torch.bfloat16).train()
     copied = plain_copy(model)

@@ -26,7 +26,7 @@ def random_model(rope="released", *, registers: int = 8, predictor_width: int = 
     )
     predictor = CrossPredictor(width=predictor_width, depth=2, heads=6, context_width=32, mlp_width=96, positions=rope)
     model = CapiEncoder(
-        encoder=encoder, predictor=predictor, head=LinearHead(width=predictor_width, prototypes=11) if head else None
+        encoder=encoder, predictor=predictor, head=LinearHead(width=predictor_width, outputs=11) if head else None
     )
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)

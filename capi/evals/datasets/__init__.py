@@ -1,41 +1,27 @@
 """Data sets of the evaluations, by name: one small file each, whose layout says how the files of the user must lie.
 
-Another one is a file with a `DATASET` and a line in the dict. Nothing is ever downloaded.
+Another one is a file with a `DATASET` and its name in `_MODULES`. Nothing is ever downloaded.
 """
 
+import importlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from capi.errors import CapiError, nearest
-from capi.evals.datasets import (
-    ade20k,
-    camvid,
-    cityscapes,
-    csv,
-    demo,
-    folder,
-    imagenet,
-    imagenet22k,
-    inaturalist2021,
-    masks,
-    pets,
-    places205,
-    sun397,
-    voc,
-)
 from capi.evals.datasets.copies import noting_copies
 from capi.evals.datasets.files import MisplacedFilesError
 from capi.evals.fitted_probes import KINDS
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData, Task
 
+# Their modules, in the order in which they are listed.
 _MODULES = (
-    *(folder, csv, masks, demo, pets, voc, ade20k, cityscapes, camvid),
-    *(imagenet, imagenet22k, inaturalist2021, places205, sun397),
+    *("folder", "csv", "masks", "demo", "pets", "voc", "ade20k", "cityscapes", "camvid"),
+    *("imagenet", "imagenet22k", "inaturalist2021", "places205", "sun397"),
 )
-DATASETS: dict[str, Dataset] = {module.DATASET.name: module.DATASET for module in _MODULES}
-WITHOUT_FOLDER = frozenset({"demo"})
+_FOUND: list[Dataset] = [importlib.import_module(f"{__name__}.{name}").DATASET for name in _MODULES]
+DATASETS = {dataset.name: dataset for dataset in _FOUND}
 _OPTIONS = ("train", "tests", "test_share", "label", "exclude", "ignored", "class_names", "more")
 
 
@@ -97,7 +83,7 @@ def _checked(dataset: Dataset, root: Path | None, options: DataOptions) -> Path:
     twice = next((name for name, count in Counter(options.tests or ()).items() if count > 1), None)
     if twice is not None:
         raise CapiError(f'tests= names the split "{twice}" twice: name each once')
-    if dataset.name in WITHOUT_FOLDER:
+    if not dataset.needs_folder:
         if root is not None:
             raise CapiError(f'the data set "{dataset.name}" is built in: leave out data={root}')
         return Path()

@@ -38,4 +38,5 @@ tests= (test unless said) is tested on.
 """,
     classification=load,
     heeds=frozenset({"train", "tests"}),
+    needs_folder=False,
 )

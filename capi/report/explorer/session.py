@@ -250,8 +250,9 @@ class Explorer:
 
     def random_mask(self, view: View, kind: str, ratio: float, seed: int) -> Bool[Tensor, "rows columns"]:
         """Patches to hide, as a recipe would; the same for the same seed."""
-        roll = self.masks.roll and kind == self.masks.kind
-        sampler = MaskSampler(kind=kind, ratio=ratio, roll=roll, predict=1.0)
+        own = kind == self.masks.kind
+        options = self.masks.options if own else {}
+        sampler = MaskSampler(kind=kind, ratio=ratio, roll=self.masks.roll and own, predict=1.0, options=options)
         hidden = sampler(Grid(*view.grid), sample_keys(seed, 0, torch.zeros(1, dtype=torch.int64))).predict[0]
         return torch.zeros(Grid(*view.grid).size, dtype=torch.bool).index_fill(0, hidden, True).view(view.grid)
 

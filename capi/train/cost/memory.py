@@ -17,10 +17,11 @@ from torch import nn
 from capi.config.schema import Config
 from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_chunks
 from capi.method.clustering import OnlineClustering
+from capi.models.costs import FLOAT32, Counts, Keeping
 from capi.models.encoder import PatchEncoder
+from capi.models.heads import Head
 from capi.models.layers import Block
-from capi.train.cost.activations import FLOAT32, Keeping, student_activations
-from capi.train.cost.flop import Counts
+from capi.train.cost.activations import student_activations
 from capi.train.optimizer import Optimizer
 from capi.train.recomputation import Recomputation
 from capi.train.step import Learner
@@ -121,9 +122,10 @@ class Planned:
 
     @cached_property
     def outputs(self) -> int:
-        """The width of what the student's head gives: its last matrix has as many rows."""
-        matrices = [(name, weight) for name, weight in self.learner.student.head.named_parameters() if weight.ndim == 2]
-        return next(len(weight) for name, weight in reversed(matrices) if not name.endswith("length"))
+        """The width of what the student's head gives."""
+        head = self.learner.student.head
+        assert isinstance(head, Head)
+        return head.outputs
 
     def memory(self, images: int, saving: Saving) -> MemoryPlan:
         """Of a process that works on so many images in an iteration, over all its micro-batches."""

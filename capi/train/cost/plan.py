@@ -13,11 +13,13 @@ import torch
 
 from capi.config.files import Recipe, as_config, differences, load_config
 from capi.config.schema import Config
+from capi.config.trust import trusting
 from capi.errors import CapiError
 from capi.method.masking import Grid
+from capi.models.costs import Counts
 from capi.train.build import build_learner, mask_sampler
 from capi.train.compilation import wants_compiling
-from capi.train.cost.flop import TRAINING, Counts, IterationFlop, iteration_flop
+from capi.train.cost.flop import TRAINING, IterationFlop, iteration_flop
 from capi.train.cost.hardware import CARBON_INTENSITY, Gpu, find_gpu
 from capi.train.cost.memory import MemoryPlan, Planned, Saving
 from capi.zoo.build import target_class
@@ -137,7 +139,8 @@ def plan(
     `gpu` is a name that `capi plan --gpu list` gives, or `this` for the machine at hand. `assumptions` holds what no
     plan can know: the share of the peak that is reached, and what power costs.
     """
-    return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
+    with trusting(overrides=overrides):
+        return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
 
 
 def plan_run(

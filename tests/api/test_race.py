@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from capi.api import speedrun as race
+from capi.api import race
 from capi.errors import CapiError
 from capi.zoo.run_folder import RunFolder, run_config
 from tests.api.test_demo import SMALL

@@ -1,0 +1,189 @@
+"""What the parts of a model cost: the FLOP of a stack of blocks, and the memory that it leaves for its backward pass.
+
+Heads and predictors know from these what they cost themselves; `capi.train.cost` adds up.
+
+What autograd keeps follows from the modules: the input of every norm and every linear map, what attention and GELU need
+of their own, and with stochastic depth the branches as they are added back. The residual stream and the norms are in
+float32; what products read and give is in the precision of the run. The counts are those of eager mode: a compiled
+block keeps less.
+
+    c   bytes of a value in the run's precision: 4 or 2
+    q   tokens that ask, t tokens that are read (the same in self-attention), d width, m width of the hidden layer
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from capi.models.layers import Block
+
+# The residual stream, norms, losses and Sinkhorn; and indices.
+FLOAT32, INT64 = 4, 8
+Checkpointing = Literal["off", "full", "selective"]
+
+
+class Counts(NamedTuple):
+    """Tokens of one image."""
+
+    registers: int
+    patches: int
+    visible: int
+    predicted: int
+
+    @property
+    def context(self) -> int:
+        return self.registers + self.visible
+
+    @property
+    def masked(self) -> int:
+        return self.patches - self.visible
+
+
+class TokenSequence(NamedTuple):
+    """The tokens of one image that a stack of blocks works on; with a context attention reads that."""
+
+    queries: int
+    context: int | None = None
+
+    @property
+    def read(self) -> int:
+        return self.queries if self.context is None else self.context
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """How tensors are kept.
+
+    `compute_bytes` of a value that products read and give. `checkpointing` full keeps the input of each block and
+    recomputes the rest; selective keeps the products of each block and recomputes norms, rotations and GELUs.
+    """
+
+    compute_bytes: int = FLOAT32
+    checkpointing: Checkpointing = "off"
+
+    @property
+    def mixed(self) -> bool:
+        return self.compute_bytes != FLOAT32
+
+
+def stack_flop(blocks: Iterable[Any], queries: int, context: int) -> int:
+    """The forward pass of a row of blocks on one image, of so many tokens that ask and so many that are read."""
+    return sum(_block_flop(block, queries, context) for block in blocks if isinstance(block, Block))
+
+
+def _block_flop(block: Block, queries: int, context: int) -> int:
+    attention, mlp = block.attention, block.mlp
+    on_queries = (attention.query, attention.output, mlp.expand, mlp.contract)
+    on_context = (attention.key, attention.value)
+    linear = queries * sum(layer.weight.numel() for layer in on_queries)
+    linear += context * sum(layer.weight.numel() for layer in on_context)
+    products = 2 * queries * context * attention.query.out_features
+    return 2 * (linear + products)
+
+
+def blocks_of(stack: object) -> list[Block]:
+    """The blocks of an encoder or a predictor, all alike."""
+    return [block for block in getattr(stack, "blocks", ()) if isinstance(block, Block)]
+
+
+def stack_bytes(stack: Any, sequence: TokenSequence, images: int, keeping: Keeping) -> int:
+    """A row of blocks and the norm at its end."""
+    blocks = blocks_of(stack)
+    rotary = _rotary_bytes(blocks[0], sequence) if stack.positions.rotates else 0
+    # All blocks of a stack are alike.
+    each = len(blocks) * _block_bytes(blocks[0], sequence, images, keeping, rotary)
+    tables_once = keeping.checkpointing != "off" or not (keeping.mixed or drops(blocks[0]))
+    width = blocks[0].attention.query.out_features
+    last = FLOAT32 * sequence.queries * (width + 1)
+    return each + images * (last + (rotary if tables_once else 0))
+
+
+def _rotary_bytes(block: Block, sequence: TokenSequence) -> int:
+    """Cosines and sines of one image in float32, of what asks and of what is read."""
+    head_width = block.attention.query.out_features // block.attention.heads
+    positions = sequence.queries + (sequence.context or 0)
+    return 2 * FLOAT32 * positions * head_width
+
+
+def drops(block: Block) -> bool:
+    """Whether it leaves out images, as stochastic depth does."""
+    return block.drop_rate > 0
+
+
+def _block_bytes(block: Block, sequence: TokenSequence, images: int, keeping: Keeping, rotary: int) -> int:
+    if keeping.checkpointing == "full":
+        return FLOAT32 * images * sequence.queries * block.attention.query.out_features
+    if keeping.checkpointing == "selective":
+        return _block_products(block, sequence, images, keeping)
+    kept = block.images_kept(images) if drops(block) else images
+    # Both branches draw images of their own; the storage of the permutation is kept whole.
+    drawn = 2 * INT64 * images if drops(block) else 0
+    return drawn + kept * (
+        _attention(block, sequence, keeping)
+        + _mlp(block, sequence, keeping)
+        + _turned(block, sequence, keeping, rotary)
+    )
+
+
+def _attention(block: Block, sequence: TokenSequence, keeping: Keeping) -> int:
+    """One image: its norm, the inputs of the linear maps, queries, keys, values, the result and its normaliser."""
+    q, t, c = sequence.queries, sequence.read, keeping.compute_bytes
+    d, e = block.attention.query.out_features, block.attention.key.in_features
+    norm = FLOAT32 * q * (d + 1)
+    cross = sequence.context is not None
+    # Rounding makes a copy for each of the three maps; in float32 they share one.
+    inputs = c * q * d * (3 if keeping.mixed and not cross else 1)
+    if cross and keeping.mixed:
+        inputs += 2 * c * t * e
+    elif cross and drops(block):
+        inputs += c * t * e
+    attended = c * d * (2 * q + 2 * t) + FLOAT32 * block.attention.heads * q
+    added = FLOAT32 * q * d if drops(block) else 0
+    return norm + inputs + attended + added
+
+
+def _mlp(block: Block, sequence: TokenSequence, keeping: Keeping) -> int:
+    """One image: the norm, its result, and the hidden layer before and after its GELU."""
+    q, c = sequence.queries, keeping.compute_bytes
+    d, m = block.mlp.expand.in_features, block.mlp.expand.out_features
+    norm = FLOAT32 * q * (d + 1)
+    return norm + c * q * (d + 2 * m) + (FLOAT32 * q * d if drops(block) else 0)
+
+
+def _turned(block: Block, sequence: TokenSequence, keeping: Keeping, rotary: int) -> int:
+    """One image: the rotary tables that a block keeps for itself, rounded or of the images that it works on."""
+    if keeping.mixed:
+        # Queries and keys each round the tables, also where they are the same.
+        both = rotary if sequence.context is not None else 2 * rotary
+        return both * keeping.compute_bytes // FLOAT32
+    return rotary if drops(block) else 0
+
+
+def _block_products(block: Block, sequence: TokenSequence, images: int, keeping: Keeping) -> int:
+    """Selective checkpointing: the block's input and what its products give."""
+    q, t, c = sequence.queries, sequence.read, keeping.compute_bytes
+    d, m = block.attention.query.out_features, block.mlp.expand.out_features
+    kept = block.images_kept(images) if drops(block) else images
+    # Queries, keys and values, attention, its output, and both layers of the MLP.
+    products = c * (d * (4 * q + 2 * t) + m * q) + FLOAT32 * block.attention.heads * q
+    return images * FLOAT32 * q * d + kept * products
+
+
+def recomputed_bytes(block: Block, sequence: TokenSequence, images: int, keeping: Keeping) -> int:
+    """What one block holds again while its backward pass runs."""
+    if keeping.checkpointing == "off":
+        return 0
+    everything = Keeping(keeping.compute_bytes)
+    rotary = _rotary_bytes(block, sequence)
+    again = _block_bytes(block, sequence, images, everything, rotary) + weight_copies(block, everything)
+    kept = _block_bytes(block, sequence, images, keeping, rotary) if keeping.checkpointing == "selective" else 0
+    return max(again - kept, 0)
+
+
+def weight_copies(block: Block, keeping: Keeping) -> int:
+    """In mixed precision a rounded copy of every matrix stays until the backward pass."""
+    if not keeping.mixed or keeping.checkpointing != "off":
+        return 0
+    attention, mlp = block.attention, block.mlp
+    layers = (attention.query, attention.key, attention.value, attention.output, mlp.expand, mlp.contract)
+    return keeping.compute_bytes * sum(layer.in_features * layer.out_features for layer in layers)
