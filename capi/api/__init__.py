@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from capi.runtime.signals import StopRequest as StopRequest
     from capi.train.build import build_learner as build_learner
     from capi.train.build import masked_batch as masked_batch
+    from capi.train.build import register_optimizer as register_optimizer
     from capi.train.cost.hardware import CARBON_INTENSITY as CARBON_INTENSITY
     from capi.train.cost.hardware import gpus as gpus
     from capi.train.cost.hardware import this_machine as this_machine
@@ -111,6 +112,7 @@ PUBLIC = {
     "push": "capi.api.share",
     "register_mask": "capi.method.masking",
     "register_predictor": "capi.models.predictor",
+    "register_optimizer": "capi.train.build",
     "register_target": "capi.method.registry",
     "report": "capi.report.runs",
     "speedrun": "capi.api.race",

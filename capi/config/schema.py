@@ -359,8 +359,8 @@ class OptimizationConfig(Section):
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps in which the learning rate rises."""
     optimizer: str = "adamw"
-    """What updates the student: `adamw`, or `muon` (ours) on the 2-D weights inside blocks and AdamW on the rest.
-    Prototypes always have AdamW."""
+    """What updates the student: `adamw`, `muon` (ours) on the 2-D weights inside blocks and AdamW on the rest, or
+    FILE.py:NAME. Prototypes always have AdamW."""
     learning_rate: Positive = 1e-3
     """Peak learning rate."""
     matrix_rate_multiplier: Positive = 1.0

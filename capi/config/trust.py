@@ -16,7 +16,10 @@ from capi.errors import CapiError, expect
 
 Trust = str | Path | Iterable[str | Path]
 # Keys of the config whose value may name code.
-_KEYS = ("target.kind", "masking.kind", "model.predictor.kind", "target.frozen.encoder", "init.encoder")
+_KEYS = (
+    *("target.kind", "masking.kind", "model.predictor.kind", "optimization.optimizer"),
+    *("target.frozen.encoder", "init.encoder"),
+)
 _TRUSTED: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset())
 
 

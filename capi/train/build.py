@@ -9,25 +9,27 @@ import torch
 from torch import Tensor
 
 from capi.config.schema import Config
+from capi.config.trust import trusted_place
 from capi.data.crops import normalize
 from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.survey import summarize
-from capi.errors import CapiError, expect, nearest
+from capi.errors import CapiError, expect
 from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.layers import Block
 from capi.runtime.devices import Transfer, keep_freed_memory
+from capi.runtime.plugins import import_component, look_up, register
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
 from capi.train.loop import LoopSettings
 from capi.train.muon import Muon
-from capi.train.optimizer import AdamW, OptimizerClass, student_optimizer, target_optimizer
+from capi.train.optimizer import AdamW, Optimizer, OptimizerClass, student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
@@ -128,21 +130,20 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
 
 # What `optimization.optimizer` may name.
 OPTIMIZERS: dict[str, OptimizerClass] = {"adamw": AdamW, "muon": Muon}
+_OPTIMIZER = "optimization.optimizer"
 
 
-def register_optimizer(name: str, optimizer: OptimizerClass) -> None:
-    """Let `optimization.optimizer` name an optimizer of one's own, which keeps the contract `Optimizer`."""
-    OPTIMIZERS[name] = optimizer
+def register_optimizer(name: str, optimizer: type[Optimizer]) -> None:
+    """Make an optimizer of your own known as `optimization.optimizer=NAME` in this process."""
+    register(OPTIMIZERS, name, optimizer, _OPTIMIZER, Optimizer)
 
 
 def find_optimizer(name: str) -> OptimizerClass:
-    """The optimizer of this name."""
-    if name not in OPTIMIZERS:
-        raise CapiError(
-            f'optimization.optimizer: there is no optimizer "{name}"{nearest(name, OPTIMIZERS)} (there are '
-            f"{', '.join(OPTIMIZERS)})"
-        )
-    return OPTIMIZERS[name]
+    """What `optimization.optimizer` names. FILE.py:NAME is imported, if it is trusted."""
+    code, colon, _ = name.rpartition(":")
+    if colon:
+        import_component(OPTIMIZERS, name, trusted_place(code), _OPTIMIZER, Optimizer)
+    return look_up(OPTIMIZERS, name, _OPTIMIZER)
 
 
 def resolve_target(config: Config, *, device: torch.device | str = "cpu") -> tuple[Config, VisionEncoder | None]:

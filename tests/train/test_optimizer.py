@@ -1,11 +1,14 @@
 import copy
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import capi
 from capi.config.schema import Config
+from capi.config.trust import trusting
 from capi.errors import CapiError
 from capi.method.clustering import OnlineClustering
 from capi.method.student import Student
@@ -195,14 +198,33 @@ def test__muon_without_matrices_is_refused(small_config: Config) -> None:
         student_optimizer(student, optimizer=Muon, weight_decay=0.1)
 
 
-def test__an_optimizer_of_ones_own_is_found_by_its_name(small_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Still(AdamW):
-        def step(self, closure: object = None) -> None:
-            """Moves nothing."""
+class Still(AdamW):
+    """Moves nothing."""
 
+    def step(self, closure: object = None) -> None: ...
+
+
+@pytest.fixture
+def _own_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "OPTIMIZERS", dict(build.OPTIMIZERS))
-    build.register_optimizer("still", Still)
+
+
+@pytest.mark.usefixtures("_own_table")
+def test__an_optimizer_of_ones_own_is_found_by_its_name(small_config: Config) -> None:
+    capi.register_optimizer("still", Still)
     learner = build.build_learner(varied(small_config, "optimization.optimizer=still"))
     assert isinstance(learner.student_optimizer, Still)
-    with pytest.raises(CapiError, match=r'no optimizer "moun"; did you mean "muon"\? \(there are adamw, muon, still'):
+    with pytest.raises(CapiError, match=r"optimization\.optimizer=moun is none of adamw, muon, still, nor FILE.*muon"):
         build.build_learner(varied(small_config, "optimization.optimizer=moun"))
+
+
+@pytest.mark.usefixtures("_own_table")
+def test__an_optimizer_of_a_trusted_file_is_imported(small_config: Config, tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text("from capi.train.optimizer import AdamW\n\n\nclass Still(AdamW):\n    def step(self): ...\n")
+    override = f"optimization.optimizer={file}:Still"
+    config = varied(small_config, override)
+    with pytest.raises(CapiError, match=r"--trust .*own\.py"):
+        build.build_learner(config)
+    with trusting(overrides=[override]):
+        assert type(build.build_learner(config).student_optimizer).__name__ == "Still"

@@ -12,16 +12,17 @@ from pathlib import Path
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.copies import noting_copies
 from capi.evals.datasets.files import MisplacedFilesError
+from capi.evals.datasets.records import CIFAR10, CIFAR100, STL10
 from capi.evals.fitted_probes import KINDS
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData, Task
 
 # Their modules, in the order in which they are listed.
 _MODULES = (
     *("folder", "csv", "masks", "demo", "pets", "voc", "ade20k", "cityscapes", "camvid"),
-    *("imagenet", "imagenet22k", "inaturalist2021", "places205", "sun397"),
+    *("imagenet", "imagenette", "imagenet22k", "inaturalist2021", "places205", "sun397"),
 )
 _FOUND: list[Dataset] = [importlib.import_module(f"{__name__}.{name}").DATASET for name in _MODULES]
-DATASETS = {dataset.name: dataset for dataset in _FOUND}
+DATASETS = {dataset.name: dataset for dataset in (*_FOUND, CIFAR10, CIFAR100, STL10)}
 _OPTIONS = ("train", "tests", "test_share", "label", "exclude", "ignored", "class_names", "more")
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from capi.evals.datasets.records import BINARIES, Name
 from capi.evals.tasks import DataOptions
 
 SIZE = 8
@@ -305,7 +306,50 @@ def build_sun397(root: Path, forwards: bool = False) -> DataOptions:
 
 
 Builder = Callable[..., DataOptions]
+
+
+def build_imagenette(root: Path, forwards: bool = False) -> DataOptions:
+    tree = Tree(forwards)
+    for kind, wnid in enumerate(["n02102040", "n01440764", "n03888257"]):
+        for number in range(6):
+            split = "train" if number < 4 else "val"
+            tree.photo(f"imagenette2-160/{split}/{wnid}/{wnid}_{number}.JPEG", kind)
+    tree.write(root)
+    return DataOptions(verify_counts=False)
+
+
+def planes(kind: int, number: int, side: int) -> npt.NDArray[np.uint8]:
+    """A photo as (channel, row, column), the first pixels of which tell where it is."""
+    random = np.random.default_rng(100 * kind + number)
+    pixels = np.full((3, side, side), 2 * kind, np.uint8) + random.integers(0, 9, (3, side, side), dtype=np.uint8)
+    pixels[:, 0, 1] = (1, 2, 3)
+    return pixels
+
+
+def build_binary(root: Path, name: Name) -> DataOptions:
+    """Three photos of each class in each file, in turn."""
+    binary = BINARIES[name]
+    folder, layout = root / binary.folder, binary.layout
+    folder.mkdir(parents=True)
+    (folder / binary.names).write_text("\n".join(f"class {kind}" for kind in range(binary.classes)) + "\n\n")
+    for part, files in enumerate((binary.train, binary.test)):
+        for file in files:
+            kinds = [*range(binary.classes)] * 3
+            photos = [planes(kind, number, layout.side) for number, kind in enumerate(kinds)]
+            stored = [photo.transpose(0, 2, 1) if layout.columns_first else photo for photo in photos]
+            # Of CIFAR-100 the coarse class comes first.
+            labels = [bytes([7] * layout.label_at + [kind]) if layout.label_bytes else b"" for kind in kinds]
+            (folder / file).write_bytes(b"".join(map(bytes.__add__, labels, (photo.tobytes() for photo in stored))))
+            if binary.labels:
+                (folder / binary.labels[part]).write_bytes(bytes(kind + 1 for kind in kinds))
+    return DataOptions(verify_counts=False)
+
+
 BUILDERS: Mapping[str, Builder] = {
+    "cifar10": lambda root, _=False: build_binary(root, "cifar10"),
+    "cifar100": lambda root, _=False: build_binary(root, "cifar100"),
+    "stl10": lambda root, _=False: build_binary(root, "stl10"),
+    "imagenette": build_imagenette,
     "folder": build_folder,
     "csv": build_csv,
     "masks": build_masks,
