@@ -5,7 +5,6 @@ from capi.evals.table_view import (
     TableEntry,
     TableView,
     ViewRow,
-    as_html,
     as_markdown,
     as_plain,
     missing_cells,
@@ -54,15 +53,6 @@ def test__programs_get_numbers_and_reasons() -> None:
     assert rows[0]["ours"] == [78.0, None]
     assert rows[0]["paper"] == [79.4, 61.8]
     assert rows[1]["missing"] == ["no data", None]
-
-
-def test__the_page_shows_both_and_escapes_what_comes_from_outside() -> None:
-    page = "\n".join(as_html(VIEW, CELLS))
-    assert "78.0" in page
-    assert "79.4" in page
-    assert "out of &lt;memory&gt;" in page
-    assert "<b>mine" not in page
-    assert "A &amp; B" in page
 
 
 def test__markdown_has_a_line_for_each_row_and_for_what_is_missing() -> None:

@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from capi.config.paper import PaperRow, PaperTable
+from capi.evals.table_view import TableEntry, TableView, ViewRow
 from capi.report.ablation import Point, RowOutcome, RunOutcome, TableOutcome
 from capi.report.ablation import as_html as ablation_html
 from capi.report.comparison import as_html as comparison_html
@@ -69,13 +70,22 @@ def study(name: str) -> TableOutcome:
 
 def comparison_page(name: str) -> str:
     details = {"details": {"IoU by class": {name: 0.5}}, "chosen": {name: name}, "warnings": [name]}
+    table = TableView(
+        name,
+        title=name,
+        label=name,
+        heads=("Model",),
+        columns=((name, "val"), ("", name)),
+        rows=(ViewRow((name,), "a", (TableEntry("folder/knn", "test", 79.4), TableEntry("folder/knn", "none", 61.8))),),
+        notes=(name,),
+    )
     found = comparison(
         finished("a", "folder/knn", {"test": 0.3}, **details),
         finished(name, "folder/knn", {"test": 0.15}),
         Cell("c", "folder/knn", status="failed", reason=name),
         Cell("d", "folder/knn"),
     )
-    return comparison_html(found, facts(found))
+    return comparison_html(replace(found, table=table), facts(found))
 
 
 def pictures_page(name: str) -> str:
@@ -160,6 +170,9 @@ def test__a_comparison_has_bars_failures_and_classes(page: Page, tmp_path: Path)
     assert page.locator(".bars .axis").inner_text().split("\n") == ["0 %", "15 %", "30 %"]
     assert "run/b" in page.locator("#failures + ul").inner_text()
     assert page.locator(".bars li").nth(3).inner_text().endswith("pending")
+    ours, missing = page.locator("table").first.locator("tbody td.number").all_inner_texts()
+    assert ours.split() == ["30.0", "79.4"]
+    assert missing.split() == ["-", "61.8"]
     page.get_by_text("IoU by class of folder/knn").click()
     assert "50.00 %" in page.locator("details[open]").inner_text()
 
