@@ -11,6 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from capi.config.files import load_config
+from capi.method.masking import Grid
+from capi.train.build import build_learner, mask_sampler
+from capi.train.cost.flop import iteration_flop
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -42,6 +47,41 @@ def test__the_profile_of_a_step_tells_the_clustering_from_the_networks() -> None
     assert abs(sum(shares.values()) - 100) < 1
     parts = {"products", "clustering: products", "clustering: balancing, softmax and the rest", "attention", "norms"}
     assert parts <= {name for name, share in shares.items() if share}
+
+
+@pytest.mark.long
+def test__the_roofline_counts_what_a_step_requires(tmp_path: Path) -> None:
+    file = tmp_path / "roofline.json"
+    output = run(
+        "roofline.py",
+        "tiny4",
+        "optimization.micro_batches=2",
+        "--gpu=h100",
+        "--gpus=2",
+        "--images=16",
+        f"--json={file}",
+    )
+    assert "tiny4, 16 images on each of 2 x NVIDIA H100 SXM5" in output
+    columns = json.loads(file.read_text())["h100"]
+    config = load_config("tiny4")
+    learner = build_learner(config)
+    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    counts = {"batch_size": 8, "patches": 64, "visible": visible, "predicted": predicted}
+    flop = iteration_flop(learner.student, learner.target, **counts)
+    for title in ("ours, fused", "ours, eager", "plain, fused", "plain, eager"):
+        parts = {row["part"]: row for row in columns[title]}
+        found = {name: sum(part["flop"].values()) / 16 for name, part in parts.items()}
+        assert found["teacher"] == pytest.approx(flop.teacher, rel=0.01)
+        student = flop.student_encoder + flop.predictor + flop.head
+        # The backward pass of attention computes its products once more.
+        assert found["student"] == pytest.approx(student, rel=0.08)
+        # Each block is gathered for its forward and its backward pass.
+        assert parts["student"]["fsdp_collectives"] > 2 * config.model.depth
+        assert 4 <= parts["clustering"]["collectives"] <= 40
+        assert all(part["seconds"] > 0 for part in parts.values())
+    for fused, eager in zip(columns["ours, fused"], columns["ours, eager"], strict=True):
+        assert fused["bytes"] <= eager["bytes"]
+        assert fused["kernels"] <= eager["kernels"]
 
 
 def test__the_allocator_is_measured_with_and_without_its_setting() -> None:

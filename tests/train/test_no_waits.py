@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from capi.config.schema import Config
 from capi.train.build import build_learner, device_mover, resolve_target
+from capi.train.cost.fake_processes import fake_learner
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
-from tests.train.fake_processes import fake_learner
 from tests.train.test_loop import Noise, make_loop
 from tests.train.test_step import batch_of
 from tests.variants import LAYERS, NETWORKS, TARGETS, TOGETHER, varied

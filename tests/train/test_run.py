@@ -113,7 +113,7 @@ def test__a_run_that_was_stopped_before_its_first_step_does_not_block_its_folder
     other = config.model_copy(update={"seed": 3})
     assert capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE).finished
     assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 3
-    with pytest.raises(CapiError, match="--resume goes on with it"):
+    with pytest.raises(CapiError, match="--resume continues it"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
 
 

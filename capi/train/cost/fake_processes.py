@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.fsdp import FSDPModule
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from capi.config.schema import Config
@@ -49,6 +51,6 @@ def _fill(root: nn.Module, device: torch.device, mode: FakeTensorMode) -> None:
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else torch.empty_like(buffer, device=device)
     for module in root.modules():
-        group = module._get_fsdp_state()._fsdp_param_group if hasattr(module, "_get_fsdp_state") else None
-        for parameter in group.fsdp_params if group else ():
-            parameter.reset_sharded_param()
+        group: Any = module._get_fsdp_state()._fsdp_param_group if isinstance(module, FSDPModule) else None
+        for sharded in group.fsdp_params if group else ():
+            sharded.reset_sharded_param()
