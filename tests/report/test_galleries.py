@@ -13,7 +13,8 @@ from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
 from capi.report.explorer.page import known_of
-from capi.report.galleries import index_images, write_gallery
+from capi.report.galleries import index_images, write_gallery, write_neighbours
+from capi.report.picture_files import read_neighbours
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
 from capi.report.pictures.gallery import PrototypeIndex, patch_crop
 from capi.report.snapshots import run_frame
@@ -182,3 +183,23 @@ def test__a_run_without_a_checkpoint_says_so(run: Path, photos: EncodedImages) -
     shutil.rmtree(run / "checkpoints")
     with pytest.raises(CapiError, match="no checkpoint yet"):
         write_gallery(run, photos)
+
+
+def test__the_nearest_image_of_a_copy_is_the_other_copy(run: Path) -> None:
+    originals = [photo(40, 40 + number, seed=number) for number in range(4)]
+    folder = write_neighbours(run, source_of([*originals, *originals]))
+    rows = json.loads((folder / "index.json").read_text())
+    assert len(rows) == 4
+    shown = read_neighbours(folder)
+    for row, pictures in zip(rows, shown, strict=True):
+        cosines = [each["cosine"] for each in row]
+        assert cosines[0] is None
+        assert cosines[1] == pytest.approx(1, abs=1e-4)
+        assert cosines[1:] == sorted(cosines[1:], reverse=True)
+        assert (folder / row[0]["file"]).read_bytes() == (folder / row[1]["file"]).read_bytes()
+        assert [cosine for _, cosine in pictures] == cosines
+
+
+def test__nearest_images_need_two_that_can_be_read(run: Path, photos: EncodedImages) -> None:
+    with pytest.raises(CapiError, match="fewer than two images"):
+        write_neighbours(run, EncodedImages(photos.names[:2], [b"no image", photos.contents[1]]))

@@ -10,7 +10,9 @@ from capi.report.picture_files import (
     PROTOTYPES_SHOWN,
     STEPS_SHOWN,
     read_emergence,
+    read_neighbours,
     read_picture,
+    read_pixel_scores,
     read_prototypes,
 )
 from tests.report.run_folders import add_pictures
@@ -108,3 +110,19 @@ def test__a_broken_index_counts_as_none(tmp_path: Path) -> None:
     for content in ("{", "[]", '{"prototypes": 3}'):
         (tmp_path / "index.json").write_text(content)
         assert read_prototypes(tmp_path)[0] == []
+
+
+def test__neighbours_and_pixels_of_a_strange_run_are_left_out(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8), "red").save(tmp_path / "a.jpg")
+    good = [{"file": "a.jpg", "cosine": None}, {"file": "a.jpg", "cosine": 0.5}]
+    for rows, expected in (
+        ([good], 1),
+        ([[{"file": "../a.jpg"}], [{"file": 3}], [{}], "x", [], good], 1),
+        ({"a": 1}, 0),
+        ([[{"file": "gone.jpg", "cosine": 0.1}]], 0),
+    ):
+        (tmp_path / "index.json").write_text(json.dumps(rows))
+        assert len(read_neighbours(tmp_path)) == expected
+    for scores, kept in (({"demo/knn": 0.3, "a": 7.0, "b": "x"}, {"demo/knn": 0.3}), ([1], {})):
+        (tmp_path / "pixels.json").write_text(json.dumps(scores))
+        assert read_pixel_scores(tmp_path) == kept

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -42,3 +43,17 @@ def test__the_last_value_is_the_newest() -> None:
 def test__alarms_are_the_findings_that_are_wrong() -> None:
     assert run_report().alarms == []
     assert [finding.key for finding in run_report(position_share=0.9).alarms] == ["position_share"]
+
+
+STEPS = np.array([0, 60])
+
+
+def test__gains_compare_the_teacher_with_its_start_and_with_pixels() -> None:
+    scores = {
+        "demo/knn/teacher": Column(STEPS, np.array([0.2, 0.6])),
+        "demo/knn/student": Column(STEPS, np.array([0.2, 0.5])),
+        "mine/distance/teacher": Column(STEPS, np.array([3.0, 2.0])),
+        "late/knn/teacher": Column(np.array([5]), np.array([0.5])),
+    }
+    (gain,) = replace(run_report(), columns=scores, pixels={"demo/knn": 0.3}).gains
+    assert (gain.name, gain.untrained, gain.now, gain.pixels) == ("demo/knn", 0.2, 0.6, 0.3)
