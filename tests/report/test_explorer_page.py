@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Browser, Page, expect
 
 from capi.errors import CapiError
 from capi.models.features import PixelEncoder
@@ -71,6 +71,22 @@ def test__the_clicked_patch_is_the_maximum_of_its_own_similarity_map(page: Page,
     # A click shows the patch's prototype as well.
     page.get_by_role("tab", name="Prototypes").click()
     expect(page.locator("#members")).to_contain_text(re.compile(r"Prototype \d+ is the nearest of"))
+
+
+def test__photo_and_answer_are_seen_together_on_a_laptop(browser: Browser, address: str) -> None:  # noqa: F811
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    seen = context.new_page()
+    opened(seen, address)
+    seen.get_by_role("tab", name="Similarity").click()
+    click_at(seen, "photo", 0.5, 0.5)
+    answer = seen.locator("#similarity img").first
+    expect(answer).to_be_visible()
+    photo, heat = seen.locator("#photo img").bounding_box(), answer.bounding_box()
+    assert photo
+    assert heat
+    assert photo["x"] + photo["width"] <= heat["x"], "beside each other"
+    assert max(photo["y"] + photo["height"], heat["y"] + heat["height"]) <= 800, "without scrolling"
+    context.close()
 
 
 def test__an_upload_that_is_no_image_is_told_and_the_page_lives_on(

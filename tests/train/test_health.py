@@ -53,11 +53,11 @@ def healthy(rule: Metric) -> float:
 @pytest.mark.parametrize(("rule", "side", "limit"), CASES, ids=NAMES)
 def test__a_value_beyond_a_limit_is_an_alarm_and_one_inside_is_not(rule: Metric, side: str, limit: float) -> None:
     beyond, inside = (limit * 0.99, limit * 1.01) if side == "low" else (limit * 1.01, limit * 0.99)
-    rung = after(rule, beyond, beyond, beyond)
-    assert (rung.state, rung.value) == ("alarm", beyond)
-    assert rung.advice.startswith(rule.below if side == "low" else rule.above)
-    assert all(setting in rung.advice for setting in (rule.settings if side == "high" else ()))
-    assert len(rung.advice) > 20
+    raised = after(rule, beyond, beyond, beyond)
+    assert (raised.state, raised.value) == ("alarm", beyond)
+    assert raised.advice.startswith(rule.below if side == "low" else rule.above)
+    assert all(setting in raised.advice for setting in (rule.settings if side == "high" else ()))
+    assert len(raised.advice) > 20
     for value in (inside, limit, healthy(rule)):
         well = after(rule, value, value, value)
         assert (well.state, well.advice) == ("well", "")
@@ -164,9 +164,9 @@ def test__records_of_evaluations_between_change_nothing() -> None:
     rule = next(one for one in RULES if one.key == "position_share")
     watchman = Watchman(FACTS)
     for step in (800, 810, 820):
-        rung = watchman.see({"step": step, rule.key: 0.9})
+        raised = watchman.see({"step": step, rule.key: 0.9})
         assert watchman.see({"step": step, "demo/knn/teacher": 0.5}) == []
-    assert [finding.key for finding in rung] == [rule.key]
+    assert [finding.key for finding in raised] == [rule.key]
 
 
 def test__an_alarm_is_given_once_until_all_was_well_again() -> None:
@@ -233,15 +233,15 @@ def alarms_of_a_run(draw: Callable[[torch.Generator], Tensor], *overrides: str, 
     }
     config = parse_config(tree, overrides)
     learner, watchman = build_learner(config), Watchman(RunFacts(32, 32, steps))
-    generator, rung = torch.Generator().manual_seed(0), set()
+    generator, raised = torch.Generator().manual_seed(0), set()
     for step in range(steps):
         monitor = HealthMonitor()
         metrics = train_step(learner, [batch_of(config, draw(generator), step)], step, monitor)
         record = {"step": step + 1, "target_entropy": float(metrics.described["target_entropy"]), **monitor.values()}
-        rung |= {finding.key for finding in watchman.see(record)}
+        raised |= {finding.key for finding in watchman.see(record)}
     ranges = {rule.key for rule in RULES}
     assert {one.state for one in watchman.findings() if one.key in ranges} <= {"well", "alarm"}
-    return rung
+    return raised
 
 
 @pytest.mark.long
