@@ -111,6 +111,7 @@ PUBLIC = {
     "pretrain": "capi.api.training",
     "push": "capi.api.share",
     "register_mask": "capi.method.masking",
+    "register_optimizer": "capi.train.build",
     "register_predictor": "capi.models.predictor",
     "register_optimizer": "capi.train.build",
     "register_target": "capi.method.registry",
