@@ -113,7 +113,6 @@ PUBLIC = {
     "register_mask": "capi.method.masking",
     "register_optimizer": "capi.train.build",
     "register_predictor": "capi.models.predictor",
-    "register_optimizer": "capi.train.build",
     "register_target": "capi.method.registry",
     "report": "capi.report.runs",
     "speedrun": "capi.api.race",
