@@ -203,8 +203,8 @@ def check_job(config: Config, options: SlurmOptions) -> None:
 
 def submit(script: str, out: str | Path, *, run: Sequence[str] = ("sbatch",)) -> tuple[Path, str]:
     """Write the script beside the run's folder and hand it to Slurm; where it is, and what Slurm said."""
-    found = shutil.which(run[0])
-    if found is None:
+    program = shutil.which(run[0])
+    if program is None:
         raise CapiError(
             f"there is no {run[0]} here: submit from a machine of the cluster, or see the job with --dry-run"
         )
@@ -218,7 +218,7 @@ def submit(script: str, out: str | Path, *, run: Sequence[str] = ("sbatch",)) ->
         atomic_write(path, script)
     except OSError as error:
         raise CapiError(f"{path} cannot be written ({error.strerror}): give another --out") from error
-    done = subprocess.run([found, *run[1:], str(path)], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run([program, *run[1:], str(path)], capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         raise CapiError(f"sbatch refused {path} (code {done.returncode}): {' '.join(done.stderr.split())}")
     return path, done.stdout.strip()

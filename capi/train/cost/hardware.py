@@ -79,7 +79,7 @@ def find_gpu(name: str, *, device: torch.device | None = None) -> Gpu:
         return this_machine(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if name not in gpus():
         # A name that is cut short means the ones that go on with it.
-        longer = [known for known in gpus() if known.startswith(name)]
+        longer = [title for title in gpus() if title.startswith(name)]
         close = nearest(name, longer or [*gpus(), THIS])
         raise CapiError(f'there is no GPU "{name}"{close} (known: {THIS}, {", ".join(gpus())})')
     return gpus()[name]
@@ -166,7 +166,7 @@ CARBON_INTENSITY = 0.48
 def board_power(name: str) -> float | None:
     """Watts of a device by its maker's name for it; None where that is not known."""
     words = _words(name)
-    return next((watts for known, watts in _boards() if known <= words), None)
+    return next((watts for board, watts in _boards() if board <= words), None)
 
 
 def _words(name: str) -> set[str]:
