@@ -7,11 +7,9 @@ from torch import Tensor
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.masking import Grid
-from capi.models.costs import Counts, Keeping
+from capi.models.costs import ActivationPolicy, Counts
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.activations import Activations, student_activations
-from capi.train.cost.activations import ActivationPolicy, Activations, student_activations
-from capi.train.cost.flop import Counts
 from capi.train.cost.step import random_batch
 from capi.train.recomputation import Recomputation, recompute
 from capi.train.step import Learner
@@ -75,16 +73,16 @@ def test__the_count_is_what_autograd_keeps(overrides: list[str], drop: float) ->
         assert count == pytest.approx(kept_by_autograd(config, learner, precision), rel=0.005), precision
 
 
-def test__what_is_recomputed_is_not_saved() -> None:
+def test__what_is_computed_anew_is_not_kept() -> None:
     config = load_config("vits16", ["optimization.batch_size=64", "model.stochastic_depth=0.2"])
     with torch.device("meta"):
         learner = build_learner(config, "meta")
-    counts = [planned(config, learner, ActivationPolicy(2, mode)) for mode in ("off", "selective", "full")]
-    assert counts[0].encoder > 1.5 * counts[1].encoder > 3 * counts[2].encoder
-    assert (counts[0].recomputed, counts[0].weight_copies > 0) == (0, True)
+    kept = [planned(config, learner, ActivationPolicy(2, mode)) for mode in ("off", "selective", "full")]
+    assert kept[0].encoder > 1.5 * kept[1].encoder > 3 * kept[2].encoder
+    assert (kept[0].recomputed, kept[0].weight_copies > 0) == (0, True)
     # All that a block keeps comes back for one block at a time; there are twelve.
-    assert counts[2].recomputed == pytest.approx((counts[0].encoder + counts[0].weight_copies * 12 / 18) / 12, rel=0.05)
-    assert 0 < counts[1].recomputed < counts[2].recomputed
+    assert kept[2].recomputed == pytest.approx((kept[0].encoder + kept[0].weight_copies * 12 / 18) / 12, rel=0.05)
+    assert 0 < kept[1].recomputed < kept[2].recomputed
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
@@ -93,7 +91,7 @@ def test__checkpointing_keeps_what_is_counted(mode: Recomputation) -> None:
     learner = build_learner(config)
     plain = kept_by_autograd(config, learner, torch.float32)
     recompute((*learner.student.encoder.blocks, *learner.student.predictor.blocks), mode)
-    counts = kept_by_autograd(config, learner, torch.float32)
+    kept = kept_by_autograd(config, learner, torch.float32)
     count = planned(config, learner, ActivationPolicy(checkpointing=mode))
-    assert counts < plain / (2 if mode == "full" else 1.2)
-    assert sum(count) - count.recomputed == pytest.approx(counts, rel=0.005)
+    assert kept < plain / (2 if mode == "full" else 1.2)
+    assert sum(count) - count.recomputed == pytest.approx(kept, rel=0.005)

@@ -17,13 +17,11 @@ from torch import nn
 from capi.config.schema import Config
 from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_chunks
 from capi.method.clustering import OnlineClustering
-from capi.models.costs import FLOAT32, Counts, Keeping
+from capi.models.costs import FLOAT32, ActivationPolicy, Counts
 from capi.models.encoder import PatchEncoder
 from capi.models.heads import Head
 from capi.models.layers import Block
 from capi.train.cost.activations import student_activations
-from capi.train.cost.activations import FLOAT32, ActivationPolicy, student_activations
-from capi.train.cost.flop import Counts
 from capi.train.optimizer import Optimizer
 from capi.train.recomputation import Recomputation
 from capi.train.step import Learner
