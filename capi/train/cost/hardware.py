@@ -20,6 +20,7 @@ from capi.train.build import mask_sampler
 from capi.train.cost.flop import iteration_flop
 from capi.train.cost.step import memory_of
 from capi.train.step import Learner
+from capi.zoo.build import target_class
 
 THIS = "this"
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -103,7 +104,7 @@ def _model(gpu: Gpu) -> str:
 
 def peak_images_per_second(config: Config, learner: Learner, device: torch.device, processes: int) -> float | None:
     """What a run's devices would train on if they reached the peaks of their data sheets; None where those lack."""
-    if device.type != "cuda" or config.target.kind == "frozen":
+    if device.type != "cuda" or target_class(config).wants_encoder:
         # What a frozen encoder computes is not known.
         return None
     gpu = gpu_of_device(torch.cuda.get_device_name(device), memory_of(device))
