@@ -95,8 +95,25 @@ class Judge:
             self.numbers, self.inputs = [], []
 
 
+class VectorClassifier:
+    """What classifiers of one vector an image have in common."""
+
+    feature: VectorKind
+
+    @property
+    def needs_pooled(self) -> bool:
+        return self.feature != "mean_patch"
+
+    @property
+    def needs_patches(self) -> bool:
+        return False
+
+    def inputs(self, features: Features) -> Tensor:
+        return vectors_of(features, self.feature)
+
+
 @dataclass(frozen=True)
-class LinearClassifier:
+class LinearClassifier(VectorClassifier):
     """A linear map of one vector an image."""
 
     weight: Float[Tensor, "classes d"]
@@ -114,19 +131,8 @@ class LinearClassifier:
         return self.weight.shape[1] // (2 if self.feature == "both" else 1)
 
     @property
-    def needs_pooled(self) -> bool:
-        return self.feature != "mean_patch"
-
-    @property
-    def needs_patches(self) -> bool:
-        return False
-
-    @property
     def images_at_a_time(self) -> int:
         return 1
-
-    def inputs(self, features: Features) -> Tensor:
-        return vectors_of(features, self.feature)
 
     def judge(self, inputs: Tensor) -> Float[Tensor, "b classes"]:
         logits = inputs @ self.weight.to(inputs.device).T + self.bias.to(inputs.device)
@@ -182,7 +188,7 @@ class AttentiveClassifier:
 
 
 @dataclass(frozen=True)
-class KnnClassifier:
+class KnnClassifier(VectorClassifier):
     """The nearest training images vote."""
 
     bank: Float[Tensor, "s d"]
@@ -197,14 +203,6 @@ class KnnClassifier:
     def width(self) -> int:
         return self.bank.shape[1] // (2 if self.feature == "both" else 1)
 
-    @property
-    def needs_pooled(self) -> bool:
-        return self.feature != "mean_patch"
-
-    @property
-    def needs_patches(self) -> bool:
-        return False
-
     @cached_property
     def _search(self) -> NearestNeighbours:
         return NearestNeighbours(self.neighbours, "cosine").fit(self.bank)
@@ -213,9 +211,6 @@ class KnnClassifier:
     def images_at_a_time(self) -> int:
         # Each search goes through the whole bank, but many classes make large tables of votes.
         return max(2**22 // self.classes, 64)
-
-    def inputs(self, features: Features) -> Tensor:
-        return vectors_of(features, self.feature)
 
     def judge(self, inputs: Tensor) -> Float[Tensor, "b classes"]:
         self._search.device = inputs.device

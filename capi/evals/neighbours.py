@@ -189,8 +189,10 @@ class _Block(NamedTuple):
     """A part of the bank, ready for products: vectors less their `centre`, in parts of the longest, in float32.
 
     Half the squared distance of q and b is |q|^2 / 2 - (q.b - |b|^2 / 2), whatever the origin; it is the mean of the
-    block here, because products of vectors far from the origin lose the digits that tell them apart. The last column
-    is -|b|^2 / 2, and minus infinity in the rows that fill up the last group.
+    block here, because products of vectors far from the origin lose the digits that distinguish them.
+
+    `products` is (rows, d + 1), row by row: b / unit, then -|b / unit|^2 / 2 in the last column, where the rows that
+    fill up the last group hold minus infinity. `points` and `numbers` have the same rows without those.
     """
 
     points: _Points
@@ -205,16 +207,16 @@ class _Block(NamedTuple):
         centre = bank.vectors.mean(0)
         shifted = bank.vectors - centre
         square = torch.linalg.vector_norm(shifted, dim=1).square_()
-        kept = _first_copies(bank.vectors, square, neighbours)
-        if len(kept) < len(square):
-            bank, shifted, square = _Points(bank.vectors[kept], bank.zero[kept]), shifted[kept], square[kept]
+        first = _first_copies(bank.vectors, square, neighbours)
+        if len(first) < len(square):
+            bank, shifted, square = _Points(bank.vectors[first], bank.zero[first]), shifted[first], square[first]
         unit = square.max().sqrt().item() or 1.0
         half_square = (square + bank.zero) / (2 * unit**2)
-        products = torch.zeros(-(-len(kept) // _GROUP) * _GROUP, shifted.shape[1] + 1, device=device)
-        products[: len(kept), :-1] = shifted.div_(unit).float()
+        products = torch.zeros(-(-len(first) // _GROUP) * _GROUP, shifted.shape[1] + 1, device=device)
+        products[: len(first), :-1] = shifted.div_(unit).float()
         products[:, -1] = -torch.inf
-        products[: len(kept), -1] = -half_square.float()
-        return cls(bank, kept + start, centre, unit, products, half_square.max().item())
+        products[: len(first), -1] = -half_square.float()
+        return cls(bank, first + start, centre, unit, products, half_square.max().item())
 
 
 def _points(vectors: Tensor, distance: Distance) -> _Points:
@@ -255,8 +257,11 @@ def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> 
     unit = max(norms.max().item(), block.unit)
     norms, ratio = norms / unit, block.unit / unit
     error = _largest_error(norms, block, ratio)
+    # With q and b in parts of `unit` a product is (q.b - |b|^2 / 2) / ratio, so |q - b|^2 = |q|^2 - 2 ratio product: a
+    # vector is as near as `squared` where its product is at least (|q|^2 - squared / unit^2) / (2 ratio).
     least = (norms.square() - squared[:, -1] / unit**2) / (2 * ratio) - error
     least.masked_fill_(queries.zero > 0, torch.inf)
+    # (s, d + 1) @ (d + 1, rows): a row of products, one after the other in memory, is a query against the whole block.
     products = F.pad((shifted / unit).float(), (0, 1), value=ratio).to(block.products.device) @ block.products.T
     squared, index = squared.clone(), index.clone()
     k, width = squared.shape[1], products.shape[1]
@@ -275,10 +280,10 @@ def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> 
             crowded = reached[:, -1] & (count < width)
             unfinished.append(rows[crowded])
             which, place = (reached & ~crowded[:, None]).nonzero(as_tuple=True)
-            found = torch.full_like(values, torch.inf)
-            found[which, place] = _squared_distances(queries, block.points, rows[which], columns[which, place])
+            distances = torch.full_like(values, torch.inf)
+            distances[which, place] = _squared_distances(queries, block.points, rows[which], columns[which, place])
             numbers = block.numbers[columns.clamp_max(len(block.numbers) - 1)]
-            squared[rows], index[rows] = _first(k, (squared[rows], found), (index[rows], numbers))
+            squared[rows], index[rows] = _first(k, (squared[rows], distances), (index[rows], numbers))
         pending, count = torch.cat(unfinished), min(4 * count, width)
     return squared, index
 

@@ -51,8 +51,8 @@ class TokenSequence(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """How tensors are kept.
+class ActivationPolicy:
+    """Which tensors a forward pass saves for the backward pass.
 
     `compute_bytes` of a value that products read and give. `checkpointing` full keeps the input of each block and
     recomputes the rest; selective keeps the products of each block and recomputes norms, rotations and GELUs.
@@ -86,13 +86,13 @@ def blocks_of(stack: object) -> list[Block]:
     return [block for block in getattr(stack, "blocks", ()) if isinstance(block, Block)]
 
 
-def stack_bytes(stack: Any, sequence: TokenSequence, images: int, keeping: Keeping) -> int:
+def stack_bytes(stack: Any, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
     """A row of blocks and the norm at its end."""
     blocks = blocks_of(stack)
     rotary = _rotary_bytes(blocks[0], sequence) if stack.positions.rotates else 0
     # All blocks of a stack are alike.
-    each = len(blocks) * _block_bytes(blocks[0], sequence, images, keeping, rotary)
-    tables_once = keeping.checkpointing != "off" or not (keeping.mixed or drops(blocks[0]))
+    each = len(blocks) * _block_bytes(blocks[0], sequence, images, policy, rotary)
+    tables_once = policy.checkpointing != "off" or not (policy.mixed or drops(blocks[0]))
     width = blocks[0].attention.query.out_features
     last = FLOAT32 * sequence.queries * (width + 1)
     return each + images * (last + (rotary if tables_once else 0))
@@ -110,30 +110,28 @@ def drops(block: Block) -> bool:
     return block.drop_rate > 0
 
 
-def _block_bytes(block: Block, sequence: TokenSequence, images: int, keeping: Keeping, rotary: int) -> int:
-    if keeping.checkpointing == "full":
+def _block_bytes(block: Block, sequence: TokenSequence, images: int, policy: ActivationPolicy, rotary: int) -> int:
+    if policy.checkpointing == "full":
         return FLOAT32 * images * sequence.queries * block.attention.query.out_features
-    if keeping.checkpointing == "selective":
-        return _block_products(block, sequence, images, keeping)
-    kept = block.images_kept(images) if drops(block) else images
+    if policy.checkpointing == "selective":
+        return _block_products(block, sequence, images, policy)
+    running = block.images_kept(images) if drops(block) else images
     # Both branches draw images of their own; the storage of the permutation is kept whole.
     drawn = 2 * INT64 * images if drops(block) else 0
-    return drawn + kept * (
-        _attention(block, sequence, keeping)
-        + _mlp(block, sequence, keeping)
-        + _turned(block, sequence, keeping, rotary)
+    return drawn + running * (
+        _attention(block, sequence, policy) + _mlp(block, sequence, policy) + _turned(block, sequence, policy, rotary)
     )
 
 
-def _attention(block: Block, sequence: TokenSequence, keeping: Keeping) -> int:
+def _attention(block: Block, sequence: TokenSequence, policy: ActivationPolicy) -> int:
     """One image: its norm, the inputs of the linear maps, queries, keys, values, the result and its normaliser."""
-    q, t, c = sequence.queries, sequence.read, keeping.compute_bytes
+    q, t, c = sequence.queries, sequence.read, policy.compute_bytes
     d, e = block.attention.query.out_features, block.attention.key.in_features
     norm = FLOAT32 * q * (d + 1)
     cross = sequence.context is not None
     # Rounding makes a copy for each of the three maps; in float32 they share one.
-    inputs = c * q * d * (3 if keeping.mixed and not cross else 1)
-    if cross and keeping.mixed:
+    inputs = c * q * d * (3 if policy.mixed and not cross else 1)
+    if cross and policy.mixed:
         inputs += 2 * c * t * e
     elif cross and drops(block):
         inputs += c * t * e
@@ -142,48 +140,48 @@ def _attention(block: Block, sequence: TokenSequence, keeping: Keeping) -> int:
     return norm + inputs + attended + added
 
 
-def _mlp(block: Block, sequence: TokenSequence, keeping: Keeping) -> int:
+def _mlp(block: Block, sequence: TokenSequence, policy: ActivationPolicy) -> int:
     """One image: the norm, its result, and the hidden layer before and after its GELU."""
-    q, c = sequence.queries, keeping.compute_bytes
+    q, c = sequence.queries, policy.compute_bytes
     d, m = block.mlp.expand.in_features, block.mlp.expand.out_features
     norm = FLOAT32 * q * (d + 1)
     return norm + c * q * (d + 2 * m) + (FLOAT32 * q * d if drops(block) else 0)
 
 
-def _turned(block: Block, sequence: TokenSequence, keeping: Keeping, rotary: int) -> int:
+def _turned(block: Block, sequence: TokenSequence, policy: ActivationPolicy, rotary: int) -> int:
     """One image: the rotary tables that a block keeps for itself, rounded or of the images that it works on."""
-    if keeping.mixed:
+    if policy.mixed:
         # Queries and keys each round the tables, also where they are the same.
         both = rotary if sequence.context is not None else 2 * rotary
-        return both * keeping.compute_bytes // FLOAT32
+        return both * policy.compute_bytes // FLOAT32
     return rotary if drops(block) else 0
 
 
-def _block_products(block: Block, sequence: TokenSequence, images: int, keeping: Keeping) -> int:
+def _block_products(block: Block, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
     """Selective checkpointing: the block's input and what its products give."""
-    q, t, c = sequence.queries, sequence.read, keeping.compute_bytes
+    q, t, c = sequence.queries, sequence.read, policy.compute_bytes
     d, m = block.attention.query.out_features, block.mlp.expand.out_features
-    kept = block.images_kept(images) if drops(block) else images
+    running = block.images_kept(images) if drops(block) else images
     # Queries, keys and values, attention, its output, and both layers of the MLP.
     products = c * (d * (4 * q + 2 * t) + m * q) + FLOAT32 * block.attention.heads * q
-    return images * FLOAT32 * q * d + kept * products
+    return images * FLOAT32 * q * d + running * products
 
 
-def recomputed_bytes(block: Block, sequence: TokenSequence, images: int, keeping: Keeping) -> int:
+def recomputed_bytes(block: Block, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
     """What one block holds again while its backward pass runs."""
-    if keeping.checkpointing == "off":
+    if policy.checkpointing == "off":
         return 0
-    everything = Keeping(keeping.compute_bytes)
+    everything = ActivationPolicy(policy.compute_bytes)
     rotary = _rotary_bytes(block, sequence)
     again = _block_bytes(block, sequence, images, everything, rotary) + weight_copies(block, everything)
-    kept = _block_bytes(block, sequence, images, keeping, rotary) if keeping.checkpointing == "selective" else 0
-    return max(again - kept, 0)
+    saved = _block_bytes(block, sequence, images, policy, rotary) if policy.checkpointing == "selective" else 0
+    return max(again - saved, 0)
 
 
-def weight_copies(block: Block, keeping: Keeping) -> int:
+def weight_copies(block: Block, policy: ActivationPolicy) -> int:
     """In mixed precision a rounded copy of every matrix stays until the backward pass."""
-    if not keeping.mixed or keeping.checkpointing != "off":
+    if not policy.mixed or policy.checkpointing != "off":
         return 0
     attention, mlp = block.attention, block.mlp
     layers = (attention.query, attention.key, attention.value, attention.output, mlp.expand, mlp.contract)
-    return keeping.compute_bytes * sum(layer.in_features * layer.out_features for layer in layers)
+    return policy.compute_bytes * sum(layer.in_features * layer.out_features for layer in layers)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.models.costs import FLOAT32, Keeping
+from capi.models.costs import FLOAT32, ActivationPolicy
 from capi.models.layers import linear
 from capi.types import Float
 
@@ -43,7 +43,7 @@ class Head(nn.Module):
         return 2 * tokens * sum(weight.numel() for name, weight in matrices.items() if not name.endswith("length"))
 
     @abstractmethod
-    def kept_bytes(self, predictions: int, keeping: Keeping) -> int:
+    def activation_bytes(self, predictions: int, policy: ActivationPolicy) -> int:
         """What it keeps for its backward pass, with the loss to targets in float32."""
 
 
@@ -62,11 +62,11 @@ class LinearHead(Head):
     def outputs(self) -> int:
         return len(self.direction)
 
-    def kept_bytes(self, predictions: int, keeping: Keeping, given: int = FLOAT32) -> int:
+    def activation_bytes(self, predictions: int, policy: ActivationPolicy, given: int = FLOAT32) -> int:
         """Predictions as they are given, so many bytes a value, and normalised, the weight as its lengths make it."""
         outputs, width = self.direction.shape
-        normed = predictions * (width * (given + keeping.compute_bytes) + 2 * FLOAT32)
-        weight = outputs * (keeping.compute_bytes * width + 3 * FLOAT32)
+        normed = predictions * (width * (given + policy.compute_bytes) + 2 * FLOAT32)
+        weight = outputs * (policy.compute_bytes * width + 3 * FLOAT32)
         return normed + weight + predictions * 2 * FLOAT32 * outputs
 
     def forward(self, predictions: Float[Tensor, "b p d"]) -> Float[Tensor, "b p k"]:
@@ -98,12 +98,12 @@ class MlpHead(Head):
     def sizes(self) -> dict[str, Any]:
         return {"hidden": self.layers[0].out_features, "bottleneck": self.layers[-1].out_features}
 
-    def kept_bytes(self, predictions: int, keeping: Keeping) -> int:
-        first, c = self.layers[0], keeping.compute_bytes
+    def activation_bytes(self, predictions: int, policy: ActivationPolicy) -> int:
+        first, c = self.layers[0], policy.compute_bytes
         assert isinstance(first, nn.Linear)
         layers = c * predictions * (first.in_features + 4 * first.out_features)
-        copies = c * sum(w.numel() for w in self.layers.parameters() if w.ndim == 2) if keeping.mixed else 0
-        return layers + copies + self.last.kept_bytes(predictions, keeping, given=c)
+        copies = c * sum(w.numel() for w in self.layers.parameters() if w.ndim == 2) if policy.mixed else 0
+        return layers + copies + self.last.activation_bytes(predictions, policy, given=c)
 
     def forward(self, predictions: Float[Tensor, "b p d"]) -> Float[Tensor, "b p k"]:
         logits: Tensor = self.last(self.layers(predictions))
@@ -123,10 +123,10 @@ class LinearMap(Head):
     def outputs(self) -> int:
         return len(self.weight)
 
-    def kept_bytes(self, predictions: int, keeping: Keeping) -> int:
+    def activation_bytes(self, predictions: int, policy: ActivationPolicy) -> int:
         outputs, width = self.weight.shape
-        copy = keeping.compute_bytes * self.weight.numel() if keeping.mixed else 0
-        return predictions * (keeping.compute_bytes * width + 2 * FLOAT32 * outputs) + copy
+        copy = policy.compute_bytes * self.weight.numel() if policy.mixed else 0
+        return predictions * (policy.compute_bytes * width + 2 * FLOAT32 * outputs) + copy
 
     def forward(self, predictions: Float[Tensor, "b p d"]) -> Float[Tensor, "b p k"]:
         return F.linear(predictions, self.weight)

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from capi.models.costs import FLOAT32, INT64, Counts, Keeping, TokenSequence, blocks_of, drops
+from capi.models.costs import FLOAT32, INT64, ActivationPolicy, Counts, TokenSequence, blocks_of, drops
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, final_norm, linear
 from capi.models.positions import POSITIONS, Grid, PositionKind
@@ -69,7 +69,7 @@ class Predictor(nn.Module):
         """The forward FLOP on one image outside of all blocks."""
         return 0
 
-    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:  # noqa: ARG002 - the contract
+    def bytes_between(self, counts: Counts, width: int, policy: ActivationPolicy) -> int:  # noqa: ARG002 - the contract
         """The bytes that it keeps of one image outside of all blocks; `width` is the encoder's."""
         return 0
 
@@ -145,11 +145,11 @@ class CrossPredictor(SplitPredictor):
     def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
         return TokenSequence(counts.context), TokenSequence(counts.predicted, counts.context)
 
-    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:
+    def bytes_between(self, counts: Counts, width: int, policy: ActivationPolicy) -> int:
         """The encoder's output, which all blocks read; and less the input of the first one, which is one mask token."""
-        dropping, off = drops(blocks_of(self)[0]), keeping.checkpointing == "off"
+        dropping, off = drops(blocks_of(self)[0]), policy.checkpointing == "off"
         # Where blocks take images out of it, or round it, they keep copies of their own.
-        read = 0 if off and (keeping.mixed or dropping) else FLOAT32 * counts.context * width
+        read = 0 if off and (policy.mixed or dropping) else FLOAT32 * counts.context * width
         copied = (off and dropping) or not self.positions.rotates
         return read - (0 if copied else FLOAT32 * counts.predicted * self.width)
 
@@ -189,9 +189,9 @@ class SelfPredictor(SplitPredictor):
     def flop_between(self, counts: Counts) -> int:
         return 2 * counts.context * sum(weight.numel() for weight in self.projection.parameters())
 
-    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:
+    def bytes_between(self, counts: Counts, width: int, policy: ActivationPolicy) -> int:
         """What the linear map reads, and the mask tokens of all hidden patches with which of them are asked for."""
-        read = keeping.compute_bytes * counts.context * width if list(self.projection.parameters()) else 0
+        read = policy.compute_bytes * counts.context * width if list(self.projection.parameters()) else 0
         hidden = FLOAT32 * counts.masked * self.width + INT64 * counts.predicted
         return read + (hidden if self.mask_tokens == "masked" else 0)
 
@@ -229,7 +229,7 @@ class FusedPredictor(Predictor):
     def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
         return TokenSequence(counts.registers + counts.patches), None
 
-    def kept_between(self, counts: Counts, width: int, keeping: Keeping) -> int:  # noqa: ARG002 - the contract
+    def bytes_between(self, counts: Counts, width: int, policy: ActivationPolicy) -> int:  # noqa: ARG002 - the contract
         return FLOAT32 * (counts.registers + counts.patches) * width + INT64 * counts.predicted
 
     def forward(self, hidden: Int[Tensor, "b m"]) -> MaskTokens:

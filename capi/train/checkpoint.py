@@ -274,13 +274,13 @@ def tensors(learner: Learner) -> dict[str, Tensor]:
 
 def _moments(prefix: str, module: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """The optimizer's tensors by parameter, made where it has not stepped yet."""
-    found: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
         state = optimizer.state[parameter]
         if not state:
             state.update(optimizer.initial_state(parameter))
-        found |= {f"{prefix}.{name}.{key}": value for key, value in state.items()}
-    return found
+        moments |= {f"{prefix}.{name}.{key}": value for key, value in state.items()}
+    return moments
 
 
 class TensorWriter(BlockingAsyncStager, StorageWriter):

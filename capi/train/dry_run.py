@@ -122,10 +122,10 @@ def least_bytes(config: Config, visible: int) -> int:
     # Norms, queries, keys, values, attention, and the MLP's hidden layer before and after its GELU.
     token = model.width * (6 + 2 * model.mlp_ratio)
     at_once = batch_size // config.optimization.micro_batches
-    kept = at_once * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
+    activations = at_once * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
     # In bfloat16.
     queue = config.clustering.queue * Grid(*config.grid).size * model.width / 2
-    return int(4 * (images + weights + kept + queue))
+    return int(4 * (images + weights + activations + queue))
 
 
 def _too_large(config: Config) -> str:

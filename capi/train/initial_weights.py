@@ -150,9 +150,9 @@ def _differences(ours: Architecture, theirs: Architecture) -> list[_Difference]:
     pairs = {key: (getattr(ours, name), getattr(theirs, name)) for name, key in _KEYS.items()}
     pairs["model.mlp_ratio"] = (ours.mlp_width / ours.width, theirs.mlp_width / theirs.width)
     pairs["data.image_size"] = (_native_size(ours), _native_size(theirs))
-    found = [_Difference(key, *values) for key, values in pairs.items() if values[0] != values[1]]
+    differences = [_Difference(key, *values) for key, values in pairs.items() if values[0] != values[1]]
     # A size that only one of them has follows from the kind, which is named already.
-    return [one for one in found if one.ours is not None and one.theirs is not None]
+    return [difference for difference in differences if difference.ours is not None and difference.theirs is not None]
 
 
 def _native_size(architecture: Architecture) -> list[int] | None:
@@ -161,13 +161,16 @@ def _native_size(architecture: Architecture) -> list[int] | None:
 
 
 def _remedies(differing: list[_Difference], theirs: Architecture) -> str:
-    told = [f"{one.key} is {_spoken(one.ours)} and its weights have {_spoken(one.theirs)}" for one in differing]
-    wanted = {one.key: one.theirs for one in differing}
+    texts = [
+        f"{difference.key} is {_spoken(difference.ours)} and its weights have {_spoken(difference.theirs)}"
+        for difference in differing
+    ]
+    wanted = {difference.key: difference.theirs for difference in differing}
     if wanted.keys() & {"model.width", "model.depth", "model.heads"}:
         # What a config leaves open of the predictor follows the encoder, which is about to change.
         sizes = {key: getattr(theirs, name) for name, key in _KEYS.items() if name.startswith("predictor_")}
         wanted |= {key: value for key, value in sizes.items() if value is not None and key != "model.predictor.kind"}
-    return f"{', '.join(told)}: set {' '.join(f'{key}={_spoken(value)}' for key, value in wanted.items())}"
+    return f"{', '.join(texts)}: set {' '.join(f'{key}={_spoken(value)}' for key, value in wanted.items())}"
 
 
 def _spoken(value: Any) -> str:

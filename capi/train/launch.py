@@ -17,9 +17,11 @@ from pathlib import Path
 
 from capi.config.files import load_config
 from capi.config.schema import Config
-from capi.config.trust import Trust, trusted_code
+from capi.config.trust import Trust, trusted_code, trusting
 from capi.errors import PREEMPTED, CapiError
 from capi.runtime.atomic import atomic_write
+from capi.train.build import mask_sampler
+from capi.zoo.build import target_settings
 
 # Seconds before the end at which Slurm sends the signal: long enough to finish a step and to save.
 WARNING_SECONDS = 180
@@ -66,7 +68,12 @@ def slurm_script(
 ) -> str:
     """The job script of a run whose recipe, values and numbers are known to be good."""
     overrides = list(overrides)
-    check_job(load_config(recipe, overrides), options)
+    config = load_config(recipe, overrides)
+    check_job(config, options)
+    with trusting(trust, overrides):
+        # Components that are misspelt or lack a setting are told here, not in a queue.
+        mask_sampler(config)
+        target_settings(config)
     folder = _plain_folder(Path(out).absolute())
     # A path would mean another file in the folder where the job runs.
     named = str(Path(recipe).absolute()) if Path(recipe).suffix in {".yaml", ".yml"} else recipe
@@ -196,8 +203,8 @@ def check_job(config: Config, options: SlurmOptions) -> None:
 
 def submit(script: str, out: str | Path, *, run: Sequence[str] = ("sbatch",)) -> tuple[Path, str]:
     """Write the script beside the run's folder and hand it to Slurm; where it is, and what Slurm said."""
-    found = shutil.which(run[0])
-    if found is None:
+    program = shutil.which(run[0])
+    if program is None:
         raise CapiError(
             f"there is no {run[0]} here: submit from a machine of the cluster, or see the job with --dry-run"
         )
@@ -211,7 +218,7 @@ def submit(script: str, out: str | Path, *, run: Sequence[str] = ("sbatch",)) ->
         atomic_write(path, script)
     except OSError as error:
         raise CapiError(f"{path} cannot be written ({error.strerror}): give another --out") from error
-    done = subprocess.run([found, *run[1:], str(path)], capture_output=True, text=True, check=False)  # noqa: S603
+    done = subprocess.run([program, *run[1:], str(path)], capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         raise CapiError(f"sbatch refused {path} (code {done.returncode}): {' '.join(done.stderr.split())}")
     return path, done.stdout.strip()

@@ -48,8 +48,8 @@ class JsonLines:
 
 def cut_after(path: Path, step: int) -> None:
     """Drop the records after a step: the run resumes from there and will write them again."""
-    kept = [record for record in read_metrics(path) if record["step"] <= step]
-    atomic_write(path, "".join(json.dumps(record) + "\n" for record in kept))
+    records = [record for record in read_metrics(path) if record["step"] <= step]
+    atomic_write(path, "".join(json.dumps(record) + "\n" for record in records))
 
 
 def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001 - the contract
@@ -97,8 +97,8 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
     number = folder / ".wandb-id"
     if not number.exists():
         atomic_write(number, secrets.token_hex(8))
-    known = number.read_text()
-    run = library.init(dir=str(folder), name=folder.name, id=known, resume="allow", config=hide_paths(config))
+    identifier = number.read_text()
+    run = library.init(dir=str(folder), name=folder.name, id=identifier, resume="allow", config=hide_paths(config))
 
     def log(record: Record) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])

@@ -46,12 +46,15 @@ class Muon(Optimizer):
     @property
     def _matrices(self) -> list[tuple[dict[str, Any], list[Tensor]]]:
         """Matrices of one shape together, with the group they are in."""
-        found: list[tuple[dict[str, Any], list[Tensor]]] = []
+        groups: list[tuple[dict[str, Any], list[Tensor]]] = []
         for group in self.param_groups:
             if group["matrices"]:
                 shapes = dict.fromkeys(weight.shape for weight in group["params"])
-                found += [(group, [one for one in group["params"] if one.shape == shape]) for shape in shapes]
-        return found
+                groups += [
+                    (group, [parameter for parameter in group["params"] if parameter.shape == shape])
+                    for shape in shapes
+                ]
+        return groups
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -85,7 +88,7 @@ class Muon(Optimizer):
         return self.state[weight]
 
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
-        if any(parameter is one for _, weights in self._matrices for one in weights):
+        if any(parameter is weight for _, weights in self._matrices for weight in weights):
             return {"momentum_buffer": torch.zeros_like(parameter)}
         return self.adamw.initial_state(parameter)
 

@@ -241,10 +241,10 @@ def _is_set(config: Config, setting: str, device: object) -> bool:
     if setting == "run.precision=float32" and config.run.precision == "auto":
         return device is not None and "cuda" not in str(device)
     key, _, value = setting.partition("=")
-    found: Any = config
+    own: Any = config
     for name in key.split("."):
-        found = getattr(found, name)
-    return str(found).lower() == value
+        own = getattr(own, name)
+    return str(own).lower() == value
 
 
 @dataclass
@@ -293,12 +293,12 @@ class _Run:
         )
 
     def _checkpoints(self) -> Checkpoints:
-        kept = self.config.checkpoint
-        in_background = kept.asynchronous
+        settings = self.config.checkpoint
+        in_background = settings.asynchronous
         return Checkpoints(
             self.folder.checkpoints,
-            keep=kept.keep,
-            milestone_steps=kept.milestone_steps,
+            keep=settings.keep,
+            milestone_steps=settings.milestone_steps,
             processes=self.processes,
             asynchronous=self.device.type != "cpu" if in_background is None else in_background,
         )

@@ -51,7 +51,7 @@ class Learner:
 
     @property
     def optimizers(self) -> list[Optimizer]:
-        return [one for one in (self.student_optimizer, self.target_optimizer) if one is not None]
+        return [optimizer for optimizer in (self.student_optimizer, self.target_optimizer) if optimizer is not None]
 
     def as_encoder(self, weights: Literal["teacher", "student"] = "teacher") -> CapiEncoder:
         """A frozen copy of the teacher or the student for evaluation and export; training continues unchanged."""
@@ -77,7 +77,9 @@ class StepMetrics(NamedTuple):
 
     def values(self) -> dict[str, float]:
         """What is logged."""
-        return {"student_loss": float(self.student_loss)} | {name: float(one) for name, one in self.described.items()}
+        return {"student_loss": float(self.student_loss)} | {
+            name: float(value) for name, value in self.described.items()
+        }
 
 
 def train_step(

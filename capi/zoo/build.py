@@ -1,5 +1,6 @@
 """From a config to the components that it names: the student and its target, and encoders for evaluation."""
 
+import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
@@ -35,7 +36,7 @@ _OF_ANY_TARGET = ("clustering.prototypes", "clustering.chunk_mib")
 # Under these keys run.json has what the target of a run knows about itself, and the files of components from outside.
 LOSS, TARGET, CODE = "loss", "target", "code"
 # Text of a run that may come from anyone, and is shown.
-_LONGEST_LABEL, _LONGEST_DESCRIPTION = 60, 200
+_LONGEST_LABEL, _LONGEST_TEXT, _MOST_OUTPUTS = 60, 400, 2**24
 _FACTS = TypeAdapter(TargetFacts)
 
 
@@ -225,7 +226,9 @@ def recorded_target(record: Mapping[str, Any], config: Config) -> TargetFacts:
         facts = _FACTS.validate_python(record[TARGET])
     except (KeyError, ValidationError):
         return target_facts(config)
-    return facts if len(facts.description) <= _LONGEST_DESCRIPTION else target_facts(config)
+    texts = [facts.description, *facts.reads, *facts.measures, *itertools.chain(*facts.advice.values())]
+    shown = all(len(text) <= _LONGEST_TEXT and text.isprintable() for text in texts)
+    return facts if shown and 1 <= (facts.outputs or 0) <= _MOST_OUTPUTS else target_facts(config)
 
 
 @overload

@@ -176,7 +176,11 @@ def _translate(root: Any, limit: int) -> Index:
         place, info = _fields(key, f"{_METADATA}.MetadataIndex"), _fields(value, _INFO)
         if info.get("transform_descriptors") is not None:
             raise ValueError(f"{INDEX} names transformations, which no checkpoint has")
-        where = (_file(info["relative_path"]), _count(info["offset"]), _count(info["length"]))
+        # Tensors lie beside the index; a path that leads elsewhere does not belong to a checkpoint.
+        file = info["relative_path"]
+        if not isinstance(file, str) or len(file) > 255 or Path(file).name != file:
+            raise ValueError(f'{INDEX} points to "{str(file)[:80]}", outside of the checkpoint')
+        where = (file, _count(info["offset"]), _count(info["length"]))
         places[_text(place["fqn"]), _size(place["offset"])] = where
     index: Index = {}
     for name, value in fields["state_dict_metadata"]:
@@ -225,10 +229,3 @@ def _size(value: Any) -> Shape:
     if not isinstance(sides, tuple) or len(sides) > MOST_AXES:
         raise TypeError("expected a size")
     return tuple(_count(side) for side in sides)
-
-
-def _file(name: Any) -> str:
-    """Tensors lie beside the index; a path that leads elsewhere does not belong to a checkpoint."""
-    if not isinstance(name, str) or len(name) > 255 or Path(name).name != name:
-        raise ValueError(f'{INDEX} points to "{str(name)[:80]}", outside of the checkpoint')
-    return name

@@ -23,6 +23,7 @@ from capi.method.registry import TARGETS, register_target
 from capi.models.predictor import PREDICTORS
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
+from capi.zoo.build import recorded_target, target_facts
 from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from tests.cli.conftest import RunHere, assert_refused
 from tests.cli.conftest import run_here as run_here  # noqa: PLC0414 - a fixture
@@ -215,3 +216,15 @@ def test__classes_are_registered_under_names_of_their_own(work: Path) -> None:
         capi.register_target("pixels", TARGETS["pca"])
     capi.register_mask("all_at_once", MASKS["random"])
     assert mask_sampler(load_config("tiny4", [*SMALL, "masking.kind=all_at_once"])).kind == "all_at_once"
+
+
+@pytest.mark.parametrize(
+    "noted", [None, 7, {"outputs": "x"}, {"outputs": -3}, {"outputs": 2**60}, {"description": "a" * 1000}]
+)
+def test__what_no_target_says_of_itself_is_not_read(noted: object) -> None:
+    config = load_config("tiny4", SMALL)
+    assert recorded_target({"target": noted}, config) == target_facts(config)
+    assert recorded_target({"target": {"advice": {"x": ["\x1b[2J", ""]}}}, config) == target_facts(config)
+    assert (
+        recorded_target({"target": {"description": "the weather", "outputs": 3}}, config).description == "the weather"
+    )

@@ -7,7 +7,7 @@ from torch import Tensor
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.masking import Grid
-from capi.models.costs import Counts, Keeping
+from capi.models.costs import ActivationPolicy, Counts
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.activations import Activations, student_activations
 from capi.train.cost.step import random_batch
@@ -23,8 +23,8 @@ def counts_of(config: Config) -> Counts:
     return Counts(config.model.registers, Grid(*config.grid).size, visible, predicted)
 
 
-def planned(config: Config, learner: Learner, keeping: Keeping) -> Activations:
-    return student_activations(learner.student, counts_of(config), config.optimization.batch_size, keeping)
+def planned(config: Config, learner: Learner, policy: ActivationPolicy) -> Activations:
+    return student_activations(learner.student, counts_of(config), config.optimization.batch_size, policy)
 
 
 def kept_by_autograd(config: Config, learner: Learner, precision: torch.dtype) -> int:
@@ -69,7 +69,7 @@ def test__the_count_is_what_autograd_keeps(overrides: list[str], drop: float) ->
     config = load_config("demo", [*SMALL, *overrides, f"model.stochastic_depth={drop}"])
     learner = build_learner(config)
     for precision, size in ((torch.float32, 4), (torch.bfloat16, 2)):
-        count = sum(planned(config, learner, Keeping(compute_bytes=size)))
+        count = sum(planned(config, learner, ActivationPolicy(compute_bytes=size)))
         assert count == pytest.approx(kept_by_autograd(config, learner, precision), rel=0.005), precision
 
 
@@ -77,7 +77,7 @@ def test__what_is_computed_anew_is_not_kept() -> None:
     config = load_config("vits16", ["optimization.batch_size=64", "model.stochastic_depth=0.2"])
     with torch.device("meta"):
         learner = build_learner(config, "meta")
-    kept = [planned(config, learner, Keeping(2, mode)) for mode in ("off", "selective", "full")]
+    kept = [planned(config, learner, ActivationPolicy(2, mode)) for mode in ("off", "selective", "full")]
     assert kept[0].encoder > 1.5 * kept[1].encoder > 3 * kept[2].encoder
     assert (kept[0].recomputed, kept[0].weight_copies > 0) == (0, True)
     # All that a block keeps comes back for one block at a time; there are twelve.
@@ -92,6 +92,6 @@ def test__checkpointing_keeps_what_is_counted(mode: Recomputation) -> None:
     plain = kept_by_autograd(config, learner, torch.float32)
     recompute((*learner.student.encoder.blocks, *learner.student.predictor.blocks), mode)
     kept = kept_by_autograd(config, learner, torch.float32)
-    count = planned(config, learner, Keeping(checkpointing=mode))
+    count = planned(config, learner, ActivationPolicy(checkpointing=mode))
     assert kept < plain / (2 if mode == "full" else 1.2)
     assert sum(count) - count.recomputed == pytest.approx(kept, rel=0.005)

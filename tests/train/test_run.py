@@ -79,7 +79,7 @@ def test__the_number_of_workers_changes_nothing(config: Config, images: Path, tm
         lines = read_metrics(out / "metrics.jsonl")
         for line in lines:
             for name in WALL_CLOCK:
-                del line[name]
+                line.pop(name, None)
         results.append((lines, capi.load(out, weights="student").state_dict()))
     assert results[0][0] == results[1][0]
     for name, value in results[0][1].items():

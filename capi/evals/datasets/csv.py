@@ -8,6 +8,7 @@ from pathlib import Path
 from capi.data.sources import csv_place, read_csv
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.files import (
+    check_splits_are_there,
     check_splits_differ,
     chosen_tests,
     classification,
@@ -85,10 +86,7 @@ def _chosen(rows: Rows, path: Path, options: DataOptions) -> tuple[str, tuple[st
     train = options.train or "train"
     tests = chosen_tests(splits, options, path)
     check_splits_differ(train, tests)
-    for split in (train, *tests):
-        if split not in splits:
-            names = ", ".join(sorted(splits)) or "none"
-            raise CapiError(f'{path} has no images of the split "{split}"{nearest(split, splits)} (it has {names})')
+    check_splits_are_there([train, *tests], splits, path, "images of the split")
     return train, tests
 
 

@@ -195,6 +195,14 @@ def check_splits_differ(train: str, tests: Sequence[str]) -> None:
         raise CapiError(f'the split "{train}" is both trained and tested on: choose others with train= and tests=')
 
 
+def check_splits_are_there(asked: Sequence[str], splits: Collection[str], where: Path, what: str) -> None:
+    """A split that the files lack is named with its nearest neighbor; `what` a split is, such as a folder."""
+    for split in asked:
+        if split not in splits:
+            names = ", ".join(sorted(splits)) or "none"
+            raise CapiError(f'{where} has no {what} "{split}"{nearest(split, splits)} (it has {names})')
+
+
 def refuse(options: DataOptions, names: Collection[str], task: str) -> None:
     """An option that a data set heeds in its other task only."""
     for name in sorted(names):

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from capi.data.locations import SPLITS
-from capi.errors import CapiError, nearest
 from capi.evals.datasets.files import (
+    check_splits_are_there,
     check_splits_differ,
     chosen_tests,
     class_folders,
@@ -25,10 +25,7 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
     train = options.train or "train"
     tests = chosen_tests(splits, options, root)
     check_splits_differ(train, tests)
-    for split in (train, *tests):
-        if split not in splits:
-            names = ", ".join(sorted(splits)) or "no folder"
-            raise CapiError(f'{root} has no folder "{split}"{nearest(split, splits)} (it has {names})')
+    check_splits_are_there([train, *tests], splits, root, "folder")
     parts = {split: (root / split, class_folders(root / split)) for split in (train, *tests)}
     return classification(parts[train], {split: parts[split] for split in tests})
 

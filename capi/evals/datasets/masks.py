@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from capi.data.locations import SPLITS
-from capi.errors import CapiError, nearest
 from capi.evals.datasets.files import (
+    check_splits_are_there,
     check_splits_differ,
     chosen_tests,
     divide,
@@ -27,10 +27,8 @@ def load(root: Path, options: DataOptions) -> SegmentationData:
     check_splits_differ(train, [test])
     pairs: dict[str, Pairs] = {}
     notes: list[str] = []
+    check_splits_are_there([train, test], splits, root / "images", "folder")
     for split in (train, test):
-        if split not in splits:
-            names = ", ".join(sorted(splits)) or "no folder"
-            raise CapiError(f'{root / "images"} has no folder "{split}"{nearest(split, splits)} (it has {names})')
         pairs[split], more = paired(root / "images" / split, existing_folder(root / "masks" / split))
         notes += more
     left, more = without_excluded([f"{split}/{image}" for split in pairs for image, _ in pairs[split]], options)

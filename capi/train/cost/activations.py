@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from capi.method.student import Student
-from capi.models.costs import Counts, Keeping, blocks_of, recomputed_bytes, stack_bytes, weight_copies
+from capi.models.costs import ActivationPolicy, Counts, blocks_of, recomputed_bytes, stack_bytes, weight_copies
 from capi.models.heads import Head
 
 
@@ -17,19 +17,19 @@ class Activations(NamedTuple):
     recomputed: int
 
 
-def student_activations(student: Student, counts: Counts, images: int, keeping: Keeping) -> Activations:
+def student_activations(student: Student, counts: Counts, images: int, policy: ActivationPolicy) -> Activations:
     """What one forward pass of the student over so many images keeps, its loss included."""
     encoder, predictor, head = student.encoder, student.predictor, student.head
     assert isinstance(head, Head), f"what {type(head).__name__} keeps is not known"
     inner, outer = predictor.sequences(counts)
     stacks = [(blocks_of(encoder), inner), *([(blocks_of(predictor), outer)] if outer else [])]
     # Of one image: its patches as rows, which the embedding's gradient reads.
-    embedded = keeping.compute_bytes * counts.visible * encoder.patch_embedding.weight[0].numel()
-    between = predictor.kept_between(counts, encoder.width, keeping)
+    embedded = policy.compute_bytes * counts.visible * encoder.patch_embedding.weight[0].numel()
+    between = predictor.bytes_between(counts, encoder.width, policy)
     return Activations(
-        encoder=embedded * images + stack_bytes(encoder, inner, images, keeping),
-        predictor=between * images + (stack_bytes(predictor, outer, images, keeping) if outer else 0),
-        head=head.kept_bytes(counts.predicted * images, keeping),
-        weight_copies=sum(len(blocks) * weight_copies(blocks[0], keeping) for blocks, _ in stacks),
-        recomputed=max(recomputed_bytes(blocks[0], sequence, images, keeping) for blocks, sequence in stacks),
+        encoder=embedded * images + stack_bytes(encoder, inner, images, policy),
+        predictor=between * images + (stack_bytes(predictor, outer, images, policy) if outer else 0),
+        head=head.activation_bytes(counts.predicted * images, policy),
+        weight_copies=sum(len(blocks) * weight_copies(blocks[0], policy) for blocks, _ in stacks),
+        recomputed=max(recomputed_bytes(blocks[0], sequence, images, policy) for blocks, sequence in stacks),
     )

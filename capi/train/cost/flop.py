@@ -39,15 +39,15 @@ def iteration_flop(
     assert isinstance(head, Head), f"the FLOP of {type(head).__name__} are not known"
     counts = Counts(encoder.num_registers, patches, visible, predicted)
     embedding = _embedding_flop(encoder, visible)
-    kept = blocks_of(encoder)[0].images_kept(batch_size) / batch_size
+    share = blocks_of(encoder)[0].images_kept(batch_size) / batch_size
     predictor, (inner, outer) = student.predictor, student.predictor.sequences(counts)
     blocks = stack_flop(blocks_of(predictor), outer.queries, outer.read) if outer else 0
     return IterationFlop(
         teacher=encoder_flop(encoder, patches) if target.reads_teacher else 0,
         target=target.flop(counts, head),
         # Images need no gradient, so the patch embedding has one product less.
-        student_encoder=TRAINING * kept * stack_flop(encoder.blocks, inner.queries, inner.read) + 2 * embedding,
-        predictor=TRAINING * (kept * blocks + predictor.flop_between(counts)),
+        student_encoder=TRAINING * share * stack_flop(encoder.blocks, inner.queries, inner.read) + 2 * embedding,
+        predictor=TRAINING * (share * blocks + predictor.flop_between(counts)),
         head=TRAINING * head.flop(predicted),
     )
 

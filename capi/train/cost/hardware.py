@@ -20,6 +20,7 @@ from capi.train.build import mask_sampler
 from capi.train.cost.flop import iteration_flop
 from capi.train.cost.step import memory_of
 from capi.train.step import Learner
+from capi.zoo.build import target_class
 
 THIS = "this"
 _WORDS = re.compile(r"[a-z0-9]+")
@@ -79,7 +80,7 @@ def find_gpu(name: str, *, device: torch.device | None = None) -> Gpu:
         return this_machine(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if name not in gpus():
         # A name that is cut short means the ones that go on with it.
-        longer = [known for known in gpus() if known.startswith(name)]
+        longer = [title for title in gpus() if title.startswith(name)]
         close = nearest(name, longer or [*gpus(), THIS])
         raise CapiError(f'there is no GPU "{name}"{close} (known: {THIS}, {", ".join(gpus())})')
     return gpus()[name]
@@ -103,7 +104,7 @@ def _model(gpu: Gpu) -> str:
 
 def peak_images_per_second(config: Config, learner: Learner, device: torch.device, processes: int) -> float | None:
     """What a run's devices would train on if they reached the peaks of their data sheets; None where those lack."""
-    if device.type != "cuda" or config.target.kind == "frozen":
+    if device.type != "cuda" or target_class(config).wants_encoder:
         # What a frozen encoder computes is not known.
         return None
     gpu = gpu_of_device(torch.cuda.get_device_name(device), memory_of(device))
@@ -166,7 +167,7 @@ CARBON_INTENSITY = 0.48
 def board_power(name: str) -> float | None:
     """Watts of a device by its maker's name for it; None where that is not known."""
     words = _words(name)
-    return next((watts for known, watts in _boards() if known <= words), None)
+    return next((watts for board, watts in _boards() if board <= words), None)
 
 
 def _words(name: str) -> set[str]:

@@ -30,10 +30,10 @@ class Measured:
 
     @property
     def comparisons(self) -> list[PlanComparison]:
-        found = [PlanComparison("seconds a step", self.plan.effort.seconds_a_step, self.seconds)]
+        rows = [PlanComparison("seconds a step", self.plan.effort.seconds_a_step, self.seconds)]
         if self.peak_bytes is not None:
-            found.append(PlanComparison("peak bytes", float(self.plan.memory.peak), float(self.peak_bytes)))
-        return found
+            rows.append(PlanComparison("peak bytes", float(self.plan.memory.peak), float(self.peak_bytes)))
+        return rows
 
     @property
     def mfu(self) -> float:
@@ -94,7 +94,7 @@ def _reset_peak() -> int | None:
 
 def _status(name: str) -> int | None:
     try:
-        found = re.search(rf"{name}:\s+(\d+) kB", _STATUS.read_text())
+        match = re.search(rf"{name}:\s+(\d+) kB", _STATUS.read_text())
     except OSError:
         return None
-    return int(found[1]) * 1024 if found else None
+    return int(match[1]) * 1024 if match else None

@@ -17,7 +17,7 @@ from torch import nn
 from capi.config.schema import Config
 from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_chunks
 from capi.method.clustering import OnlineClustering
-from capi.models.costs import FLOAT32, Counts, Keeping
+from capi.models.costs import FLOAT32, ActivationPolicy, Counts
 from capi.models.encoder import PatchEncoder
 from capi.models.heads import Head
 from capi.models.layers import Block
@@ -48,8 +48,8 @@ class Saving:
     bounded_clustering: bool = True
 
     @property
-    def keeping(self) -> Keeping:
-        return Keeping(BFLOAT16 if self.mixed_precision else FLOAT32, self.checkpointing)
+    def policy(self) -> ActivationPolicy:
+        return ActivationPolicy(BFLOAT16 if self.mixed_precision else FLOAT32, self.checkpointing)
 
 
 class Part(NamedTuple):
@@ -170,7 +170,7 @@ class Planned:
     def _teacher(self, images: int, at_once: int, saving: Saving) -> list[Part]:
         if not self.learner.target.reads_teacher:
             return []
-        working = at_once * _encoding(self.learner.student.encoder, self.counts, saving.keeping)
+        working = at_once * _encoding(self.learner.student.encoder, self.counts, saving.policy)
         return [
             Part("teacher's forward pass", working, TEACHER),
             # Beside it the one that is added, normalized.
@@ -233,21 +233,21 @@ class Planned:
         return FLOAT32 * images * self.counts.predicted * self.outputs
 
     def _student(self, at_once: int, saving: Saving) -> list[Part]:
-        keeping = saving.keeping
-        kept = student_activations(self.learner.student, self.counts, at_once, keeping)
+        policy = saving.policy
+        activations = student_activations(self.learner.student, self.counts, at_once, policy)
         # A sharded run gathers blocks in the precision of the products, and keeps no copies.
-        copies = 0 if saving.shards > 1 else kept.weight_copies
+        copies = 0 if saving.shards > 1 else activations.weight_copies
         gradients = self.student_bytes // saving.shards
         return [
             # Gradients come while activations go; but what is freed has other sizes than what is needed, so both count.
             Part("student's gradients", gradients, STUDENT),
             Part("prototypes' gradients", self.target_bytes, STUDENT),
-            Part("activations of the encoder", kept.encoder, STUDENT),
-            Part("activations of the predictor", kept.predictor, STUDENT),
-            Part("activations of head and loss", kept.head, STUDENT),
-            Part("recomputed block", kept.recomputed, STUDENT),
+            Part("activations of the encoder", activations.encoder, STUDENT),
+            Part("activations of the predictor", activations.predictor, STUDENT),
+            Part("activations of head and loss", activations.head, STUDENT),
+            Part("recomputed block", activations.recomputed, STUDENT),
             Part("rounded copies of weights", copies, STUDENT),
-            Part("working memory of the backward pass", self._backward(at_once, keeping), STUDENT),
+            Part("working memory of the backward pass", self._backward(at_once, policy), STUDENT),
         ]
 
     def _update(self, saving: Saving) -> list[Part]:
@@ -258,13 +258,13 @@ class Planned:
             Part("optimizer's working memory", working // saving.shards, UPDATE),
         ]
 
-    def _backward(self, at_once: int, keeping: Keeping) -> int:
+    def _backward(self, at_once: int, policy: ActivationPolicy) -> int:
         """Logits with two gradients of them, or the gradients of one hidden layer and of its input."""
         block = self.learner.student.encoder.blocks[0]
         assert isinstance(block, Block)
         tokens, hidden = self.counts.context, block.mlp.expand.out_features
-        in_block = tokens * (2 * keeping.compute_bytes * hidden + 2 * FLOAT32 * self.config.model.width)
-        in_loss = self.counts.predicted * self.outputs * (keeping.compute_bytes + 2 * FLOAT32)
+        in_block = tokens * (2 * policy.compute_bytes * hidden + 2 * FLOAT32 * self.config.model.width)
+        in_loss = self.counts.predicted * self.outputs * (policy.compute_bytes + 2 * FLOAT32)
         return at_once * max(in_block, in_loss)
 
 
@@ -280,11 +280,11 @@ def _moments(optimizer: Optimizer | None) -> int:
     return FLOAT32 * sum(value.numel() for state in states for value in state.values() if value.ndim)
 
 
-def _encoding(encoder: PatchEncoder, counts: Counts, keeping: Keeping) -> int:
+def _encoding(encoder: PatchEncoder, counts: Counts, policy: ActivationPolicy) -> int:
     """One image without gradients: residual stream, norm, and the hidden layer before and after its GELU."""
     block = encoder.blocks[0]
     assert isinstance(block, Block)
     width, hidden = encoder.width, block.mlp.expand.out_features
-    rounded = keeping.compute_bytes * width if keeping.mixed else 0
+    rounded = policy.compute_bytes * width if policy.mixed else 0
     tokens = counts.registers + counts.patches
-    return tokens * (2 * FLOAT32 * width + rounded + 2 * keeping.compute_bytes * hidden)
+    return tokens * (2 * FLOAT32 * width + rounded + 2 * policy.compute_bytes * hidden)

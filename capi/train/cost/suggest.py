@@ -150,14 +150,14 @@ def suggest_run(
     """The largest recipe that so many images deserve and that so many hours allow."""
     wanted = [_TINY] if images.side < _TINY_SIDE else [rung for rung in _LADDER if rung.images <= images.count]
     for rung in reversed(wanted):
-        found = _on(rung, images, gpu, gpus, assumptions)
-        if found is not None and found.plan.effort.hours > hours:
+        suggestion = _on(rung, images, gpu, gpus, assumptions)
+        if suggestion is not None and suggestion.plan.effort.hours > hours:
             # Passes over the images give way to the hours, and a large recipe to a smaller one.
-            steps = max(int(found.config.optimization.steps * hours / found.plan.effort.hours), 1)
-            enough = steps * found.plan.batch_size >= FEWEST_PASSES * images.count
-            found = _on(rung, images, gpu, gpus, assumptions, steps) if enough or rung is wanted[0] else None
-        if found is not None:
-            return found
+            steps = max(int(suggestion.config.optimization.steps * hours / suggestion.plan.effort.hours), 1)
+            enough = steps * suggestion.plan.batch_size >= FEWEST_PASSES * images.count
+            suggestion = _on(rung, images, gpu, gpus, assumptions, steps) if enough or rung is wanted[0] else None
+        if suggestion is not None:
+            return suggestion
     raise CapiError(
         f"no recipe fits the {gpu.memory / 1e9:.0f} GB of {gpu.title}, not even {wanted[0].recipe}: give another --gpu"
     )

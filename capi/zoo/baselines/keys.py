@@ -94,7 +94,11 @@ def find_state(contents: Any, layout: Layout, part: Subnetwork) -> State | None:
             mapping = mapping.get(name) if isinstance(mapping, Mapping) else None
         if not isinstance(mapping, Mapping):
             continue
-        plain = _named_tensors(mapping)
+        # What else lies beside the tensors (a moving average, settings) is another part or none.
+        tensors = {
+            name: value for name, value in mapping.items() if isinstance(value, Tensor) and isinstance(name, str)
+        }
+        plain = {unwrapped(name): value for name, value in tensors.items()}
         for prefix in part.prefixes:
             if prefix + layout.signature in plain:
                 return _renamed(plain, layout, prefix)
@@ -136,13 +140,6 @@ def _masked(state: State) -> State:
         if name.endswith(".bias") and f"{name}_mask" in state
     }
     return state | products
-
-
-def _named_tensors(mapping: Mapping[Any, Any]) -> State:
-    """The tensors of a dict; what else lies beside them (a moving average, settings) is another part or none."""
-    return {
-        unwrapped(name): value for name, value in mapping.items() if isinstance(name, str) and isinstance(value, Tensor)
-    }
 
 
 def to_ours(state: State, layout: Layout, shapes: Shapes, source: str) -> State:

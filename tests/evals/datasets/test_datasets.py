@@ -1,6 +1,6 @@
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +147,15 @@ def test__a_segmentation_has_masks_of_its_labels_in_the_size_of_the_images(name:
     assert len(found & set(data.classes)) >= 2
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSIFICATION if name != "demo"])
-def test__a_classification_does_not_depend_on_the_order_of_files(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "load", "contents_of"),
+    [
+        *((name, load_classification, classes_by_name) for name in CLASSIFICATION if name != "demo"),
+        *((name, load_segmentation, pixels_by_name) for name in SEGMENTATION),
+    ],
+)
+def test__a_data_set_does_not_depend_on_the_order_of_files(
+    name: str, load: Callable, contents_of: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     contents = []
     for forwards in (True, False):
@@ -159,25 +165,8 @@ def test__a_classification_does_not_depend_on_the_order_of_files(
             if not forwards:
                 patch.setattr(os, "scandir", Shuffled)
                 patch.setattr(os, "listdir", shuffled_names)
-            data = load_classification(name, root_of(name, root), options)
-        contents.append(classes_by_name(data))
-    assert contents[0] == contents[1]
-
-
-@pytest.mark.parametrize("name", SEGMENTATION)
-def test__a_segmentation_does_not_depend_on_the_order_of_files(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    contents = []
-    for forwards in (True, False):
-        root = tmp_path / str(forwards)
-        options = BUILDERS[name](root, forwards)
-        with monkeypatch.context() as patch:
-            if not forwards:
-                patch.setattr(os, "scandir", Shuffled)
-                patch.setattr(os, "listdir", shuffled_names)
-            data = load_segmentation(name, root_of(name, root), options)
-        contents.append(pixels_by_name(data))
+            data = load(name, root_of(name, root), options)
+        contents.append(contents_of(data))
     assert contents[0] == contents[1]
 
 
