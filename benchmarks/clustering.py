@@ -1,13 +1,17 @@
 """Time and peak memory of the clustering (targets, loss and gradient) against a plain version.
 
     python benchmarks/clustering.py
+    python benchmarks/clustering.py --precision
 
 The plain version holds all assignments at once. It is vectorised, works in place where that is natural, and runs under
 the same allocator settings in the same interleaved run.
+
+With --precision: what rounding the factors of its two products to TF32 or bfloat16 does to targets, loss and gradient,
+against the same formulas in float64, for prototypes as they are drawn at first and for longer ones.
 """
 
 import argparse
-import sys
+import time
 from functools import partial
 
 import torch
@@ -15,12 +19,13 @@ import torch.nn.functional as F
 from measure import Work, interleaved_best, peak_extra_bytes
 from torch import Tensor
 
-from capi.method.bounded import ClusteringSettings
-from capi.method.clustering import OnlineClustering
+from capi.method.clustering import OnlineClustering, plain
+from capi.method.clustering.walk import ClusteringSettings
 from capi.runtime.devices import LARGEST_KEPT_BLOCK, keep_freed_memory
+from capi.types import OneProcess
 
 
-def plain(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:
+def at_once(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and targets as the formulas say, with autograd for the gradient."""
     clustering.zero_grad()
     settings = clustering.settings
@@ -39,7 +44,7 @@ def plain(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -
     return loss.detach(), assignments.gather(1, index)
 
 
-def chunked(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:
+def bounded(clustering: OnlineClustering, tokens: Tensor, predict_index: Tensor) -> tuple[Tensor, Tensor]:
     """Loss and targets in bounded memory."""
     clustering.zero_grad()
     loss, (targets,) = clustering([tokens], [predict_index])
@@ -54,19 +59,65 @@ def compare(sinkhorn: str, arguments: argparse.Namespace) -> None:
     settings = ClusteringSettings(sinkhorn=sinkhorn)  # type: ignore[arg-type]
     clustering = OnlineClustering(width=arguments.width, prototypes=arguments.prototypes, settings=settings)
     works: dict[str, Work] = {
-        "plain": partial(plain, clustering, tokens, predict_index),
-        "chunked": partial(chunked, clustering, tokens, predict_index),
+        "plain": partial(at_once, clustering, tokens, predict_index),
+        "bounded": partial(bounded, clustering, tokens, predict_index),
     }
-    plain_loss, plain_targets = plain(clustering, tokens, predict_index)
-    loss, targets = chunked(clustering, tokens, predict_index)
+    plain_loss, plain_targets = at_once(clustering, tokens, predict_index)
+    loss, targets = bounded(clustering, tokens, predict_index)
     print(f"{sinkhorn}: loss differs by {abs(loss - plain_loss) / plain_loss:.1e}, ", end="")
     print(f"targets by {(targets - plain_targets).abs().max():.1e}")
     del plain_targets, targets
     memory = {name: peak_extra_bytes(work) for name, work in works.items()}
-    seconds = interleaved_best(works, arguments.rounds)
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
+    seconds = interleaved_best(works, arguments.rounds, clock)
     for name in works:
         print(f"  {name:8} {seconds[name]:6.2f} s   {memory[name] / 2**20:7.0f} MiB")
-    print(f"  speed {seconds['plain'] / seconds['chunked']:.2f} x, memory 1/{memory['plain'] / memory['chunked']:.0f}")
+    print(f"  speed {seconds['plain'] / seconds['bounded']:.2f} x, memory 1/{memory['plain'] / memory['bounded']:.0f}")
+
+
+# Bits of the fraction that are stored.
+FRACTIONS = {"float32": 23, "tf32": 10, "bfloat16": 7}
+
+
+def rounded(values: Tensor, fraction: int) -> Tensor:
+    """To nearest, with so many bits of the fraction; those of float64 stay as they are."""
+    drop = 23 - fraction
+    if values.dtype == torch.float64 or not drop:
+        return values
+    bits = values.view(torch.int32)
+    bits = bits + (2 ** (drop - 1) - 1 + (bits >> drop & 1))
+    return (bits & -(2**drop)).view(torch.float32)
+
+
+def balanced(samples: Tensor, prototypes: Tensor, fraction: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Assignments, loss and gradient, with the factors of both products rounded."""
+    settings = ClusteringSettings()
+    samples, prototypes = rounded(samples, fraction), rounded(prototypes, fraction)
+    logits = plain.logits(samples, prototypes, None)
+    kernel = plain.kernel(logits, logits.amax(1, keepdim=True), settings.target_temperature)
+    u, v = plain.sinkhorn(kernel, settings.iterations, OneProcess())
+    assignments = kernel * u * v
+    loss, difference = plain.cross_entropy(logits, assignments, settings.prediction_temperature)
+    return assignments, loss, rounded(difference, fraction).flatten(0, 1).t() @ samples.flatten(0, 1)
+
+
+def compare_precisions(arguments: argparse.Namespace) -> None:
+    torch.manual_seed(0)
+    samples = plain.normalized(torch.randn(4, arguments.images, arguments.width))
+    drawn = torch.randn(arguments.prototypes, arguments.width)
+    for scale in (1.0, 2.0, 4.0):
+        prototypes = scale * drawn
+        assignments, loss, gradient = balanced(samples.double(), prototypes.double(), 23)
+        entropy = torch.special.entr(assignments).sum(-1).mean()
+        print(f"prototypes of std {scale:g}: targets have an entropy of {entropy:.2f} nat")
+        for name, fraction in FRACTIONS.items():
+            ours = balanced(samples, prototypes, fraction)
+            change = (ours[0] - assignments).abs()
+            moved, turned = change.sum(-1).mean() / 2, (ours[2] - gradient).norm() / gradient.norm()
+            print(
+                f"  {name:8} one target by {change.max():.1e} at most, of a patch {moved:.1e} is moved on average; "
+                f"loss by {abs(ours[1] / loss - 1):.1e}, gradient by {turned:.1e} of their size"
+            )
 
 
 def main() -> None:
@@ -78,10 +129,12 @@ def main() -> None:
     parser.add_argument(
         "--keep-mib", type=int, default=LARGEST_KEPT_BLOCK // 2**20, help="largest block the allocator keeps"
     )
-    parser.add_argument("--without-numba", action="store_true", help="as where the extra `cpu` is not installed")
+    parser.add_argument("--cpu-time", action="store_true", help="of all threads, where other programs take the cores")
+    parser.add_argument("--precision", action="store_true", help="compare precisions, not times")
     arguments = parser.parse_args()
-    if arguments.without_numba:
-        sys.modules["numba"] = None  # type: ignore[assignment]
+    if arguments.precision:
+        compare_precisions(arguments)
+        return
     keep_freed_memory(arguments.keep_mib * 2**20)
     for sinkhorn in ("positionwise", "standard"):
         compare(sinkhorn, arguments)

@@ -38,6 +38,7 @@ __all__ = [
     "Integer",
     "MaskedBatch",
     "Names",
+    "OneProcess",
     "Reduction",
     "Statistics",
     "VisionEncoder",
@@ -109,3 +110,13 @@ class Reduction(Protocol):
     def sum(self, value: Tensor) -> Tensor: ...
 
     def max(self, value: Tensor) -> Tensor: ...
+
+
+class OneProcess:
+    """The reduction of a run with a single process: its batch is the global batch."""
+
+    def sum(self, value: Tensor) -> Tensor:
+        return value
+
+    def max(self, value: Tensor) -> Tensor:
+        return value

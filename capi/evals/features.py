@@ -21,6 +21,7 @@ from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.images import ReadBatch, StillBatches, read_in_order
 from capi.evals.tasks import MaskSource
+from capi.runtime.devices import float32_products
 from capi.runtime.protocol import PAPER_SIZE, VectorKind
 from capi.types import Features, Float, Int, VisionEncoder, statistics_of
 
@@ -71,6 +72,7 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
     mean, std = statistics_of(encoder)
     images = normalize(pixels, mean, std, device)
     with (
+        float32_products("highest"),
         torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32),
         _told_in_a_sentence(encoder, len(images)),
     ):

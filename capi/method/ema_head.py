@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
+from capi.method.clustering import plain
 from capi.method.losses import soft_cross_entropy
-from capi.method.sinkhorn import OneProcess, balance
 from capi.method.targets import (
     OF_THE_RUN,
     OF_THE_TEACHER,
@@ -31,7 +31,7 @@ from capi.method.targets import (
 from capi.method.teacher import Teacher
 from capi.models.costs import Counts
 from capi.models.heads import Head
-from capi.types import Float, Int, Reduction
+from capi.types import Float, Int, OneProcess, Reduction
 
 Balance = Literal["centering", "sinkhorn"]
 
@@ -151,8 +151,7 @@ def balanced(
     logits: Float[Tensor, "b p k"], temperature: float, iterations: int, reduction: Reduction
 ) -> Float[Tensor, "b p k"]:
     """Standard Sinkhorn-Knopp: all patches of all images are one group of samples."""
-    samples = logits.flatten(0, 1)
-    shift = reduction.max(samples.amax(0))
-    kernel = ((samples - shift) / temperature).exp()[None]
-    u, v, _ = balance(kernel, iterations, reduction)
-    return (u[:, None] * kernel * v[..., None])[0].view_as(logits)
+    samples = logits.flatten(0, 1)[None]
+    kernel = plain.kernel(samples, reduction.max(samples.amax(1, keepdim=True)), temperature)
+    u, v = plain.sinkhorn(kernel, iterations, reduction)
+    return (kernel * u * v).view_as(logits)

@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from capi.method.losses import prototype_use, target_entropy
-from capi.method.sinkhorn import OneProcess
 from capi.method.teacher import Teacher
 from capi.models.costs import Counts
 from capi.models.heads import Head
-from capi.types import Float, Int, Reduction, Statistics, VisionEncoder
+from capi.types import Float, Int, OneProcess, Reduction, Statistics, VisionEncoder
 
 
 class Targets(NamedTuple):

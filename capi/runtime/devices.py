@@ -57,14 +57,17 @@ def as_on_accelerator() -> Iterator[None]:
 def float32_products(precision: Literal["highest", "high"]) -> Iterator[None]:
     """Products of float32 as they are (`highest`), or with factors rounded to TF32 where the device can (`high`).
 
-    The one place that changes a setting of `torch.backends`, and only for as long as it takes.
+    Convolutions too, which torch rounds by default. The one place that changes a setting of `torch.backends`, and only
+    for as long as it takes.
     """
-    before = torch.get_float32_matmul_precision()
+    before, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision(precision)
+    torch.backends.cudnn.allow_tf32 = precision == "high"
     try:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cudnn.allow_tf32 = convolutions
 
 
 class CpuEvent:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,6 +18,8 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.survey import summarize
 from capi.errors import CapiError, expect
+from capi.method.clustering import OnlineClustering
+from capi.method.clustering.precision import choose_products
 from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
 from capi.method.targets import Target
@@ -94,7 +97,10 @@ def refuse_layers(config: Config) -> None:
 def assemble(config: Config, networks: Networks, device: torch.device) -> Learner:
     """Networks, wherever their weights lie, with their optimisers and schedules."""
     student, teacher, target = networks
-    optimization = config.optimization
+    optimization, precision = config.optimization, choose_precision(config.run.precision, device)
+    if isinstance(target, OnlineClustering):
+        products = choose_products(config.clustering.precision, device, precision)
+        target.settings = replace(target.settings, precision=products)
     schedule = Schedule(
         total_steps=optimization.known_steps,
         warmup_steps=optimization.warmup_steps,
@@ -120,7 +126,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         ),
         learning_rate=partial(schedule.learning_rate, peak=optimization.learning_rate),
         teacher_momentum=partial(schedule.teacher_momentum, peak=optimization.teacher_momentum),
-        precision=choose_precision(config.run.precision, device),
+        precision=precision,
         clip=optimization.clip,
         guard=Guard(device),
         statistics=None if "auto" in {config.data.mean, config.data.std} else statistics(config),
@@ -173,6 +179,12 @@ def choose_precision(name: str, device: torch.device) -> torch.dtype:
         fast = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         return torch.bfloat16 if fast else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def describe_precision(config: Config, device: torch.device) -> str:
+    """What `auto` is on this device, a line each; it must be the same on all devices of a run."""
+    run = choose_precision(config.run.precision, device)
+    return f"networks: {run}\nclustering: {choose_products(config.clustering.precision, device, run)}"
 
 
 def mask_sampler(config: Config) -> MaskSampler:

@@ -95,6 +95,9 @@ def pretrain(
             given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, device, processes, console)
             configured = build_evaluations(given.config, device)
         processes.refuse_differences("config", dump_config(given.config))
+        with processes.together():
+            precision = build.describe_precision(given.config, device)
+        processes.refuse_differences("run.precision or clustering.precision", precision)
         images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
         processes.refuse_differences("set of images", images)
         with processes.together():

@@ -125,16 +125,16 @@ def test__resuming_a_run_of_older_numerics_says_so_once(run_here: RunHere, image
     command += ["--out", str(tmp_path / "run")]
     assert run_here(*command).code == 0
     record = json.loads(file.read_text())
-    assert record.pop("numerics") == record["starts"][0].pop("numerics") == 2
+    assert record.pop("numerics") == record["starts"][0].pop("numerics") == 3
     file.write_text(json.dumps(record))
     told = run(*command, "--resume").stderr
     assert told.count("numerics") == 1
-    assert "this run has numerics 1, this capi 2: crops are cut before resizing" in told
+    assert "this run has numerics 1, this capi 3: crops are cut before resizing;" in told
     assert "numerics" not in run_here(*command, "--resume").stderr
     # The run keeps the number it began with, each start has its own.
     record = json.loads(file.read_text())
     assert "numerics" not in record
-    assert [start.get("numerics", 1) for start in record["starts"]] == [1, 2, 2]
+    assert [start.get("numerics", 1) for start in record["starts"]] == [1, 3, 3]
 
 
 def test__a_run_of_a_newer_version_is_refused(run_here: RunHere, images: Path, tmp_path: Path) -> None:

@@ -3,9 +3,8 @@ from typing import Any
 import pytest
 import torch
 
-from capi.method import bounded
-from capi.method.bounded import ClusteringSettings
 from capi.method.clustering import OnlineClustering
+from capi.method.clustering.walk import Clustered, ClusteringSettings, cluster
 
 
 def run(clustering: OnlineClustering, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -76,20 +75,14 @@ def test__training_the_prototypes_lowers_their_loss() -> None:
     assert losses[-1] < 0.7 * losses[0]
 
 
-@pytest.mark.parametrize("compiling", [True, False])
-@pytest.mark.parametrize("predicted", [2, 3])
-@pytest.mark.parametrize("chunk_bytes", [None, 20_000, 6_000, 1])
+@pytest.mark.parametrize("chunk_bytes", [None, 20_000, 7_100])
 @pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
-def test__micro_batches_are_balanced_as_one_batch(
-    sinkhorn: Any, chunk_bytes: int | None, predicted: int, compiling: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bounded, "_WORTH_COMPILING", 0 if compiling else 2**62)
+def test__micro_batches_are_balanced_as_one_batch(sinkhorn: Any, chunk_bytes: int | None) -> None:
     settings = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=chunk_bytes)
     clustering = OnlineClustering(width=16, prototypes=40, settings=settings)
     torch.nn.init.normal_(clustering.bias)
-    # More positions than all predictions together, and fewer: targets are kept in the one case, rebuilt in the other.
     tokens = torch.randn(9, 20, 16)
-    predict_index = torch.rand(9, 20).argsort(1)[:, :predicted]
+    predict_index = torch.rand(9, 20).argsort(1)[:, :3]
     loss, (targets,) = clustering([tokens], [predict_index])
     loss.backward()
     gradients = [parameter.grad.clone() for parameter in clustering.parameters()]
@@ -113,13 +106,9 @@ def test__the_targets_of_micro_batches_are_rebuilt_without_autocast() -> None:
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("compiling", [True, False])
 @pytest.mark.parametrize("chunk_bytes", [None, 1_000])
-def test__nothing_is_rebuilt_of_a_sample_that_no_prototype_reaches(
-    chunk_bytes: int | None, compiling: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test__nothing_is_rebuilt_of_a_sample_that_no_prototype_reaches(chunk_bytes: int | None) -> None:
     """Its factor has grown with every iteration, and would make something of a kernel that is all but nothing."""
-    monkeypatch.setattr(bounded, "_WORTH_COMPILING", 0 if compiling else 2**62)
     settings = ClusteringSettings(sinkhorn="standard", iterations=5, chunk_bytes=chunk_bytes)
     clustering = OnlineClustering(width=8, prototypes=2, settings=settings, bias=False)
     with torch.no_grad():
@@ -135,18 +124,16 @@ def test__nothing_is_rebuilt_of_a_sample_that_no_prototype_reaches(
     torch.testing.assert_close(rebuilt[:3], whole[:3])
 
 
-@pytest.mark.parametrize("positions", [50, 2000])
-def test__micro_batches_keep_no_more_than_their_targets_whatever_the_number_of_positions(
-    positions: int, monkeypatch: pytest.MonkeyPatch
+def test__micro_batches_keep_two_vectors_for_a_position_and_a_number_for_a_token(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    kept: list[Any] = []
-    cluster = bounded.cluster
+    clusterings: list[Clustered] = []
     monkeypatch.setattr(
-        "capi.method.clustering.cluster", lambda *arguments: kept.append(cluster(*arguments)) or kept[-1]
+        "capi.method.clustering.online.cluster", lambda *given: clusterings.append(cluster(*given)) or clusterings[-1]
     )
-    clustering = OnlineClustering(width=4, prototypes=30)
-    predict_index = torch.zeros(2, 7, dtype=torch.int64)
-    clustering([torch.randn(2, positions, 4)] * 3, [predict_index] * 3)
-    (totals,) = kept
-    values = totals.targets if totals.factors is None else totals.factors.log_prototypes
-    assert values.numel() <= min(3 * 2 * 7, positions) * 30
+    tokens, index = torch.randn(2, 50, 4), torch.zeros(2, 7, dtype=torch.int64)
+    for sinkhorn, groups in (("positionwise", 50), ("standard", 1)):
+        settings = ClusteringSettings(sinkhorn=sinkhorn)  # type: ignore[arg-type]
+        OnlineClustering(width=4, prototypes=30, settings=settings)([tokens] * 3, [index] * 3)
+        sizes = [factor.untyped_storage().nbytes() for factor in clusterings[-1].balance]
+        assert sizes == [4 * groups * 30, 4 * groups * 30, 4 * 50 * 6]

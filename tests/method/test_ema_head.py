@@ -4,9 +4,9 @@ from torch import Tensor
 
 from capi.config.schema import Config
 from capi.method.ema_head import EmaHead, balanced, rising_temperature
-from capi.method.sinkhorn import OneProcess
 from capi.models.heads import LinearHead
 from capi.train.step import train_step
+from capi.types import OneProcess
 from tests.train.test_step import batch_of
 from tests.variants import TARGETS, learner_of, varied
 

@@ -6,45 +6,27 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from capi.config.schema import Config
 from capi.data.loader import Share
 from capi.errors import CapiError
-from capi.method.bounded import ClusteringSettings, cluster
 from capi.method.clustering import OnlineClustering
-from capi.method.queue import QueueShape, TokenQueue
-from capi.method.sinkhorn import OneProcess
+from capi.method.clustering.queue import QueueShape, TokenQueue
+from capi.method.clustering.walk import ClusteringSettings, cluster
 from capi.train.build import build_learner, build_networks
 from capi.train.checkpoint import Checkpoints, Position, tensors
 from capi.train.step import train_step
+from capi.types import OneProcess
 from tests.method.queue_parts import local_part, whole_of_parts
-from tests.method.test_bounded import PeakBytes
+from tests.method.slow_clustering import Results, assert_close, slow
+from tests.method.test_walk import PeakBytes
 from tests.train.test_step import batch_of, states
 from tests.variants import varied
 
 IMAGES, POSITIONS, WIDTH, PROTOTYPES = 4, 6, 16, 30
-# Everything in one chunk; chunks of a few whole groups; groups that are streamed; one row at a time.
-BUDGETS = [None, 30_000, 4_000, 1]
-
-
-def plain(clustering: OnlineClustering, earlier: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Loss, all assignments of the batch and the gradients, as the formulas say, in float64 with autograd."""
-    settings = clustering.settings
-    weights = [weight.detach().double().requires_grad_() for weight in clustering.parameters()]
-    everything = torch.cat([earlier.bfloat16().double(), tokens.double()])
-    logits = F.linear(F.normalize(everything, dim=-1, eps=1e-7), *weights)
-    samples = (0,) if settings.sinkhorn == "positionwise" else (0, 1)
-    with torch.no_grad():
-        assignments = torch.exp((logits - logits.amax(samples, keepdim=True)) / settings.target_temperature)
-        for _ in range(settings.iterations):
-            assignments /= assignments.sum(samples, keepdim=True) + 1e-8
-            assignments /= assignments.sum(-1, keepdim=True) + 1e-8
-    logits, assignments = logits[len(earlier) :], assignments[len(earlier) :]
-    loss = -(assignments * F.log_softmax(logits / settings.prediction_temperature, -1)).sum(-1).mean()
-    loss.backward()
-    return loss.detach(), assignments, [weight.grad for weight in weights]
+# Everything in one slice; a few positions; one.
+BUDGETS = [None, 16_000, 8_000]
 
 
 def clustering_with(batches: int, settings: ClusteringSettings | None = None, **shape: Any) -> OnlineClustering:
@@ -68,7 +50,7 @@ def run(clustering: OnlineClustering, parts: Sequence[Tensor]) -> tuple[Tensor, 
     return loss.detach(), targets, [weight.grad for weight in clustering.parameters()]
 
 
-@pytest.mark.parametrize(("budget", "micro_batches"), [*((budget, 1) for budget in BUDGETS), (None, 2), (4_000, 2)])
+@pytest.mark.parametrize(("budget", "micro_batches"), [*((budget, 1) for budget in BUDGETS), (None, 2), (8_000, 2)])
 @pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
 def test__the_batch_is_balanced_with_the_last_batches_and_alone_makes_loss_gradient_and_targets(
     sinkhorn: Any, budget: int | None, micro_batches: int
@@ -79,17 +61,14 @@ def test__the_batch_is_balanced_with_the_last_batches_and_alone_makes_loss_gradi
         found = run(clustering, tokens.chunk(micro_batches))
         # Not yet anything, one batch, two; and after that the oldest is gone.
         earlier = torch.cat([tokens[:0], *batches[max(number - 2, 0) : number]])
-        expected = plain(clustering, earlier, tokens)
-        # Rebuilt targets are powers of sums up to 100: a rounding error of such a sum is 3e-6 of the power.
-        rtol = 1e-5 if micro_batches == 1 else 4e-5
-        for ours, theirs in zip((found[0], found[1], *found[2]), (expected[0], expected[1], *expected[2]), strict=True):
-            torch.testing.assert_close(ours.double(), theirs, rtol=rtol, atol=2e-6)
+        expected = slow(tokens, clustering.prototypes, clustering.bias, clustering.settings, earlier.bfloat16())
+        assert_close(Results(found[0], found[1], *found[2]), expected, rtol=4e-5, atol=2e-6)
         clustering.follow()
     # Without the queue the targets would be others: the test could fail.
-    assert (run(clustering_with(0, clustering.settings), [tokens])[1] - expected[1]).abs().max() > 1e-2
+    assert (run(clustering_with(0, clustering.settings), [tokens])[1] - expected.assignments).abs().max() > 1e-2
 
 
-@pytest.mark.parametrize("budget", [None, 4_000])
+@pytest.mark.parametrize("budget", [None, 8_000])
 @pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
 def test__an_empty_queue_changes_no_bit(sinkhorn: Any, budget: int | None) -> None:
     settings, tokens = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=budget), torch.randn(4, POSITIONS, WIDTH)
@@ -165,13 +144,14 @@ def test__sharded_buffers_are_named_with_their_blocks() -> None:
 def test__memory_stays_within_the_budget_with_a_queue(sinkhorn: Any, queued: int) -> None:
     images, positions, width, prototypes, budget = 8, 32, 64, 256, 500_000
     settings, weights = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=budget), torch.randn(prototypes, width)
-    tokens, predict_index = torch.randn(images, positions, width), torch.zeros(images, 1, dtype=torch.int64)
+    tokens = torch.randn(images, positions, width)
     earlier = torch.randn(queued, positions, width).bfloat16()
-    with PeakBytes(tokens, predict_index, weights, earlier) as memory:
-        cluster(tokens, predict_index, weights, None, settings, OneProcess(), earlier)
-    # Targets and gradients are what was asked for, and one factor for each sample lives beside the budget.
-    outputs = 4 * (images * prototypes + prototypes * width + prototypes)
-    assert memory.peak - outputs - 4 * 4 * (images + queued) * positions <= budget
+    with PeakBytes(tokens, weights, earlier) as memory:
+        cluster(tokens, weights, None, settings, OneProcess(), earlier)
+    # The gradient and what rebuilds targets are beside the budget.
+    groups = positions if sinkhorn == "positionwise" else 1
+    outputs = prototypes * (width + 1 + 2 * groups) + (images + queued) * positions
+    assert memory.peak - 4 * outputs <= budget
     # The queue's logits alone would be larger.
     assert queued * positions * prototypes * 4 > 1.5 * budget
 

@@ -78,5 +78,7 @@ def test__products_have_a_precision_only_where_it_was_asked_for() -> None:
         assert torch.get_float32_matmul_precision() == "high"
         with float32_products("highest"):
             assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.backends.cudnn.allow_tf32
         assert torch.get_float32_matmul_precision() == "high"
     assert torch.get_float32_matmul_precision() == before
+    assert torch.backends.cudnn.allow_tf32

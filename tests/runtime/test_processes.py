@@ -14,10 +14,10 @@ import torch
 import torch.multiprocessing as mp
 
 from capi.errors import CapiError
-from capi.method.bounded import ClusteringSettings, Totals, cluster
-from capi.method.sinkhorn import OneProcess
+from capi.method.clustering.walk import ClusteringSettings
 from capi.runtime.processes import LostProcessError, Processes, SharedError, joined, lost_process_is_an_error
 from tests.method.queue_parts import local_part
+from tests.method.slow_clustering import Results, ours
 
 
 def free_port() -> int:
@@ -29,12 +29,11 @@ def free_port() -> int:
 IMAGES, POSITIONS, WIDTH, PROTOTYPES = 12, 5, 8, 20
 
 
-def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randn(IMAGES, POSITIONS, WIDTH, generator=generator)
-    index = torch.rand(IMAGES, POSITIONS, generator=generator).argsort(1)[:, :3]
     prototypes = torch.randn(PROTOTYPES, WIDTH, generator=generator)
-    return tokens, index, prototypes, torch.randn(PROTOTYPES, generator=generator)
+    return tokens, prototypes, torch.randn(PROTOTYPES, generator=generator)
 
 
 def queued() -> torch.Tensor:
@@ -51,12 +50,12 @@ def exchange(rank: int, world: int, port: int, folder: str) -> None:
     with joined(torch.device("cpu")) as processes:
         found = agreements(processes)
         for name, settings in SETTINGS.items():
-            tokens, index, prototypes, bias = inputs()
+            tokens, prototypes, bias = inputs()
             mine = slice(rank * IMAGES // world, (rank + 1) * IMAGES // world)
             part = local_part(queued(), blocks=2, process=rank, processes=world)
             for case, earlier in (("batch", None), ("queue", part)):
-                totals = cluster(tokens[mine], index[mine], prototypes, bias, settings, processes, earlier)
-                torch.save(totals._asdict(), Path(folder) / f"{name}-{case}-{rank}.pt")
+                results = ours(tokens[mine], prototypes, bias, settings, earlier, processes)
+                torch.save(results._asdict(), Path(folder) / f"{name}-{case}-{rank}.pt")
     # Who has met stays together: another command of the same script finds the same processes.
     with joined(torch.device("cpu")) as again:
         found["again"] = again is processes and float(again.sum(torch.tensor(1.0))) == world
@@ -122,7 +121,12 @@ def differences(processes: Processes, text: str) -> str | None:
 
 SETTINGS = {
     f"{sinkhorn}-{chunk_bytes}": ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=chunk_bytes)
-    for sinkhorn, chunk_bytes in (("positionwise", None), ("standard", None), ("positionwise", 1), ("standard", 2000))
+    for sinkhorn, chunk_bytes in (
+        ("positionwise", None),
+        ("standard", None),
+        ("positionwise", 14_000),
+        ("standard", 14_000),
+    )
 }
 
 
@@ -170,18 +174,18 @@ def test__clustering_is_that_of_the_global_batch_and_the_global_queue(launched: 
     settings, found = SETTINGS[name], {}
     for case, earlier in (("batch", None), ("queue", queued())):
         paths = [folder / f"{name}-{case}-{rank}.pt" for rank in range(world)]
-        parts = [Totals(**torch.load(path, weights_only=True)) for path in paths]
-        found[case] = alone = cluster(*inputs(), settings, OneProcess(), earlier)
+        parts = [Results(**torch.load(path, weights_only=True)) for path in paths]
+        found[case] = alone = ours(*inputs(), settings, earlier)
         tolerance = {"rtol": 1e-5, "atol": 1e-6}
-        torch.testing.assert_close(torch.cat([part.targets for part in parts]), alone.targets, **tolerance)
+        torch.testing.assert_close(torch.cat([part.assignments for part in parts]), alone.assignments, **tolerance)
         for field in ("loss", "prototype_gradient", "bias_gradient"):
             mean = torch.stack([getattr(part, field) for part in parts]).mean(0)
             torch.testing.assert_close(mean, getattr(alone, field), **tolerance)
     # Balancing each process by itself, or without the queue, would give something else: the test could fail.
-    tokens, index, prototypes, bias = inputs()
-    own = cluster(tokens[: IMAGES // world], index[: IMAGES // world], prototypes, bias, settings, OneProcess())
-    assert (own.targets - found["batch"].targets[: IMAGES // world]).abs().max() > 1e-3
-    assert (found["queue"].targets - found["batch"].targets).abs().max() > 1e-3
+    tokens, prototypes, bias = inputs()
+    own = ours(tokens[: IMAGES // world], prototypes, bias, settings)
+    assert (own.assignments - found["batch"].assignments[: IMAGES // world]).abs().max() > 1e-3
+    assert (found["queue"].assignments - found["batch"].assignments).abs().max() > 1e-3
 
 
 def test__a_process_that_was_started_alone_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,6 +60,7 @@ UNUSUAL = {
         "learning_rate_multiplier": 0.25,
         "weight_decay": 0.02,
         "chunk_mib": 3,
+        "precision": "bfloat16",
     },
     "optimization": {
         "batch_size": 12,
@@ -92,6 +93,7 @@ def test__every_knob_of_the_config_reaches_its_component() -> None:
     assert learner.student.head.direction.shape == (13, 24)
     settings = learner.target.settings
     assert (settings.sinkhorn, settings.iterations, settings.chunk_bytes) == ("standard", 4, 3 * 2**20)
+    assert settings.precision == "bfloat16"
     assert (settings.target_temperature, settings.prediction_temperature) == (0.05, 0.2)
     assert learner.target.prototypes.shape == (13, 48)
     assert learner.target.bias is None

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from torch import nn
 
 from capi.config.schema import Config
-from capi.method.chunks import ACCELERATOR_CHUNK_BYTES, CPU_CHUNK_BYTES, plan_chunks
 from capi.method.clustering import OnlineClustering
+from capi.method.clustering.walk import plan_slices
 from capi.models.costs import FLOAT32, ActivationPolicy, Counts
 from capi.models.encoder import PatchEncoder
 from capi.models.heads import Head
@@ -193,44 +193,30 @@ class Planned:
         target = self.learner.target
         if not isinstance(target, OnlineClustering):
             return []
-        rows = images * self.counts.patches
-        parts = [
-            Part("clustering's working memory", self._walk(target, images, saving), CLUSTERING),
-            Part("prototypes' gradient", FLOAT32 * target.prototypes.numel(), CLUSTERING),
-        ]
-        if saving.micro_batches == 1:
-            return [*parts, Part("targets", self._targets(images), CLUSTERING)]
+        patches, width = self.counts.patches, self.config.model.width
+        at_once = -(-images // saving.micro_batches)
+        groups = patches if target.settings.sinkhorn == "positionwise" else 1
+        samples = images * (1 + self._earlier_batches) * patches
+        factors = FLOAT32 * (2 * groups * len(target.prototypes) + samples)
+        together = FLOAT32 * images * patches * width if saving.micro_batches > 1 else 0
         return [
-            *parts,
-            Part("tokens of all micro-batches in one", FLOAT32 * rows * self.config.model.width, CLUSTERING),
-            *(self._for_later(target, images, phase) for phase in (CLUSTERING, STUDENT)),
+            Part("clustering's working memory", self._walk(target, images, saving), CLUSTERING),
+            Part("tokens of all micro-batches in one", together, CLUSTERING),
+            Part("prototypes' gradient", 2 * FLOAT32 * target.prototypes.numel(), CLUSTERING),
+            *(Part("factors that rebuild targets", factors, phase) for phase in (CLUSTERING, STUDENT)),
+            Part("targets", FLOAT32 * at_once * self.counts.predicted * self.outputs, STUDENT),
         ]
-
-    def _for_later(self, target: OnlineClustering, images: int, phase: str) -> Part:
-        """What waits until the turn of each micro-batch comes."""
-        patches = self.counts.patches
-        if target.keeps_targets(predictions=images * self.counts.predicted, positions=patches):
-            return Part("targets of all micro-batches", self._targets(images), phase)
-        factors = FLOAT32 * (target.groups(patches) * len(target.prototypes) + images * patches)
-        return Part("factors that rebuild targets", factors, phase)
 
     def _walk(self, target: OnlineClustering, images: int, saving: Saving) -> int:
-        """The chunks of the bounded clustering, or the arrays of the plain one."""
+        """A slice of the clustering, or the arrays of the plain one."""
         prototypes, width = target.prototypes.shape
         images *= 1 + self._earlier_batches
-        rows = images * self.counts.patches
         if not saving.bounded_clustering:
-            return PLAIN_ARRAYS * FLOAT32 * rows * prototypes
-        default = ACCELERATOR_CHUNK_BYTES if self.accelerator else CPU_CHUNK_BYTES
-        budget = target.settings.chunk_bytes or default
-        group = images if target.settings.sinkhorn == "positionwise" else rows
-        chunks = plan_chunks(rows, group, prototypes, width, budget)
-        # Logits and tokens of a chunk, and three buffers of a piece.
-        floats = chunks.chunk_rows * (prototypes + 3 * width) + 3 * chunks.piece_rows * prototypes
-        return FLOAT32 * floats
-
-    def _targets(self, images: int) -> int:
-        return FLOAT32 * images * self.counts.predicted * self.outputs
+            return PLAIN_ARRAYS * FLOAT32 * images * self.counts.patches * prototypes
+        budget = target.settings.chunk_bytes
+        return plan_slices(
+            images, self.counts.patches, prototypes, width, chunk_bytes=budget, accelerator=self.accelerator
+        ).bytes
 
     def _student(self, at_once: int, saving: Saving) -> list[Part]:
         policy = saving.policy

@@ -2,11 +2,11 @@
 
 The logits of a token are its products with the prototypes. Sinkhorn-Knopp turns them into assignments; the loss is
 the cross-entropy between those and softmax(logits / T_prediction), and trains the prototypes alone. The assignments
-of the patches that the student predicts are its targets. `bounded.py` computes all of it in bounded memory.
+of the patches that the student predicts are its targets. `plain.py` has the formulas, `walk.py` applies them in bounded
+memory.
 
-A batch may come in several micro-batches. They are balanced together, as one batch. Either all targets are kept or, if
-that is less, what rebuilds those of each micro-batch when its turn comes. Where batches are small, a queue of earlier
-tokens (`queue.py`) may be balanced together with them.
+A batch may come in several micro-batches. They are balanced together, as one batch, and the targets of each are rebuilt
+when its turn comes. Where batches are small, a queue of earlier tokens (`queue.py`) may be balanced together with them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,22 +15,21 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from capi.method.bounded import ClusteringSettings, cluster
-from capi.method.factors import Factors, rebuild
+from capi.method.clustering.queue import QueueShape, TokenQueue
+from capi.method.clustering.walk import Balance, ClusteringSettings, SinkhornVariant, cluster, plan_slices, rebuild
 from capi.method.losses import soft_cross_entropy
-from capi.method.queue import QueueShape, TokenQueue
-from capi.method.sinkhorn import OneProcess, SinkhornVariant
 from capi.method.targets import (
     OF_THE_RUN,
     OF_THE_TEACHER,
     RunContext,
     Target,
     Targets,
+    at_predicted,
 )
 from capi.method.teacher import Teacher
 from capi.models.costs import Counts
 from capi.models.heads import Head
-from capi.types import Float, Int, Reduction
+from capi.types import Float, Int, OneProcess, Reduction
 
 
 class OnlineClustering(Target):
@@ -106,10 +105,13 @@ class OnlineClustering(Target):
             prediction_temperature=prediction_temperature,
             chunk_bytes=None if chunk_mib is None else chunk_mib * 2**20,
         )
+        images, positions = (run.batch_size + queue) // run.processes, run.grid[0] * run.grid[1]
+        # Refuses a budget that one position does not fit in.
+        plan_slices(images, positions, prototypes, run.width, chunk_bytes=settings.chunk_bytes)
         shape = QueueShape(
             batches=queue // run.batch_size,
             images=run.batch_size // run.processes,
-            positions=run.grid[0] * run.grid[1],
+            positions=positions,
             micro_batches=run.micro_batches,
         )
         return cls(
@@ -137,19 +139,14 @@ class OnlineClustering(Target):
         step: int = 0,  # noqa: ARG002 - the contract
     ) -> Targets:
         # Several micro-batches are one batch to the Sinkhorn; a single one is not copied.
-        together, index = (part[0] if len(part) == 1 else torch.cat(list(part)) for part in (tokens, predict_index))
-        kept = self.keeps_targets(predictions=index.numel(), positions=together.shape[1])
-        wanted = index if len(tokens) == 1 or kept else None
+        together = tokens[0] if len(tokens) == 1 else torch.cat(list(tokens))
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
         with torch.no_grad(), torch.autocast(together.device.type, enabled=False):
             earlier = None if self.queue is None else self.queue.earlier()
-            totals = cluster(together, wanted, self.prototypes, self.bias, self.settings, self.reduction, earlier)
+            found = cluster(together, self.prototypes, self.bias, self.settings, self.reduction, earlier)
         self._last_tokens = () if self.queue is None else tokens
-        loss = _Known.apply(self.prototypes, self.bias, totals.loss, totals.prototype_gradient, totals.bias_gradient)
-        if totals.targets is not None:
-            return Targets(loss, iter(totals.targets.split([len(part) for part in tokens])))
-        assert totals.factors is not None
-        return Targets(loss, self._rebuilt(tokens, predict_index, totals.factors))
+        loss = _Known.apply(self.prototypes, self.bias, found.loss, found.prototype_gradient, found.bias_gradient)
+        return Targets(loss, self._rebuilt(tokens, predict_index, found.balance))
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         return soft_cross_entropy(outputs, targets, temperature=self.student_temperature)
@@ -163,30 +160,16 @@ class OnlineClustering(Target):
             self.queue.enter(self._last_tokens, skipped)
         self._last_tokens = ()
 
-    def groups(self, positions: int) -> int:
-        """How many groups are balanced, each by itself."""
-        return positions if self.settings.sinkhorn == "positionwise" else 1
-
-    def keeps_targets(self, *, predictions: int, positions: int) -> bool:
-        """Whether the targets of all micro-batches are no more than what rebuilds them: a vector for each group."""
-        return predictions <= self.groups(positions)
-
     def _rebuilt(
-        self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors
+        self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], balance: Balance
     ) -> Iterator[Float[Tensor, "_ p k"]]:
         """The targets of one micro-batch after the other, from the prototypes as they were clustered with."""
-        images, first = sum(len(part) for part in tokens), 0
-        for part, predicted in zip(tokens, predict_index, strict=True):
-            with torch.autocast(part.device.type, enabled=False):
-                yield rebuild(
-                    part,
-                    predicted,
-                    self.prototypes.detach(),
-                    factors,
-                    first_image=first,
-                    images=images,
-                    target_temperature=self.settings.target_temperature,
-                )
+        first = 0
+        for part, index in zip(tokens, predict_index, strict=True):
+            with torch.no_grad(), torch.autocast(part.device.type, enabled=False):
+                chosen = at_predicted(part, index)
+                targets = rebuild(chosen, index, self.prototypes, self.bias, self.settings, balance, first)
+            yield targets
             first += len(part)
 
 

@@ -1,0 +1,94 @@
+"""The formulas of the online clustering (paper: online clustering, positional collapse).
+
+The logits of a sample x, a teacher's token of length 1, are its products with the prototypes C: l = x C^T + bias. Their
+kernel is K = exp((l - shift) / T_target), the shift being each prototype's largest logit among the samples.
+Sinkhorn-Knopp divides it in turns by its sums over samples + eps, for each prototype, and by its sums over prototypes
++ eps, for each sample. That leaves assignments of the form u K v, with a factor u for each prototype and v for each
+sample, and only these are updated. The loss is the cross-entropy of softmax(l / T_prediction) to the assignments.
+
+Arrays are (s b k): s groups that are balanced each by itself (positionwise: a group is a position), b samples and k
+prototypes. u is (s 1 k), v is (s b 1).
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from capi.method.clustering.precision import Precision, product
+from capi.runtime.devices import is_accelerator
+from capi.types import Float, Reduction
+
+EPS = 1e-8
+# So no factor exceeds 1e37. That of a sample whose kernel is 0 would become infinite, and its assignments NaN.
+SMALLEST_DIVISOR = 1e-37
+
+
+def normalized(tokens: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
+    """Tokens as they are clustered: in float32, of length 1."""
+    return F.normalize(tokens.float(), dim=-1, eps=1e-7)
+
+
+def logits(
+    samples: Float[Tensor, "s b d"],
+    prototypes: Float[Tensor, "k d"],
+    bias: Float[Tensor, " k"] | None,
+    precision: Precision = "float32",
+) -> Float[Tensor, "s b k"]:
+    """l = x C^T + bias."""
+    products = product(samples.flatten(0, 1), prototypes.t(), precision).unflatten(0, samples.shape[:2])
+    return products if bias is None else products.add_(bias)
+
+
+def kernel(
+    logits: Float[Tensor, "s b k"], shift: Float[Tensor, "s_or_one b_or_one k"], temperature: float
+) -> Float[Tensor, "s b k"]:
+    """K = exp((l - shift) / T)."""
+    return _exp((logits - shift).div_(temperature))
+
+
+def sinkhorn(
+    kernel: Float[Tensor, "s b k"], iterations: int, reduction: Reduction
+) -> tuple[Float[Tensor, "s 1 k"], Float[Tensor, "s b 1"]]:
+    """The factors u and v after so many iterations; the reduction adds up the samples of all processes."""
+    u, v = torch.ones_like(kernel[:, :1]), torch.ones_like(kernel[..., :1])
+    for _ in range(iterations):
+        u, v = moderate(divide(u, reduction.sum(v.mT @ kernel)), v)
+        v = divide(v, (u @ kernel.mT).mT)
+    return u, v
+
+
+def divide(factor: Float[Tensor, "*factors"], sums: Float[Tensor, "*factors"]) -> Float[Tensor, "*factors"]:
+    """factor / (factor * sums + eps): half an iteration."""
+    return (sums + EPS / factor).clamp_min_(SMALLEST_DIVISOR).reciprocal_()
+
+
+def moderate(
+    u: Float[Tensor, "_ 1 k"], v: Float[Tensor, "s b 1"]
+) -> tuple[Float[Tensor, "_ 1 k"], Float[Tensor, "s b 1"]]:
+    """The same u K v with a u of mean 1: where samples are few, u grows and v shrinks with every iteration."""
+    mean = u.mean(-1, keepdim=True)
+    return u / mean, v * mean
+
+
+def cross_entropy(
+    logits: Float[Tensor, "s b k"], assignments: Float[Tensor, "s b k"], temperature: float
+) -> tuple[Float[Tensor, ""], Float[Tensor, "s b k"]]:
+    """The cross-entropy of softmax(l / T), summed over samples, and its gradient by l / T in place of the logits.
+
+    The gradient is softmax - assignments, since the assignments of a sample sum to 1, or to less where no prototype
+    reaches it.
+    """
+    log_probabilities = torch.log_softmax(logits.div_(temperature), dim=-1, out=logits)
+    loss = -(assignments * log_probabilities).sum()
+    return loss, _exp(log_probabilities).mul_(assignments.sum(-1, keepdim=True)).sub_(assignments)
+
+
+def _exp(exponents: Tensor) -> Tensor:
+    """e^x in place."""
+    if is_accelerator(exponents.device):
+        return exponents.exp_()
+    # A CPU computes powers of two several times as fast. Below 2^-120 they are 0 here, since floats near 2^-126 lose
+    # their normal form, which makes all that follows slow.
+    return F.threshold(exponents.mul_(1 / math.log(2)), -120.0, -torch.inf, inplace=True).exp2_()

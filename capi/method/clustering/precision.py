@@ -1,0 +1,47 @@
+"""The precision of the two matrix products of the clustering: logits, and the prototypes' gradient.
+
+The factors of a product are rounded; its sums and all that follows are in float32. Nothing is set globally.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from capi.errors import CapiError
+from capi.runtime.devices import float32_products
+from capi.types import Float
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+
+def choose_products(name: str, device: torch.device, run: torch.dtype) -> Precision:
+    """`auto` is TF32 where a run in bfloat16 has a GPU with it, and float32 elsewhere."""
+    # A plan is made on the meta device, for a GPU that is elsewhere.
+    has_tf32 = device.type == "meta" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0))
+    if name == "auto":
+        return "tf32" if has_tf32 and run == torch.bfloat16 else "float32"
+    if name == "tf32" and not has_tf32:
+        which = torch.cuda.get_device_name(device) if device.type == "cuda" else f"the device {device.type}"
+        raise CapiError(
+            f"clustering.precision=tf32 needs a CUDA GPU of Ampere or newer, but {which} has no TF32: set "
+            "clustering.precision=auto"
+        )
+    assert name in ("float32", "tf32", "bfloat16")
+    return name  # type: ignore[return-value]
+
+
+def product(
+    left: Float[Tensor, "i j"],
+    right: Float[Tensor, "j l"],
+    precision: Precision = "float32",
+    total: Float[Tensor, "i l"] | None = None,
+) -> Float[Tensor, "i l"]:
+    """left right, added to `total` in place where there is one."""
+    if precision == "bfloat16" and left.is_cuda:
+        products = torch.mm(left.bfloat16(), right.bfloat16(), out_dtype=torch.float32)
+        return products if total is None else total.add_(products)
+    if precision == "bfloat16":
+        left, right = left.bfloat16().float(), right.bfloat16().float()
+    with float32_products("high" if precision == "tf32" else "highest"):
+        return left @ right if total is None else total.addmm_(left, right)
