@@ -36,4 +36,5 @@ def test__the_defaults_of_the_config_are_those_of_the_protocol(name: str) -> Non
     config = PROTOCOLS[name](dataset="demo")
     fields = {field.name: field.default for field in dataclasses.fields(CLASSES[name]) if field.name not in OTHERWISE}
     assert {"seed", "validation_share"} < fields.keys()
-    assert {name: getattr(config, name) for name in fields} == fields
+    # Keys of the config are in American English.
+    assert {name: getattr(config, name.replace("neighbour", "neighbor")) for name in fields} == fields

@@ -223,7 +223,7 @@ def test__an_alarm_is_logged_once_while_it_rings(
     assert len(told) == 1
     assert told[0].startswith("step 3: ")
     assert "optimization.learning_rate" in told[0]
-    assert "effective_rank" in watchman.ringing
+    assert "effective_rank" in watchman.raised
 
 
 def test__a_batch_of_nan_at_a_logged_step_is_told_as_any_other(small_config: Config, tmp_path: Path) -> None:
