@@ -44,7 +44,7 @@ class Band(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Comparison:
+class CurveComparison:
     """The newest value of a metric beside the reference runs at the same share of the run."""
 
     metric: str
@@ -74,7 +74,7 @@ class Reference:
         """What a comparable run has set otherwise, which may be why its curves are others."""
         return differences(self.config, config, _FREE_KEYS)
 
-    def compare(self, columns: Mapping[str, Column], config: Config) -> list[Comparison]:
+    def compare(self, columns: Mapping[str, Column], config: Config) -> list[CurveComparison]:
         """Every metric that both have; scores only where they were measured in the same way."""
         same_scores = self.config.evaluations == config.evaluations
         found = []
@@ -84,7 +84,7 @@ class Reference:
                 found += [compared] if compared else []
         return found
 
-    def left_out(self) -> Iterator[Comparison]:
+    def left_out(self) -> Iterator[CurveComparison]:
         """Each reference run compared with the others, at each share of the run: what is outside is a false alarm."""
         for metric, curves in self.curves.items():
             for curve in curves:
@@ -101,7 +101,7 @@ def curve_of(column: Column, total_steps: int) -> Curve:
     return [float(np.median(found)) if len(found) else None for found in values]
 
 
-def compare(metric: str, curve: Curve, references: Sequence[Curve]) -> Comparison | None:
+def compare(metric: str, curve: Curve, references: Sequence[Curve]) -> CurveComparison | None:
     """The last values of a curve against the band; None where they have no point in common."""
     seeds: list[Band | None] = []
     for number in range(len(curve)):
@@ -114,7 +114,7 @@ def compare(metric: str, curve: Curve, references: Sequence[Curve]) -> Compariso
     judged = known[-_JUDGED:]
     beyond = sum(not (_widened(band).low <= value <= _widened(band).high) for _, value, band in judged)
     number, value, band = known[-1]
-    return Comparison(metric, (number + 1) / POINTS, value, band, _widened(band), outside=2 * beyond > len(judged))
+    return CurveComparison(metric, (number + 1) / POINTS, value, band, _widened(band), outside=2 * beyond > len(judged))
 
 
 def reference_for(config: Config, fingerprint: object) -> Reference | None:
