@@ -258,7 +258,9 @@ def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:
         "encoder_parameters": None if row.cost is None else row.cost.encoder_parameters,
         "flop_an_image": None if row.cost is None else row.cost.flop_an_image,
         "images_seen": None if row.cost is None else row.cost.images_seen,
-        "scores": {column: _plain_spread(row.score(column)) for column in table.columns},
+        "scores": {
+            column: None if (spread := row.score(column)) is None else asdict(spread) for column in table.columns
+        },
         "runs": [
             {
                 "name": run.name,
@@ -273,10 +275,6 @@ def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:
             for run in row.runs
         ],
     }
-
-
-def _plain_spread(spread: Any) -> dict[str, Any] | None:
-    return None if spread is None else asdict(spread)
 
 
 def as_markdown(table: TableOutcome) -> str:

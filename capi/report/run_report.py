@@ -133,7 +133,7 @@ class FollowedRun:
 
     def _cost(self, columns: Mapping[str, Column], starts: Sequence[Mapping[str, Any]]) -> Cost:
         clock = columns.get("seconds", Column(np.empty(0, np.int64), np.empty(0)))
-        began = [_whole(one.get("step")) for one in starts]
+        began = [step if isinstance(step := each.get("step"), int) else 0 for each in starts]
         return cost_of(seconds_of_starts(clock, began), starts, self.costs)
 
     def _notes(self) -> list[str]:
@@ -200,10 +200,6 @@ def _pairs(values: object) -> list[str]:
 def _starts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     starts = record.get("starts", [])
     return [one for one in starts if isinstance(one, Mapping)] if isinstance(starts, list) else []
-
-
-def _whole(value: object) -> int:
-    return value if isinstance(value, int) else 0
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:

@@ -84,10 +84,13 @@ def slurm_script(
         command += ["--trust", _one_line("trust", code)]
     command += ["--out", str(folder), "--resume"]
     cores = "" if options.cpus_per_gpu is None else f" --cpus-per-task={options.cpus_per_gpu}"
+    for line in options.extra:
+        if not re.match(r"#SBATCH\s+-", line) or not _one_line("extra", line):
+            raise CapiError(f'--extra takes whole lines such as "#SBATCH --exclusive", not {line!r}')
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {line}" for line in _directives(options, folder)),
-        *(_extra_line(line) for line in options.extra),
+        *options.extra,
         "",
         _PREAMBLE,
         *options.setup,
@@ -160,12 +163,6 @@ def _plain_folder(folder: Path) -> Path:
             f"Slurm's log lies beside --out, and its name cannot hold spaces, quotes or %, as {str(folder)!r} does"
         )
     return folder
-
-
-def _extra_line(line: str) -> str:
-    if not re.match(r"#SBATCH\s+-", line) or not _one_line("extra", line):
-        raise CapiError(f'--extra takes whole lines such as "#SBATCH --exclusive", not {line!r}')
-    return line
 
 
 def _whole(data: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.method.masking import MASKS, MaskSampler
+from capi.method.masking import MASKS
 from capi.report.explorer import html
 from capi.report.explorer.content import Content, Patch
 from capi.report.explorer.html import facts
@@ -106,7 +106,8 @@ class ExplorerLayout:
                 return
             gradio.HTML(facts(_HIDE, "What does it predict?"))
             with gradio.Row():
-                choices = [(_kind_label(kind, masks), kind) for kind in MASKS]
+                labels = {kind: kind.replace("_", " ") + " (recipe)" * (kind == masks.kind) for kind in MASKS}
+                choices = [(label, kind) for kind, label in labels.items()]
                 self.kind = gradio.Dropdown(choices, value=masks.kind, label="Shape of the mask", min_width=220)
                 self.ratio = gradio.Slider(
                     0.05, 0.95, masks.ratio, step=0.05, label="Share that is hidden", min_width=220
@@ -312,8 +313,3 @@ def _clicked(view: View | None, pixel: Sequence[int | float]) -> tuple[View, Pat
     if view is None:
         raise CapiError("no image is there yet: pick one")
     return view, patch_at((pixel[0], pixel[1]), view.grid, view.photo.size)
-
-
-def _kind_label(kind: str, masks: MaskSampler) -> str:
-    shown = kind.replace("_", " ")
-    return f"{shown} (recipe)" if kind == masks.kind else shown

@@ -202,7 +202,9 @@ def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
 
 def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterator[Choice]:
     recipe = load_config(rung.recipe)
-    side, batch = _side(rung, recipe, images), _batch(rung, images, gpus)
+    # No larger than the images are, and whole patches.
+    patch = recipe.model.patch_size
+    side, batch = max(min(rung.side, images.side) // patch * patch, 4 * patch), _batch(rung, images, gpus)
     if side != recipe.data.height_and_width[0]:
         reason, origin = _side_reason(rung, images, side)
         yield Choice("data.image_size", side, reason, origin)
@@ -227,12 +229,6 @@ def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
         return
     for name in ("data.mean", "data.std"):
         yield Choice(name, "auto", reason, "measured")
-
-
-def _side(rung: Rung, recipe: Config, images: Images) -> int:
-    """No larger than the images are, and whole patches."""
-    patch = recipe.model.patch_size
-    return max(min(rung.side, images.side) // patch * patch, 4 * patch)
 
 
 def _side_reason(rung: Rung, images: Images, side: int) -> tuple[str, Origin]:
