@@ -7,8 +7,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "ARCHITECTURE.md").read_text(encoding="utf-8")
-# Files by their ending wherever they stand, folders where they are set as code; not the files of a run.
-_NAMED = re.compile(r"(?<![\w.*/])(?!config\.yaml)[\w./-]+\.(?:py|yaml|svg)\b|(?<=`)[\w./-]+/(?=`)")
+# Files by their ending wherever they stand, folders where they are set as code; not the files of a run
+# or of a user.
+_NAMED = re.compile(r"(?<![\w.*/])(?!config\.yaml|FILE\.py)[\w./-]+\.(?:py|yaml|svg)\b|(?<=`)[\w./-]+/(?=`)")
 
 
 def missing(line: str) -> list[str]:
