@@ -4,7 +4,9 @@ Commands end with 0, done; 1, done with something amiss; 2, bad input; or one of
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 # The code of a temporary failure in sysexits.h: saved because the machine was needed, to be started again.
 PREEMPTED = 75
@@ -12,8 +14,33 @@ PREEMPTED = 75
 INTERRUPTED = 130
 
 
+# What an option of a command is called in Python, where its name is not the same with underscores.
+_IN_PYTHON = {
+    **{name: f"{name.replace('-', '_')}=True" for name in ("resume", "overwrite", "whole", "joint", "extend")},
+    **{"keep-order": "shuffle=None", "shard-size": "shard_megabytes", "option": "options", "kind": "kinds"},
+    **{"size": "sizes", "per-shard": "per_shard"},
+}
+# An option, but not within a command between backticks.
+_OPTION = re.compile(r"(`[^`]*`)|(?<![\w-])--([a-z][a-z-]*)")
+
+
 class CapiError(ValueError):
-    """Bad input. The command line prints its message alone and exits with code 2."""
+    """Bad input. The command line prints its message alone and exits with code 2.
+
+    Messages name options as they are typed (`--overwrite`); whoever calls from Python reads `overwrite=True`.
+    """
+
+    in_command: ClassVar[bool] = False
+    """Whether the process is a command, which sets it."""
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if CapiError.in_command else _OPTION.sub(_in_python, message)
+
+
+def _in_python(found: re.Match[str]) -> str:
+    command, option = found.groups()
+    return command or f"`{_IN_PYTHON.get(option, option.replace('-', '_'))}`"
 
 
 def expect(what: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:

@@ -27,3 +27,10 @@ def test__long_lists_are_shortened_and_the_rest_is_counted() -> None:
     assert some_of(names[:4]) == "0, 1, 2 and 1 more"
     assert some_of(names[:3]) == "0, 1, 2"
     assert some_of(quoted(["a"])) == '"a"'
+
+
+def test__options_are_named_as_the_caller_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = CapiError("x holds a run: --resume goes on, --data-root or --keep-order, see `capi models --all`")
+    assert str(error) == "x holds a run: `resume=True` goes on, `data_root` or `shuffle=None`, see `capi models --all`"
+    monkeypatch.setattr(CapiError, "in_command", True)
+    assert "--resume goes on, --data-root" in str(error)

@@ -54,6 +54,7 @@ from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths
+from capi.runtime.progress import default_console
 from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
@@ -457,7 +458,7 @@ def ablate(
         device=chosen,
         photos=photos,
     )
-    console = console or Console(quiet=True)
+    console = console or default_console() or Console(quiet=True)
     _write_recipes(study.jobs)
     try:
         for number, job in enumerate(_finished(study.jobs, jobs, console), 1):

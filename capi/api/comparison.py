@@ -11,7 +11,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -22,7 +22,16 @@ from rich.console import Console
 
 from capi.api.evaluation import evaluate
 from capi.config.benchmarks import BenchmarkConfig
-from capi.config.files import EXAMPLE, FILE_ENDINGS, load_benchmark, overridden, protocols_with, validated
+from capi.config.files import (
+    EXAMPLE,
+    FILE_ENDINGS,
+    Overrides,
+    load_benchmark,
+    overridden,
+    override_texts,
+    protocols_with,
+    validated,
+)
 from capi.data.crops import image_size_of
 from capi.data.sources import Files
 from capi.errors import CapiError, nearest
@@ -60,7 +69,7 @@ Benchmark = str | Path | BenchmarkColumn
 def compare(
     models: Names,
     benchmarks: Names | Sequence[BenchmarkColumn],
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     *,
     out: str | Path,
     weights: Weights = "teacher",
@@ -80,7 +89,7 @@ def compare(
 def compare_columns(
     models: Sequence[str | Path],
     benchmarks: Sequence[Benchmark],
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     *,
     out: str | Path,
     weights: Weights,
@@ -308,9 +317,9 @@ def _add_dates(digest: Any, source: object) -> None:
         digest.update(f"{status.st_size} {status.st_mtime_ns}\n".encode())
 
 
-def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Iterable[str] = ()) -> tuple[BenchmarkColumn, ...]:
+def resolve_columns(benchmarks: Sequence[Benchmark], overrides: Overrides = ()) -> tuple[BenchmarkColumn, ...]:
     """Benchmarks with overrides and names of their own; whatever is wrong with them is an error now."""
-    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+    overrides = override_texts(overrides)
     overridden({}, overrides, example=EXAMPLE)
     columns = _named(benchmarks)
     if not columns:

@@ -2,16 +2,17 @@
 
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from capi.config.benchmarks import BenchmarkConfig
-from capi.config.files import as_benchmark
+from capi.config.files import Overrides, as_benchmark, override_texts
 from capi.data.crops import image_size_of
 from capi.evals.build import build_encoding, build_protocol, count_images, fingerprints, load_data
 from capi.evals.features import Encoding
@@ -25,7 +26,9 @@ from capi.evals.results import (
     as_record,
     clear_results,
     make_folder,
+    percent,
     refuse_results,
+    shown_size,
     write_record,
 )
 from capi.evals.tasks import EvaluationData, SegmentationData
@@ -40,25 +43,38 @@ from capi.evals.team import (
 from capi.report.predictions import draw_predictions
 from capi.runtime.atomic import scratch_folder
 from capi.runtime.privacy import hide_path
+from capi.runtime.summary import Summary
 from capi.types import VisionEncoder
 from capi.zoo.encoders import Trainee, open_encoder
 from capi.zoo.published.registry import RELEASED
 from capi.zoo.weights import Weights
 
 
-@dataclass(frozen=True)
-class Evaluated:
+@dataclass(frozen=True, repr=False)
+class Evaluated(Summary):
     """An evaluation that is done: its outcome, and the same as it was written."""
 
     outcome: Outcome
     record: Record
     folder: Path | None
 
+    def summary(self) -> tuple[str, dict[str, str]]:
+        record = self.record
+        about = {name: percent(value) for name, value in record["scores"].items()}
+        about["chosen"] = ", ".join(f"{key} {value}" for key, value in record["chosen"].items() if key != "validation")
+        about["images"] = f"{shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
+        for name, lines in (("departs from the paper", record["deviations"]), ("warnings", record["warnings"])):
+            if lines:
+                about[name] = "; ".join(lines)
+        if self.folder is not None:
+            about["folder"] = str(self.folder)
+        return f"{record['benchmark']}: {record['model']}", about
+
 
 def evaluate(
     model: str | Path | VisionEncoder | Trainee,
     benchmark: str | Path | BenchmarkConfig,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     *,
     out: str | Path | None = None,
     weights: Weights = "teacher",
@@ -66,8 +82,11 @@ def evaluate(
     overwrite: bool = False,
     console: Console | None = None,
     execution: Execution | None = None,
+    **options: Any,
 ) -> Evaluated:
     """Score a frozen encoder by a benchmark, `DATASET/PROTOCOL` or a YAML file.
+
+    Options of the benchmark are keywords (`data="photos", neighbours=[10]`), a dict, or text (`["neighbours=[10]"]`).
 
     `model` is a path, another name that `capi evaluate` knows, a learner, or any `VisionEncoder`. With `out`, that
     folder gets results.json, results.md, the fitted probe and pictures. Under torchrun all processes call this: each
@@ -80,7 +99,7 @@ def evaluate(
         with prepared(run.processes):
             if folder is not None and run.processes.is_main:
                 refuse_results(folder, overwrite)
-            config = as_benchmark(benchmark, overrides)
+            config = as_benchmark(benchmark, override_texts(overrides, options))
             encoder = open_encoder(model, weights=weights, device=run.device)
             data = load_data(config)
         encoding = build_encoding(

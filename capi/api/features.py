@@ -24,7 +24,7 @@ from capi.report.pictures import matches
 from capi.report.pictures.sheets import save_picture
 from capi.report.predictions import Predicted, write_predictions
 from capi.runtime.devices import choose_device, choose_workers
-from capi.runtime.progress import EvaluationProgress
+from capi.runtime.progress import EvaluationProgress, default_console
 from capi.types import Names, VisionEncoder, listed
 from capi.zoo.encoders import open_encoder, open_noted_encoder
 from capi.zoo.weights import Weights
@@ -147,7 +147,7 @@ def predict(
     fitted = load_probe(Path(probe))
     encoder = open_encoder(model, weights=weights, device=chosen)
     source = find_images([Path(image) for image in listed(images)])
-    with EvaluationProgress(console) as progress:
+    with EvaluationProgress(console or default_console()) as progress:
         encoding = Encoding(device=chosen, workers=choose_workers(None, chosen, images=len(source)), progress=progress)
         return write_predictions(Prediction(encoder, fitted, source, encoding), Path(out), overwrite=overwrite)
 

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from capi.api.comparison import compare_columns
 from capi.config.experiments import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
+from capi.config.files import Overrides
 from capi.config.paper import number_of
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import BenchmarkColumn, Comparison
@@ -36,7 +37,7 @@ class _Needed:
 def compare_table(
     table: str,
     models: Names = (),
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     *,
     out: str | Path,
     data_root: str | Path | None = None,

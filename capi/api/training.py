@@ -1,20 +1,22 @@
 """A run from a recipe to its report: what `capi.pretrain` does around the training itself."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
-from capi.config.files import Recipe, as_config
+from capi.config.files import Overrides, Recipe, as_config, override_texts
 from capi.config.trust import Trust, trusting
 from capi.data.locations import Data
 from capi.errors import expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
 from capi.runtime.devices import choose_device
 from capi.runtime.processes import joined
+from capi.runtime.progress import default_console
 from capi.train import run
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
@@ -23,32 +25,39 @@ from capi.train.run import PretrainedRun
 
 def pretrain(
     recipe: Recipe,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     *,
     data: Data,
     out: str | Path,
     resume: bool = False,
+    extend: bool = False,
     overwrite: bool = False,
     device: torch.device | str | None = None,
     loggers: Sequence[Logger] = (),
     evaluations: Sequence[Evaluation] = (),
     trust: Trust = (),
     console: Console | None = None,
+    **sections: Any,
 ) -> PretrainedRun:
     """Pretrain on unlabelled images.
 
+    `overrides` and further keywords change the recipe, as those of `load_config` do: `optimization={"steps": 100}`.
+
     `data` is a folder, shards, tables, a name of the Hub (docs/data.md), several of these with weights, or `demo` for
     the built-in photos; `out` becomes the folder of the run. `resume` continues
-    the run that is there, if there is one; `overwrite` replaces it. A logger is called with every record of metrics.
+    the run that is there, if there is one; with `extend` a finished one trains on to more
+    `optimization.steps`, at its last learning rate; `overwrite` replaces it. A logger is called with every record of
+    metrics.
     `trust` names the Python files that the recipe may import encoders from; those that `overrides` name need no trust.
-    With a `console` there is a progress bar. At the end a report is written, report.html in the run's folder.
+    In a terminal or notebook there is a progress bar, or on the `console` that is given. At the end a report is
+    written, report.html in the run's folder.
     """
-    chosen = choose_device(device)
+    chosen, console = choose_device(device), console or default_console()
     with ExitStack() as stack:
         with joined(chosen) as processes:
             with processes.together():
                 expect("out", out, (str, Path), "the folder of the run")
-                overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+                overrides = override_texts(overrides, sections)
                 config = as_config(recipe, overrides)
                 stack.enter_context(trusting(trust, overrides))
             done = run.pretrain(
@@ -56,6 +65,7 @@ def pretrain(
                 data=data,
                 out=out,
                 resume=resume,
+                extend=extend,
                 overwrite=overwrite,
                 device=chosen,
                 loggers=loggers,

@@ -60,6 +60,7 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 
 def main() -> None:
     """Run the command line; errors of the user's making are one sentence."""
+    CapiError.in_command = True
     try:
         _refuse_words(sys.argv[1:])
         # Typer would draw a box around its own errors; what it gives back is the code to end with.
@@ -89,6 +90,8 @@ def main() -> None:
         if error.errno not in _NO_NAME:
             raise
         _fail(f"{error.filename} is not the name of a file or folder ({error.strerror}): give another")
+    finally:
+        CapiError.in_command = False
 
 
 def _refuse_words(words: Sequence[str]) -> None:

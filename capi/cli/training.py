@@ -44,6 +44,9 @@ def pretrain(
         bool, typer.Option("--check", help="Run a few real iterations, say what they cost, write nothing.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     trust: Trust = None,
     device: Device = None,
@@ -55,7 +58,9 @@ def pretrain(
     if check:
         refuse_several("pretrain --check")
         refuse_idle(
-            context, ("out", "resume", "overwrite"), "is of no use to --check, which writes nothing: leave it out"
+            context,
+            ("out", "resume", "extend", "overwrite"),
+            "is of no use to --check, which writes nothing: leave it out",
         )
         _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
@@ -74,6 +79,7 @@ def pretrain(
             data=data,
             out=out,
             resume=resume,
+            extend=extend,
             overwrite=overwrite,
             device=device,
             trust=trust or [],

@@ -9,7 +9,7 @@ import difflib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -27,6 +27,7 @@ from capi.runtime.documents import parse_yaml, read_text, read_yaml
 
 Tree = dict[str, Any]
 Recipe = str | Path | Config
+Overrides = Iterable[str] | Mapping[str, Any]
 AnySection = TypeVar("AnySection", bound=BaseModel)
 FILE_ENDINGS = (".yaml", ".yml")
 
@@ -115,16 +116,20 @@ def recipe_names() -> list[str]:
     return sorted(path.name.removesuffix(".yaml") for path in _folder().iterdir() if path.name.endswith(".yaml"))
 
 
-def load_config(recipe: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The config of a recipe by name, or of a YAML file by path, with overrides of the form `key.sub=value`."""
-    return parse_config(_read_recipe(str(recipe)), overrides, source=str(recipe))
+def load_config(recipe: str | Path, overrides: Overrides = (), **sections: Any) -> Config:
+    """The config of a recipe by name, or of a YAML file by path.
+
+    Overrides are text of the form `key.sub=value`, or a dict: `{"optimization.steps": 3}`, `{"optimization": {"steps":
+    3}}`. Sections may also be given by name: `load_config("tiny4", optimization={"steps": 3}, seed=1)`.
+    """
+    return parse_config(_read_recipe(str(recipe)), override_texts(overrides, sections), source=str(recipe))
 
 
-def as_config(recipe: Recipe, overrides: Iterable[str] = ()) -> Config:
+def as_config(recipe: Recipe, overrides: Overrides = ()) -> Config:
     """A config as it is, or that of a recipe with overrides."""
     if not isinstance(recipe, Config):
         return load_config(recipe, overrides)
-    if list(overrides):
+    if override_texts(overrides):
         raise CapiError("overrides go with a recipe; a Config is already complete")
     return recipe
 
@@ -141,9 +146,26 @@ def _mapping(tree: Any, source: str) -> Tree:
     return tree
 
 
-def overridden(tree: Tree, overrides: Iterable[str], *, example: str = "model.depth=6") -> Tree:
-    """Plain values with overrides of the form `key.sub=value`; what has another form is shown the example."""
-    for override in [overrides] if isinstance(overrides, str) else overrides:
+def override_texts(overrides: Overrides, values: Mapping[str, Any] | None = None) -> list[str]:
+    """Overrides in any form, and further values by key, as text of the form `key.sub=value`."""
+    if isinstance(overrides, str):
+        return [overrides, *_texts(values or {})]
+    return [*(_texts(overrides) if isinstance(overrides, Mapping) else overrides), *_texts(values or {})]
+
+
+def _texts(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in tree.items():
+        # An empty dict is a value; another one a section.
+        if isinstance(value, Mapping) and value:
+            yield from _texts(value, f"{prefix}{key}.")
+        else:
+            plain = value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+            yield f"{prefix}{key}={json.dumps(plain, default=str, ensure_ascii=False)}"
+
+
+def overridden(tree: Tree, overrides: Overrides, *, example: str = "model.depth=6") -> Tree:
+    """Plain values with overrides; what has another form than `key.sub=value` is shown the example."""
+    for override in override_texts(overrides):
         expect("an override", override, str, f'text of the form key=value, such as "{example}"')
         key, value = _parse_override(override, example)
         tree = merge(tree, _nested(key.split("."), value))

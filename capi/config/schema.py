@@ -114,6 +114,9 @@ class CheckpointConfig(Section):
     """Save when so many minutes have passed since the last time; null leaves it to the steps."""
     keep: Count = 2
     """Newest checkpoints to keep."""
+    best: str | None = None
+    """Score of an evaluation, as the metrics name it (`folder/knn/teacher`), whose best checkpoint is kept as
+    `checkpoints/best` beside the newest; null keeps none."""
     milestone_steps: Count | None = None
     """Checkpoints at multiples of this are kept for good; null keeps none."""
     asynchronous: bool | None = None
@@ -360,6 +363,9 @@ class OptimizationConfig(Section):
     """Iterations of the whole run."""
     epochs: Positive | None = None
     """Passes over all images, in place of `steps`: a run writes down the steps that they make, rounded up."""
+    schedule_steps: Count | None = None
+    """Steps that the schedules are made for, where a finished run was extended: later steps keep the last rate and
+    momentum. null: `steps`. `capi pretrain --extend` sets it."""
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps in which the learning rate rises."""
     optimizer: str = "adamw"
@@ -405,11 +411,15 @@ class OptimizationConfig(Section):
 
     @property
     def warmup_steps(self) -> int:
-        return int(self.known_steps * self.warmup_share)
+        return int(self.scheduled_steps * self.warmup_share)
 
     @property
     def decay_steps(self) -> int:
-        return int(self.known_steps * self.decay_share)
+        return int(self.scheduled_steps * self.decay_share)
+
+    @property
+    def scheduled_steps(self) -> int:
+        return self.schedule_steps or self.known_steps
 
     @property
     def known_steps(self) -> int:
@@ -451,6 +461,17 @@ class Config(Section):
     """How weights are spread over processes."""
     evaluations: list[EvaluationConfig] = Field(default_factory=list)
     """Evaluations during the run."""
+
+    def __repr__(self) -> str:
+        """What differs from the defaults, a line for each section; `capi.load_config` gives every value."""
+        changed = self.model_dump(mode="json", exclude_defaults=True)
+        lines = []
+        for name, values in changed.items():
+            plain = ", ".join(f"{key}={value}" for key, value in values.items()) if isinstance(values, dict) else values
+            lines.append(f"  {name}: {plain}")
+        return "\n".join(["Config, where it differs from the defaults:", *lines])
+
+    __str__ = __repr__
 
     @model_validator(mode="after")
     def _channels_have_statistics(self) -> "Config":

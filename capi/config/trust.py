@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from capi.config.files import overridden
+from capi.config.files import Overrides, overridden
 from capi.errors import CapiError, expect
 
 Trust = str | Path | Iterable[str | Path]
@@ -24,7 +24,7 @@ _TRUSTED: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset()
 
 
 @contextmanager
-def trusting(trust: Trust = (), overrides: Iterable[str] = ()) -> Iterator[None]:
+def trusting(trust: Trust = (), overrides: Overrides = ()) -> Iterator[None]:
     """Within it, the code that `trusted_code` gives may be imported where a config names it."""
     token = _TRUSTED.set(_TRUSTED.get() | trusted_code(trust, overrides))
     try:
@@ -33,7 +33,7 @@ def trusting(trust: Trust = (), overrides: Iterable[str] = ()) -> Iterator[None]
         _TRUSTED.reset(token)
 
 
-def trusted_code(trust: Trust = (), overrides: Iterable[str] = ()) -> frozenset[str]:
+def trusted_code(trust: Trust = (), overrides: Overrides = ()) -> frozenset[str]:
     """What a call trusts: the files and modules in `trust`, and those that its own overrides name."""
     expect("trust", trust, (str, Path, Iterable), "the path of a Python file, or a list of such paths")
     listed = [trust] if isinstance(trust, str | Path) else trust
@@ -56,7 +56,7 @@ def trusted_place(code: str) -> str:
     )
 
 
-def _code_in(overrides: Iterable[str]) -> Iterable[str]:
+def _code_in(overrides: Overrides) -> Iterable[str]:
     tree = overridden({}, overrides)
     for path in _KEYS:
         value: Any = tree

@@ -34,7 +34,7 @@ from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_path
-from capi.runtime.progress import Telling
+from capi.runtime.progress import Telling, default_console
 from capi.runtime.randomness import Stream, permuted
 
 PLAN, MANIFEST = "packing.json", "shards.json"
@@ -94,6 +94,7 @@ def pack_shards(
     A shard has about `shard_megabytes` (256 by default) or `per_shard` images, in an order shuffled by the seed
     `shuffle` or, with None, as they lie. The same call resumes where an earlier one ended.
     """
+    console = console or default_console()
     images, labels = labeled_images(data, console)
     settings = PackingSettings(shard_megabytes, per_shard, shuffle)
     return pack(images, Path(out), settings, labels=labels, workers=workers, console=console)

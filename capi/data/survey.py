@@ -27,7 +27,7 @@ from capi.data.reader import Reader, read_bytes
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.runtime.devices import count_cores
-from capi.runtime.progress import Telling
+from capi.runtime.progress import Telling, default_console
 from capi.types import Statistics
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
@@ -132,6 +132,7 @@ def check_data(
     console: Console | None = None,
 ) -> Survey:
     """Read all images once, or `limit` of them spread evenly, and say what they are like and which are broken."""
+    console = console or default_console()
     source = open_images(data, console)
     processes = count_cores() if workers is None else workers
     return survey(source, Decoder(channels, reduced=True), workers=processes, limit=limit, console=console)

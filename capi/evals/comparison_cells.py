@@ -11,6 +11,7 @@ from capi.config.benchmarks import BenchmarkConfig
 from capi.evals.results import Record, percent, shown_size
 from capi.evals.table_view import TableView
 from capi.runtime.privacy import hide_path, hide_paths
+from capi.runtime.summary import Summary
 from capi.zoo.weights import Weights
 
 Status = Literal["pending", "running", "done", "failed", "skipped"]
@@ -51,8 +52,8 @@ class Cell:
         return None if self.quoted is None else self.quoted[1]
 
 
-@dataclass
-class Comparison:
+@dataclass(repr=False)
+class Comparison(Summary):
     """Models by benchmarks, as far as they have come."""
 
     models: tuple[str, ...]
@@ -65,6 +66,16 @@ class Comparison:
     """Models that cannot be told from changed ones, so that their results are never kept."""
     table: TableView | None = None
     """A table of the paper that the cells are put together to."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        def score(cell: Cell) -> str:
+            return cell.status if cell.record is None else percent(next(iter(cell.record["scores"].values())))
+
+        rows = {
+            model: ", ".join(f"{column.name} {score(self.cells[model, column.name])}" for column in self.columns)
+            for model in self.models
+        }
+        return f"{self.out}: {len(self.models)} models on {len(self.columns)} benchmarks", rows
 
     @property
     def remark_titles(self) -> dict[Remark, str]:

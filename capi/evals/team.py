@@ -27,7 +27,7 @@ from capi.evals.images import ReadBatch
 from capi.evals.tasks import EvaluationData, MaskSource, SegmentationData
 from capi.runtime.devices import choose_device
 from capi.runtime.processes import MAIN, Exchange, LostProcessError, Processes, follow, joined, lead
-from capi.runtime.progress import EvaluationProgress
+from capi.runtime.progress import EvaluationProgress, default_console
 from capi.types import Features, VisionEncoder
 
 _NO_PIXELS = torch.empty(0)
@@ -149,7 +149,7 @@ class Execution:
 def executing(device: torch.device | str | None, console: Console | None) -> Iterator[Execution]:
     """Join the processes that were started together and choose the device, once for a call of the API."""
     # Features go from process to process over the CPU: an evaluation may do other things for hours in between.
-    with joined(torch.device("cpu")) as processes, EvaluationProgress(console) as progress:
+    with joined(torch.device("cpu")) as processes, EvaluationProgress(console or default_console()) as progress:
         with prepared(processes):
             chosen = choose_device(device)
         yield Execution(processes, chosen, progress)

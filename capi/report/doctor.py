@@ -22,6 +22,7 @@ from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState
 from capi.report.references import Band, reference_for
 from capi.runtime.lock import is_being_trained
+from capi.runtime.summary import Summary
 from capi.train.checkpoint import Checkpoints
 from capi.train.health import Finding, RunFacts, State, Watchman, number_text, verdict
 from capi.train.run import run_facts
@@ -39,13 +40,19 @@ _HEADS: dict[State, tuple[str, str]] = {
 _COMMANDS = ("pretrain", "demo")
 
 
-@dataclass(frozen=True)
-class Diagnosis:
+@dataclass(frozen=True, repr=False)
+class Diagnosis(Summary):
     """Everything there is to say about a run."""
 
     run: Path
     state: RunState
     findings: Sequence[Finding]
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        worth = [finding for state in ("alarm", "look") for finding in self.of(state)]
+        about = {finding.title: " ".join(filter(None, (finding.text, finding.advice))) for finding in worth}
+        well = ", ".join(finding.title for finding in self.of("well"))
+        return f"{self.run}: {self.state.sentence} {self.sentence}", about | ({"well": well} if well else {})
 
     @property
     def has_alarms(self) -> bool:

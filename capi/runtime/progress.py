@@ -1,6 +1,7 @@
 """Progress bars with the time left on a terminal, else a line now and then: for images, evaluations and runs."""
 
 import logging
+import sys
 import time
 from collections.abc import Sequence
 from threading import Lock
@@ -24,6 +25,12 @@ SECONDS_BETWEEN_LINES = 15
 
 # The checker of shapes knows no typing.Self.
 Shown = TypeVar("Shown", bound="ShowsBar")
+
+
+def default_console() -> Console | None:
+    """Where progress is shown to whoever gives no console: in a terminal or notebook. A quiet console shows none."""
+    console = Console(stderr=True)
+    return console if console.is_jupyter or sys.stderr.isatty() else None
 
 
 def _progress(console: Console, *, transient: bool = True) -> Progress:

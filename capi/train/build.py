@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from capi.config.schema import Config
+from capi.config.schema import Config, OptimizationConfig
 from capi.config.trust import trusted_place
 from capi.data.crops import normalize
 from capi.data.decoding import Decoder
@@ -94,6 +94,16 @@ def refuse_layers(config: Config) -> None:
             )
 
 
+def build_schedule(optimization: OptimizationConfig) -> Schedule:
+    """The learning rate and the teacher's momentum by step."""
+    return Schedule(
+        total_steps=optimization.scheduled_steps,
+        warmup_steps=optimization.warmup_steps,
+        cosine_kept=optimization.cosine_kept,
+        decay_steps=optimization.decay_steps if optimization.schedule == "warmup_stable_decay" else None,
+    )
+
+
 def assemble(config: Config, networks: Networks, device: torch.device) -> Learner:
     """Networks, wherever their weights lie, with their optimisers and schedules."""
     student, teacher, target = networks
@@ -101,12 +111,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
     if isinstance(target, OnlineClustering):
         products = choose_products(config.clustering.precision, device, precision)
         target.settings = replace(target.settings, precision=products)
-    schedule = Schedule(
-        total_steps=optimization.known_steps,
-        warmup_steps=optimization.warmup_steps,
-        cosine_kept=optimization.cosine_kept,
-        decay_steps=optimization.decay_steps if optimization.schedule == "warmup_stable_decay" else None,
-    )
+    schedule = build_schedule(optimization)
     return Learner(
         student=student,
         teacher=teacher,
@@ -309,12 +314,13 @@ def device_mover(config: Config, device: torch.device) -> Callable[[LoadedBatch]
 def loop_settings(config: Config) -> LoopSettings:
     """The loop's part of a config."""
     return LoopSettings(
-        total_steps=config.optimization.steps,
+        total_steps=config.optimization.known_steps,
         batch_size=config.optimization.batch_size,
         seed=config.seed,
         log_steps=config.run.log_steps,
         save_steps=config.checkpoint.every_steps,
         save_minutes=config.checkpoint.every_minutes,
+        best=config.checkpoint.best,
         non_finite=config.run.non_finite,
         non_finite_limit=config.run.non_finite_limit,
     )

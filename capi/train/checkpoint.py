@@ -32,7 +32,7 @@ from capi.runtime.processes import LostProcessError, Processes, SharedError
 from capi.runtime.tensor_file import write_tensors
 from capi.train.optimizer import Optimizer
 from capi.train.step import Learner
-from capi.zoo.checkpoint_files import STATE, CheckpointFolder, StoredTensors, damaged
+from capi.zoo.checkpoint_files import BEST, STATE, CheckpointFolder, StoredTensors, damaged
 from capi.zoo.checkpoint_index import parts_metadata
 
 _LOG = logging.getLogger("capi")
@@ -64,10 +64,11 @@ class _Pending(NamedTuple):
     partial: Path
     record: dict[str, Any]
     written: "Future[Any]"
+    best: bool
 
 
 class Checkpoints(CheckpointFolder):
-    """The checkpoints of a run: the newest `keep` of them, and for good those at multiples of `milestone_steps`."""
+    """The checkpoints of a run: the newest `keep` of them, the best, and those at multiples of `milestone_steps`."""
 
     def __init__(
         self,
@@ -84,14 +85,16 @@ class Checkpoints(CheckpointFolder):
         self._pending: _Pending | None = None
         self._thread = ThreadPoolExecutor(1)
 
-    def save(self, learner: Learner, position: Position) -> None:
+    def save(self, learner: Learner, position: Position, *, best: bool = False) -> None:
         """Save, then remove what need not be kept. Asynchronously, the tensors are copied and the rest comes later."""
         self.finish()
         if position.step not in self.processes.from_main(self.steps):
-            self._pending = self._begin(learner, position)
+            self._pending = self._begin(learner, position, best)
             if not self.asynchronous:
                 self.finish()
         elif self.processes.is_main:
+            if best:
+                self._mark_best(position.step)
             self._remove_old()
 
     def poll(self) -> None:
@@ -115,7 +118,7 @@ class Checkpoints(CheckpointFolder):
         except CapiError as error:
             raise CheckpointError(str(error)) from error
 
-    def _begin(self, learner: Learner, position: Position) -> "_Pending":
+    def _begin(self, learner: Learner, position: Position, best: bool) -> "_Pending":
         partial = self.folder / f"{_PARTIAL}{position.step}"
         try:
             self.processes.from_main(lambda: self._make_folder(partial))
@@ -127,7 +130,7 @@ class Checkpoints(CheckpointFolder):
         except CapiError as error:
             raise self._failed(position.step, error) from error
         written = self._start_writing(tensors(learner), partial)
-        return _Pending(partial, {"format": FORMAT_VERSION, **asdict(position)}, written)
+        return _Pending(partial, {"format": FORMAT_VERSION, **asdict(position)}, written, best)
 
     def _make_folder(self, partial: Path) -> None:
         self.remove_partial()
@@ -164,6 +167,8 @@ class Checkpoints(CheckpointFolder):
             pending.written.result()
             if self.processes.is_main:
                 self._give_name(pending)
+                if pending.best:
+                    self._mark_best(pending.record["step"])
         except (Exception, CheckpointException) as error:
             if self.processes.is_main:
                 shutil.rmtree(pending.partial, ignore_errors=True)
@@ -185,6 +190,13 @@ class Checkpoints(CheckpointFolder):
         pending.partial.rename(place)
         _sync_folder(self.folder)
 
+    def _mark_best(self, step: int) -> None:
+        """A link beside the checkpoints, which appears at once and complete."""
+        partial = self.folder / f".{BEST}"
+        partial.unlink(missing_ok=True)
+        partial.symlink_to(self.path(step).name, target_is_directory=True)
+        partial.replace(self.folder / BEST)
+
     def _failed(self, step: int, error: BaseException) -> CheckpointError:
         last = self.steps()[-1:]
         stands = f"the checkpoint of step {last[0]} is whole" if last else "there is no earlier checkpoint"
@@ -201,7 +213,7 @@ class Checkpoints(CheckpointFolder):
     def _remove_old(self) -> None:
         every = self.milestone_steps
         for step in self.steps()[: -self.keep]:
-            if not (every and step % every == 0):
+            if not (every and step % every == 0) and step != self.best:
                 self._remove(self.path(step))
 
     def _remove(self, checkpoint: Path) -> None:

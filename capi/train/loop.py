@@ -5,6 +5,7 @@ data and its masks, the learning rate, and what torch draws. So a run that was i
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from safetensors.torch import save_file
 
 from capi.data.loader import LoadedBatch
 from capi.data.reader import BrokenImages
-from capi.errors import CapiError
+from capi.errors import CapiError, nearest
 from capi.method.health import HealthMonitor
 from capi.runtime.atomic import atomic_path
 from capi.runtime.devices import moment, peak_bytes
@@ -61,6 +62,8 @@ class LoopSettings:
     log_steps: int = 10
     save_steps: int = 1000
     save_minutes: float | None = 30.0
+    best: str | None = None
+    """The score whose best checkpoint is kept."""
     non_finite: NonFinitePolicy = "stop"
     non_finite_limit: int = 10
 
@@ -86,6 +89,10 @@ class Loop:
     view: Callable[[Learner], Learner | None] = lambda learner: learner
     # What all devices together would do at their peak; None where that is not known.
     peak_images_per_second: float | None = None
+
+    # The best score so far, of earlier starts too, and whether the last evaluation is better.
+    best_score: float = -math.inf
+    is_best: bool = False
 
     def run(self) -> Ending:
         """Train to the end, or to a signal that any process received. Either way the state is saved."""
@@ -202,7 +209,7 @@ class Loop:
             begun = time.monotonic()
             self._evaluate()
             self.evaluated_for += time.monotonic() - begun
-        if self._saves():
+        if self._saves() or self.is_best:
             self.save()
 
     def _evaluates(self) -> bool:
@@ -259,15 +266,32 @@ class Loop:
         due = [one for one in self.evaluations if step in {0, total} or step % one.every_steps == 0]
         learner = self.view(self.learner) if due else None
         failure: CapiError | None = None
+        found: dict[str, float | None] = {}
         try:
             for evaluation in due:
                 # One that only leaves pictures has no scores.
                 if learner is not None and (scores := evaluation.run(learner, step)):
+                    found |= scores
                     self._log(scores)
+            if learner is not None and len(due) == len(self.evaluations):
+                self._refuse_unknown_best(found)
         except CapiError as error:
             failure = error
         self.processes.wait()
         self.processes.fail_together(failure)
+        best = found.get(self.settings.best or "")
+        (self.is_best,) = self.processes.any(bool(step) and best is not None and best > self.best_score)
+        if self.is_best and best is not None:
+            self.best_score = best
+
+    def _refuse_unknown_best(self, scores: Mapping[str, float | None]) -> None:
+        """Told with the first evaluation, not after a week."""
+        best = self.settings.best
+        if best is not None and best not in scores:
+            raise CapiError(
+                f'checkpoint.best = "{best}" is no score of the evaluations{nearest(best, scores)} (they give '
+                f"{', '.join(scores) or 'none'})"
+            )
 
     def _log(self, values: Mapping[str, float | None]) -> None:
         record = {"step": self.position.step, **values}
@@ -279,7 +303,8 @@ class Loop:
     def save(self) -> None:
         """Save the state as it is; before the first step there is nothing to save."""
         if self.position.step:
-            self.checkpoints.save(self.learner, self.position)
+            self.checkpoints.save(self.learner, self.position, best=self.is_best)
+            self.is_best = False
         self.last_saved = time.monotonic()
 
     def _handle_non_finite(self) -> bool:

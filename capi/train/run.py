@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from capi.runtime.devices import choose_workers
 from capi.runtime.processes import ALONE, Processes, lost_process_is_an_error
 from capi.runtime.progress import RunProgress
 from capi.runtime.sharding import chosen_shards
+from capi.runtime.summary import Summary
 from capi.train import build
 from capi.train.checkpoint import Checkpoints, Position
 from capi.train.compilation import compile_networks, compiler_warning, wants_compiling
@@ -40,6 +42,8 @@ from capi.zoo.checkpoint_files import StoredTensors
 from capi.zoo.run_folder import CONFIG, FILE, RunFolder, read_metrics, run_config
 
 _LOG = logging.getLogger("capi")
+# Of its peak: below this share a learning rate is as good as none.
+_LEAST_EXTENDED = 0.01
 # What may change when a run is resumed, since it does not change what is computed.
 _FREE_KEYS = (
     "checkpoint",
@@ -59,8 +63,8 @@ _FREE_KEYS = (
 )
 
 
-@dataclass(frozen=True)
-class PretrainedRun:
+@dataclass(frozen=True, repr=False)
+class PretrainedRun(Summary):
     """What a call of `pretrain` leaves: the folder, the step it reached, whether that is the last one, a report."""
 
     path: Path
@@ -71,6 +75,11 @@ class PretrainedRun:
     preempted: bool = False
     is_main: bool = True
 
+    def summary(self) -> tuple[str, dict[str, str]]:
+        how = "complete" if self.finished else "stopped; resume=True goes on"
+        report = {} if self.report is None else {"report": str(self.report)}
+        return f"{self.path}: {how}", {"step": str(self.step), "encoder": f"capi.load({str(self.path)!r})", **report}
+
 
 def pretrain(
     config: Config,
@@ -78,6 +87,7 @@ def pretrain(
     data: Data,
     out: str | Path,
     resume: bool = False,
+    extend: bool = False,
     overwrite: bool = False,
     device: torch.device,
     loggers: Sequence[Logger] = (),
@@ -92,7 +102,7 @@ def pretrain(
     """
     with ExitStack() as stack:
         with processes.together():
-            given = _examine(config, RunFolder(Path(out)), data, resume, overwrite, device, processes, console)
+            given = _examine(config, RunFolder(Path(out)), data, resume, extend, overwrite, device, processes, console)
             configured = build_evaluations(given.config, device)
         processes.refuse_differences("config", dump_config(given.config))
         with processes.together():
@@ -132,6 +142,8 @@ class _Given:
     facts: dict[str, Any]
     going_on: bool
     frozen_encoder: VisionEncoder | None
+    extended_from: int | None = None
+    """The steps that the run had before it was extended."""
 
 
 def _examine(
@@ -139,6 +151,7 @@ def _examine(
     folder: RunFolder,
     data: Data,
     resume: bool,
+    extend: bool,
     overwrite: bool,
     device: torch.device,
     processes: Processes,
@@ -148,11 +161,17 @@ def _examine(
     source = open_images(data, console if processes.is_main else None)
     going_on = resume and folder.exists
     config = build.resolve_steps(config, len(source))
+    extended_from = None
     if going_on:
         # Where the mean and std are `auto`, those that the run found when it was started.
         started = run_config(folder).data
         own = {name: getattr(started, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
         config = config.model_copy(update={"data": config.data.model_copy(update=own)})
+        config, extended_from = _extended(config, folder, extend)
+    elif extend:
+        raise CapiError(
+            f"--extend trains a finished run longer, but {folder.path} holds none: give --resume and its --out"
+        )
     config = build.resolve_statistics(config, source)
     build.mask_sampler(config)
     build.find_optimizer(config.optimization.optimizer)
@@ -160,7 +179,7 @@ def _examine(
     config, frozen_encoder = build.resolve_target(config, device=device)
     facts = describe_data(data, source)
     if going_on:
-        _refuse_other_run(folder, config, facts)
+        _refuse_other_run(folder, config, facts, extended_from)
         networks.warn_of_changed_code(folder.record(), config)
         if processes.is_main:
             _refuse_other_shapes(folder, config)
@@ -179,7 +198,32 @@ def _examine(
     if processes.size > 1:
         chosen_shards(processes, config.distributed.shards)
     require_loggers(config.run.loggers or [])
-    return _Given(config, folder, source, facts, going_on, frozen_encoder)
+    return _Given(config, folder, source, facts, going_on, frozen_encoder, extended_from)
+
+
+def _extended(config: Config, folder: RunFolder, extend: bool) -> tuple[Config, int | None]:
+    """The config with the schedule that the run began with, and the steps that it had if it gets more now.
+
+    Added steps keep the last learning rate and momentum: a rate that rose again would undo what was learnt at low ones,
+    and so a run that is extended twice is the run that is extended once as far.
+    """
+    before, wanted = run_config(folder).optimization, config.optimization
+    schedule, extended_from = wanted.schedule_steps or before.schedule_steps, None
+    if extend and wanted.steps < before.steps:
+        raise CapiError(
+            f"--extend adds steps to the {before.steps} of {folder.path}, but optimization.steps is {wanted.steps}: "
+            "give more"
+        )
+    if extend and wanted.steps > before.steps:
+        schedule, extended_from = before.schedule_steps or before.steps, before.steps
+        last = build.build_schedule(before).learning_rate(schedule - 1, peak=1.0)
+        if last < _LEAST_EXTENDED:
+            raise CapiError(
+                f"{folder.path} ended at {last:.2g} of its peak learning rate, where more steps learn nothing: start "
+                f"another run from its weights with init.encoder={folder.path}"
+            )
+    optimization = wanted.model_copy(update={"schedule_steps": schedule})
+    return config.model_copy(update={"optimization": optimization}), extended_from
 
 
 def _is_unbegun(folder: RunFolder) -> bool:
@@ -201,6 +245,9 @@ def _begin(given: _Given, device: torch.device) -> tuple[Learner, Initialised | 
 
 def _make_folder(given: _Given, initialised: Initialised | None) -> None:
     if given.going_on:
+        if given.extended_from is not None:
+            with given.folder.locked():
+                given.folder.note_extension(dump_config(given.config), given.extended_from)
         return
     if given.folder.exists:
         with given.folder.locked():
@@ -346,6 +393,7 @@ class _Run:
             loggers=loggers,
             evaluations=evaluations,
             progress=progress,
+            best_score=self._best_score(position.step),
             watchman=self._watchman() if processes.is_main else None,
             processes=processes,
             peak_images_per_second=peak_images_per_second(config, self.learner, self.device, processes.size),
@@ -353,6 +401,12 @@ class _Run:
         if processes.size > 1:
             loop.view = whole_view(config, processes, self.device, self.given.frozen_encoder)
         return loop
+
+    def _best_score(self, step: int) -> float:
+        """Of what `checkpoint.best` names, over what earlier starts of the run wrote."""
+        records = read_metrics(self.folder.path / FILE) if self.config.checkpoint.best else []
+        scores = [record.get(str(self.config.checkpoint.best)) for record in records if 0 < record["step"] <= step]
+        return max((score for score in scores if isinstance(score, float)), default=-math.inf)
 
     def _watchman(self) -> Watchman:
         """Knows what earlier starts of the run wrote."""
@@ -369,9 +423,14 @@ class _Run:
         return [LOGGERS[name](self.folder.path, start, described) for name in names]
 
 
-def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any]) -> None:
+def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any], extended_from: int | None) -> None:
     """A run resumes with what it was started with, or not at all."""
-    changed = differences(run_config(folder), config, _FREE_KEYS)
+    length = ("optimization.steps", "optimization.schedule_steps")
+    changed = differences(run_config(folder), config, (*_FREE_KEYS, *(length if extended_from else ())))
+    if [line.split()[0] for line in changed] == ["optimization.steps"]:
+        raise CapiError(
+            f"{folder.path} was started for another number of steps ({changed[0]}): --extend trains it longer"
+        )
     if changed:
         raise CapiError(
             f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, or give "

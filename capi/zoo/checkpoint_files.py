@@ -2,6 +2,7 @@
 
 import io
 import logging
+import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from capi.zoo.checkpoint_index import Chunk, Shape, Stored, read_index
 _LOG = logging.getLogger("capi")
 STATE = "state.json"
 _NAME = re.compile(r"step_(\d+)")
+BEST = "best"
 
 
 class CheckpointFolder:
@@ -38,6 +40,13 @@ class CheckpointFolder:
 
     def path(self, step: int) -> Path:
         return self.folder / f"step_{step:08d}"
+
+    @property
+    def best(self) -> int | None:
+        """The step of the checkpoint that did best by `checkpoint.best`."""
+        link = self.folder / BEST
+        match = _NAME.fullmatch(os.readlink(link)) if link.is_symlink() else None
+        return int(match[1]) if match else None
 
 
 def _is_complete(path: Path) -> bool:

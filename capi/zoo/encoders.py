@@ -19,6 +19,7 @@ from capi.runtime.plugins import import_code, in_one_line
 from capi.types import Statistics, VisionEncoder
 from capi.zoo import build
 from capi.zoo.baselines import is_baseline, is_on_this_machine
+from capi.zoo.checkpoint_files import STATE
 from capi.zoo.huggingface.files import CONFIG, WEIGHTS, read_transformers
 from capi.zoo.published.registry import RELEASED, similar_names
 from capi.zoo.released import load_released
@@ -83,7 +84,7 @@ def load_weights(model: str | Path | Trainee, weights: Weights = "teacher") -> C
         raise CapiError(f"{model} cannot be looked at ({error.strerror}): expected {TRAINED}") from error
     if is_folder:
         # A run, or else what the transformers library wrote.
-        of_library = not (path / RECORD).is_file() and (path / CONFIG).is_file()
+        of_library = not (path / RECORD).is_file() and not (path / STATE).is_file() and (path / CONFIG).is_file()
         return read_transformers(path) if of_library else load_run(path, weights)
     return _load_file(path) if is_there else _load_named(str(model), TRAINED)
 

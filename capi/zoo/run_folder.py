@@ -136,6 +136,14 @@ class RunFolder:
         except OSError as error:
             raise CapiError(f"{self.path} cannot be written ({error.strerror}): give --out another folder") from error
 
+    def note_extension(self, config_text: str, steps: int) -> None:
+        """Write down that a run of so many steps gets more."""
+        record = self.record()
+        time_now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        record.setdefault("extensions", []).append({"from_steps": steps, "time": time_now})
+        atomic_write(self.path / RECORD, json.dumps(record, indent=1))
+        atomic_write(self.path / CONFIG, config_text)
+
     def note_start(self, step: int, device: str, processes: int = 1) -> None:
         """Add this start to those in run.json."""
         record = self.record()

@@ -20,7 +20,7 @@ from capi.runtime.privacy import hide_paths
 from capi.runtime.tensor_file import Header, read_header
 from capi.types import Statistics
 from capi.zoo.build import TARGET, frozen, recorded_target, statistics, warn_of_changed_code, weightless_student
-from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
+from capi.zoo.checkpoint_files import STATE, CheckpointFolder, StoredTensors
 from capi.zoo.files import read_contents
 from capi.zoo.huggingface.files import check_statistics, checked_image_size
 from capi.zoo.released import to_released
@@ -40,16 +40,17 @@ def check_weights(weights: str) -> None:
 
 
 def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
-    """The encoder of a run's newest checkpoint, in evaluation mode."""
+    """The encoder of a run's newest checkpoint, or of `RUN/checkpoints/best` or `step_N`, in evaluation mode."""
     check_weights(weights)
-    folder = RunFolder(path)
+    checkpoint = path if (path / STATE).is_file() else None
+    folder = RunFolder(path.absolute().parent.parent if checkpoint else path)
     config = run_config(folder)
     checkpoints = CheckpointFolder(folder.checkpoints)
-    if not checkpoints.steps():
+    if not checkpoint and not checkpoints.steps():
         raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
     record = folder.record()
     warn_of_changed_code(record, config, ["model.predictor.kind"])
-    stored, prefix = StoredTensors(checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]
+    stored, prefix = StoredTensors(checkpoint or checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]
     names = [name.removeprefix(prefix) for name in stored.weightless if name.startswith(prefix)]
     model = _empty(config, names, str(path), recorded_target(record, config))
     taken = stored.take({prefix + name: value for name, value in model.state_dict().items()})

@@ -37,7 +37,7 @@ def test__an_option_names_the_column_of_the_class(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,split,breed\n")
     found = find_data(str(tmp_path), ["seed=1", "label=breed"])
     assert found.datasets["classification"][1]["label"] == "breed"
-    with pytest.raises(CapiError, match=r"nor one of colour, label, class, class_id: .* --option label=COLUMN"):
+    with pytest.raises(CapiError, match=r"nor one of colour, label, class, class_id: .* `options` label=COLUMN"):
         find_data(str(tmp_path), ["label=colour"])
 
 
@@ -91,7 +91,7 @@ def test__options_go_to_the_benchmarks_that_know_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ("strengths=[1]", "--option strengths is an option of logistic-segmentation, which is not used"),
+        ("strengths=[1]", "`options` strengths is an option of logistic-segmentation, which is not used"),
         ("labl=x", "label"),
     ],
 )

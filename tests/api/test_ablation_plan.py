@@ -36,7 +36,7 @@ def test__runs_are_evaluated_on_the_way_and_keep_two_pictures(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": 0}, "--seeds 0 leaves nothing to run"),
+        ({"seeds": 0}, "`seeds` 0 leaves nothing to run"),
         ({"scale": "smok"}, 'did you mean "smoke"'),
         ({"table": "sinkhron"}, 'did you mean "sinkhorn"'),
         ({"overrides": ["model.depht=2"]}, "model.depth"),

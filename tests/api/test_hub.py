@@ -94,7 +94,7 @@ def test__what_can_be_a_repository_is_what_the_library_takes(name: str) -> None:
 
 
 def test__a_licence_must_be_given(trained: Path) -> None:
-    with pytest.raises(CapiError, match=r"needs a licence: --licence apache-2\.0"):
+    with pytest.raises(CapiError, match=r"needs a licence: `licence` apache-2\.0"):
         push(trained, "ana/tiny", dry_run=True)
 
 

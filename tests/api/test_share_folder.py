@@ -178,7 +178,7 @@ def test__power_and_carbon_are_those_that_are_given(trained: Path, tmp_path: Pat
 def test__only_a_folder_of_ours_is_replaced(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepared(trained, out)
-    with pytest.raises(CapiError, match="is not empty: choose another --out, or replace it with --overwrite"):
+    with pytest.raises(CapiError, match="is not empty: choose another `out`, or replace it with `overwrite=True`"):
         prepared(trained, out)
     (out / "curves.png").write_text("old")
     prepared(trained, out, overwrite=True)

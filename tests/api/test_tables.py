@@ -141,5 +141,5 @@ def test__weights_are_looked_for_without_being_read(tmp_path: Path) -> None:
     assert weights_reason("baseline:mae_vitl16") == ""
     assert weights_reason("capi_vitl14_lvd") == ""
     assert weights_reason("capi_vitl14_in1k").startswith("the weights of capi_vitl14_in1k are not on this machine")
-    with pytest.raises(CapiError, match="is no folder: --data-root"):
+    with pytest.raises(CapiError, match="is no folder: `data_root`"):
         compare_table("main", out=tmp_path / "out", data_root=tmp_path / "nothing")

@@ -327,3 +327,27 @@ def test__overrides_go_with_a_recipe(small_config: Config) -> None:
     assert as_config(small_config) is small_config
     with pytest.raises(CapiError, match="overrides go with a recipe"):
         as_config(small_config, ["seed=5"])
+
+
+def test__overrides_are_text_a_dict_or_keywords_alike() -> None:
+    texts = ["optimization.steps=3", "optimization.learning_rate=1e-05", "data.mean=[0.1,0.2,0.3]", "seed=7"]
+    nested = {"optimization": {"steps": 3, "learning_rate": 1e-5}, "data": {"mean": (0.1, 0.2, 0.3)}, "seed": 7}
+    dotted = {"optimization.steps": 3, "optimization.learning_rate": 1e-5, "data.mean": [0.1, 0.2, 0.3], "seed": 7}
+    expected = load_config("tiny4", texts)
+    assert expected.optimization.learning_rate == 1e-5
+    assert load_config("tiny4", nested) == load_config("tiny4", dotted) == load_config("tiny4", **nested) == expected
+    assert load_config("tiny4", ["seed=7", "optimization.steps=3"], optimization={"steps": 4}).optimization.steps == 4
+
+
+def test__a_wrong_keyword_is_told_its_neighbour() -> None:
+    with pytest.raises(CapiError, match=r'no key "steps"; did you mean "optimization\.steps"'):
+        load_config("tiny4", steps=3)
+    with pytest.raises(CapiError, match=r'no key "optimization\.stepz"; did you mean "optimization\.steps"'):
+        load_config("tiny4", {"optimization": {"stepz": 3}})
+
+
+def test__a_config_shows_what_differs_from_the_defaults() -> None:
+    shown = repr(load_config("tiny4", ["optimization.steps=77"]))
+    assert len(shown.splitlines()) < 15
+    assert "steps=77" in shown
+    assert "student_temperature" not in shown

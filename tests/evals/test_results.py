@@ -133,11 +133,11 @@ def test__results_are_not_replaced_by_accident(tmp_path: Path) -> None:
     refuse_results(tmp_path / "new", overwrite=False)
     refuse_results(tmp_path, overwrite=False)
     (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(CapiError, match="already holds results: choose another --out, or replace them"):
+    with pytest.raises(CapiError, match="already holds results: choose another `out`, or replace them"):
         refuse_results(tmp_path, overwrite=False)
     refuse_results(tmp_path, overwrite=True)
     for overwrite in (True, False):
-        with pytest.raises(CapiError, match="is a file: --out takes the name of a folder"):
+        with pytest.raises(CapiError, match="is a file: `out` takes the name of a folder"):
             refuse_results(tmp_path / "results.json", overwrite)
 
 
@@ -146,7 +146,7 @@ def test__a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(CapiError, match=r"file/x cannot be written \(Not a directory\): choose another --out"):
+    with pytest.raises(CapiError, match=r"file/x cannot be written \(Not a directory\): choose another `out`"):
         make_folder(tmp_path / "file" / "x")
 
 

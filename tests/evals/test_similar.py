@@ -164,7 +164,7 @@ def test__the_same_encoder_with_other_weights_is_refused(source: Files, model: C
     ("kinds", "settings", "message"),
     [
         (["patch"], {"kind": "pooled"}, 'no "pooled" features, but patch'),
-        (["patch"], {"kind": "patch"}, "say with --at x,y, in pixels, where"),
+        (["patch"], {"kind": "patch"}, "say with `at` x,y, in pixels, where"),
         (["patch"], {"kind": "mean_patch", "at": (20.0, 20.0)}, "leave one of them out"),
         (["mean_patch"], {"at": (20.0, 20.0)}, 'no "patch" features'),
         (["patch"], {"at": (0.0, 0.0)}, "choose one in there"),

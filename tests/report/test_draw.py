@@ -191,7 +191,7 @@ def test__a_folder_that_holds_something_is_not_written_to_by_accident(images: Pa
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("mine")
-    with pytest.raises(CapiError, match="--overwrite"):
+    with pytest.raises(CapiError, match="`overwrite=True`"):
         picture(MODELS, [images], out, sizes=(16,), kinds=("pca",))
     picture(MODELS, [images], out, sizes=(16,), kinds=("pca",), overwrite=True)
     assert (out / "mine.txt").read_text() == "mine"

@@ -216,7 +216,7 @@ def test__what_is_in_the_folder_is_kept_unless_asked(classifier: Path, noisy: Pa
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("")
-    with pytest.raises(CapiError, match="is not empty: choose another --out, or write into it with --overwrite"):
+    with pytest.raises(CapiError, match="is not empty: choose another `out`, or write into it with `overwrite=True`"):
         label(classifier, [noisy / "val"], out)
     label(classifier, [noisy / "val"], out, overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == ["labels.csv", "mine.txt"]

@@ -51,3 +51,9 @@ def test__an_interruption_says_how_far_it_came(caplog: pytest.LogCaptureFixture)
 @pytest.mark.parametrize(("seconds", "said"), [(0.0, "0:00:00"), (59.9, "0:00:59"), (3600.0 * 30 + 61, "30:01:01")])
 def test__times_are_hours_minutes_and_seconds(seconds: float, said: str) -> None:
     assert clock_time(seconds) == said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test__progress_is_shown_by_default_where_someone_looks(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal, raising=False)
+    assert (progress.default_console() is not None) == terminal

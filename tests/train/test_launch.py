@@ -136,7 +136,7 @@ def test__a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: py
     executable(tmp_path / "sbatch", "exit 0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "file").write_text("")
-    with pytest.raises(CapiError, match="is a file: --out takes the folder"):
+    with pytest.raises(CapiError, match="is a file: `out` takes the folder"):
         submit("#!/bin/bash\n", tmp_path / "file")
     with pytest.raises(CapiError, match="cannot be written"):
         submit("#!/bin/bash\n", tmp_path / "file" / "run")
@@ -157,15 +157,15 @@ def test__a_recipe_in_a_file_is_named_in_full(tmp_path: Path, monkeypatch: pytes
         ({"recipe": "dmeo"}, 'did you mean "demo"'),
         ({"overrides": ["model.dept=3"]}, 'did you mean "model.depth"'),
         ({"options": SlurmOptions(nodes=3, gpus_per_node=8)}, "cannot be divided among 24 GPUs"),
-        ({"options": SlurmOptions(partition="a b")}, "--partition must be one word"),
-        ({"options": SlurmOptions(account="a\n#SBATCH --x")}, "--account must be one word"),
-        ({"options": SlurmOptions(extra=("rm -rf /",))}, "--extra takes whole lines"),
+        ({"options": SlurmOptions(partition="a b")}, "`partition` must be one word"),
+        ({"options": SlurmOptions(account="a\n#SBATCH --x")}, "`account` must be one word"),
+        ({"options": SlurmOptions(extra=("rm -rf /",))}, "`extra` takes whole lines"),
         ({"options": SlurmOptions(extra=("#SBATCH --a\nrm",))}, "printable"),
         ({"out": "a b"}, "cannot hold spaces"),
-        ({"data": "a\nb"}, "--data must be one line"),
-        ({"options": SlurmOptions(time="25h")}, "--time 25h is nothing that Slurm knows"),
+        ({"data": "a\nb"}, "`data` must be one line"),
+        ({"options": SlurmOptions(time="25h")}, "`time` 25h is nothing that Slurm knows"),
         ({"options": SlurmOptions(setup=('echo "open',))}, "is no line of a shell"),
-        ({"options": SlurmOptions(mem="lots")}, "--mem lots is nothing that Slurm knows"),
+        ({"options": SlurmOptions(mem="lots")}, "`mem` lots is nothing that Slurm knows"),
         ({"options": SlurmOptions(gpus_per_node=2), "overrides": ["distributed.shards=3"]}, "does not divide 2 GPUs"),
     ],
 )
@@ -191,7 +191,7 @@ def test__micro_batches_divide_what_a_gpu_has() -> None:
 
 def test__without_slurm_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CapiError, match=r"there is no sbatch here: .* --dry-run"):
+    with pytest.raises(CapiError, match=r"there is no sbatch here: .* `dry_run`"):
         submit("#!/bin/bash\n", tmp_path / "run")
     assert list(tmp_path.iterdir()) == []
 

@@ -21,6 +21,7 @@ from capi.errors import CapiError
 from capi.runtime.documents import parse_yaml
 from capi.train.health import RULES
 from capi.train.loop import Loop
+from capi.train.run import PretrainedRun
 from capi.zoo.run_folder import WALL_CLOCK, read_metrics
 
 DEVICE = "cpu"
@@ -89,7 +90,7 @@ def test__the_number_of_workers_changes_nothing(config: Config, images: Path, tm
 def test__a_run_is_never_overwritten_by_accident(config: Config, images: Path, tmp_path: Path) -> None:
     capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     before = (tmp_path / "run" / "metrics.jsonl").read_text()
-    with pytest.raises(CapiError, match="--resume continues it, --overwrite starts again"):
+    with pytest.raises(CapiError, match="`resume=True` continues it, `overwrite=True` starts again"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == before
     # A finished run that is resumed stays as it is.
@@ -113,7 +114,7 @@ def test__a_run_that_was_stopped_before_its_first_step_does_not_block_its_folder
     other = config.model_copy(update={"seed": 3})
     assert capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE).finished
     assert json.loads((tmp_path / "run" / "run.json").read_text())["seed"] == 3
-    with pytest.raises(CapiError, match="--resume continues it"):
+    with pytest.raises(CapiError, match="`resume=True` continues it"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
 
 
@@ -144,6 +145,91 @@ def test__another_config_is_refused_with_the_difference(config: Config, images: 
         capi.pretrain(other, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
     harmless = changed(config, data={"cache_mib": 3}, checkpoint={"keep": 5})
     assert capi.pretrain(harmless, data=images, out=tmp_path / "run", device=DEVICE, resume=True).finished
+
+
+def extended(config: Config, steps: int, images: Path, out: Path) -> PretrainedRun:
+    config = changed(config, optimization={"steps": steps})
+    return capi.pretrain(config, data=images, out=out, device=DEVICE, resume=True, extend=True)
+
+
+def test__a_finished_run_is_extended_at_its_last_rate_and_marked(config: Config, images: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    config = changed(config, run={"log_steps": 1})
+    capi.pretrain(config, data=images, out=run, device=DEVICE)
+    longer = changed(config, optimization={"steps": 10})
+    with pytest.raises(CapiError, match=r"another number of steps \(optimization.steps was 6, is 10\): `extend=True`"):
+        capi.pretrain(longer, data=images, out=run, device=DEVICE, resume=True)
+    assert extended(config, 10, images, run).step == 10
+    rates = [line["learning_rate"] for line in read_metrics(run / "metrics.jsonl")]
+    assert len(rates) == 10
+    assert rates[6:] == [rates[5]] * 4
+    assert [each["from_steps"] for each in json.loads((run / "run.json").read_text())["extensions"]] == [6]
+    # The same command continues it, with --extend or without.
+    assert extended(config, 10, images, run).step == 10
+    assert capi.pretrain(longer, data=images, out=run, device=DEVICE, resume=True).step == 10
+    assert "Extended" in capi.report(run).read_text()
+
+
+def test__a_run_that_is_extended_twice_is_that_which_is_extended_once(
+    config: Config, images: Path, tmp_path: Path
+) -> None:
+    for out, legs in (("once", (10,)), ("twice", (8, 10))):
+        capi.pretrain(config, data=images, out=tmp_path / out, device=DEVICE)
+        for steps in legs:
+            extended(config, steps, images, tmp_path / out)
+    once, twice = (capi.load(tmp_path / out).state_dict() for out in ("once", "twice"))
+    assert all(torch.equal(value, twice[name]) for name, value in once.items())
+
+
+def test__what_cannot_be_extended_is_told(config: Config, images: Path, tmp_path: Path) -> None:
+    with pytest.raises(CapiError, match="holds none: give `resume=True`"):
+        extended(config, 10, images, tmp_path / "none")
+    capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
+    with pytest.raises(CapiError, match="`extend=True` adds steps to the 6 of"):
+        extended(config, 4, images, tmp_path / "run")
+    ended = changed(config, optimization={"cosine_kept": 1.0, "steps": 40})
+    capi.pretrain(changed(ended, optimization={"steps": 40}), data=images, out=tmp_path / "low", device=DEVICE)
+    with pytest.raises(CapiError, match="of its peak learning rate, where more steps learn nothing"):
+        extended(ended, 50, images, tmp_path / "low")
+
+
+class Scores:
+    """An evaluation whose scores are known beforehand."""
+
+    every_steps = 1
+
+    def run(self, learner: Any, step: int) -> dict[str, float]:
+        return {"own/teacher": {2: 0.5, 3: 0.9, 5: 0.7}.get(step, 0.1)}
+
+
+def test__the_best_checkpoint_is_kept_beside_the_newest(config: Config, images: Path, tmp_path: Path) -> None:
+    config = changed(config, checkpoint={"best": "own/teacher", "keep": 1})
+    short = changed(config, optimization={"steps": 4})
+    for each, out, options in (
+        (config, "run", {}),
+        # A later start knows the best score of an earlier one.
+        (short, "legs", {}),
+        (config, "legs", {"resume": True, "extend": True}),
+    ):
+        capi.pretrain(each, data=images, out=tmp_path / out, device=DEVICE, evaluations=[Scores()], **options)
+    for out in ("run", "legs"):
+        checkpoints = tmp_path / out / "checkpoints"
+        assert (checkpoints / "best").resolve().name == "step_00000003"
+        assert sorted(path.name for path in checkpoints.glob("step_*")) == ["step_00000003", "step_00000006"]
+    best, third, last = (
+        next(iter(capi.load(tmp_path / "run" / place).state_dict().values()))
+        for place in ("checkpoints/best", "checkpoints/step_00000003", ".")
+    )
+    assert torch.equal(best, third)
+    assert not torch.equal(best, last)
+    with pytest.raises(CapiError, match=r'checkpoint\.best = "own/techer" is no score .* did you mean "own/teacher"'):
+        capi.pretrain(
+            changed(config, checkpoint={"best": "own/techer"}),
+            data=images,
+            out=tmp_path / "misspelt",
+            device=DEVICE,
+            evaluations=[Scores()],
+        )
 
 
 def test__other_images_are_refused(config: Config, images: Path, tmp_path: Path) -> None:

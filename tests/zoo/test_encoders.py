@@ -326,7 +326,7 @@ def test__a_name_that_a_file_brings_runs_and_fetches_nothing(
 ) -> None:
     monkeypatch.setattr("capi.zoo.published.hub.hub_folder", lambda *_, **__: pytest.fail("asked the Hub"))
     own.write_text("raise SystemExit('run')")
-    with pytest.raises(CapiError, match=f"^f.safetensors says that {name} made it, which {reason}: .* with --model$"):
+    with pytest.raises(CapiError, match=f"^f.safetensors says that {name} made it, which {reason}: .* with `model`$"):
         open_noted_encoder(name, "f.safetensors")
     assert not any(module.endswith("own_encoder") for module in sys.modules)
 
@@ -345,5 +345,5 @@ def test__a_name_that_a_file_brings_opens_what_is_here(
 
 
 def test__what_a_file_brings_must_be_a_name() -> None:
-    with pytest.raises(CapiError, match=r"f says that \['x'\] made it, which is no name: give the model with --model"):
+    with pytest.raises(CapiError, match=r"f says that \['x'\] made it, which is no name: give the model with `model`"):
         open_noted_encoder(["x"], "f")

@@ -56,8 +56,8 @@ def test__statistics_go_along_where_there_is_no_config(small_config: Config, tmp
 @pytest.mark.parametrize(
     ("format", "options", "message"),
     [
-        ("safetensors", ExportOptions(opset=18), "opset is an option of --format onnx"),
-        ("onnx", ExportOptions(image_size=224), "image_size is an option of --format transformers"),
+        ("safetensors", ExportOptions(opset=18), "opset is an option of `format` onnx"),
+        ("onnx", ExportOptions(image_size=224), "image_size is an option of `format` transformers"),
         ("transformers", ExportOptions(image_size=225), "multiple"),
         ("onnx", ExportOptions(opset=9), "opset"),
     ],
@@ -78,7 +78,7 @@ def test__nothing_is_replaced_unless_that_is_asked_for(
     run = make_run(small_config, tmp_path / "run")
     place = tmp_path / "out"
     write_export(run, place, format=format)
-    with pytest.raises(CapiError, match=r"is there already.*--overwrite"):
+    with pytest.raises(CapiError, match=r"is there already.*`overwrite=True`"):
         write_export(run, place, format=format)
     assert write_export(run, place, format=format, overwrite=True).path.exists()
 

@@ -25,7 +25,7 @@ def test__only_an_empty_or_missing_folder_may_become_a_run(tmp_path: Path, folde
     RunFolder(tmp_path / "new").refuse_unless_free()
     (tmp_path / "empty").mkdir()
     RunFolder(tmp_path / "empty").refuse_unless_free()
-    with pytest.raises(CapiError, match="holds a run already: --resume continues it, --overwrite starts again"):
+    with pytest.raises(CapiError, match="a run already: `resume=True` continues it, `overwrite=True` starts again"):
         folder.refuse_unless_free()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
@@ -139,7 +139,7 @@ def test__a_record_of_another_kind_is_told(folder: RunFolder) -> None:
 
 def test__a_folder_that_another_process_made_is_waited_for(tmp_path: Path) -> None:
     late = RunFolder(tmp_path / "run")
-    with pytest.raises(CapiError, match="is not the same folder for all processes: give --out on a file system"):
+    with pytest.raises(CapiError, match="is not the same folder for all processes: give `out` on a file system"):
         late.wait_until_seen(seconds=0.3)
     maker = threading.Timer(0.2, lambda: late.create("seed: 0\n", {}))
     maker.start()

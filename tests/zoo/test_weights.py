@@ -127,7 +127,7 @@ def test__variants_load_and_export_but_not_in_the_released_layout(
     file = capi.export(run, tmp_path / "encoder.safetensors")
     for ours, theirs in zip(capi.load(file)(images), capi.load(run)(images), strict=True):
         assert torch.equal(ours, theirs)
-    with pytest.raises(CapiError, match=f"no place for {name}.*--format safetensors"):
+    with pytest.raises(CapiError, match=f"no place for {name}.*`format` safetensors"):
         capi.export(run, tmp_path / "file.pth", format="released")
     assert not (tmp_path / "file.pth").exists()
 

@@ -5,18 +5,19 @@ run; `against_paper` says how far off the plan is.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 
-from capi.config.files import Recipe, as_config, differences, load_config
+from capi.config.files import Overrides, Recipe, as_config, differences, load_config
 from capi.config.schema import Config
 from capi.config.trust import trusting
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.models.costs import Counts
+from capi.runtime.summary import Summary
 from capi.train.build import build_learner, mask_sampler
 from capi.train.compilation import wants_compiling
 from capi.train.cost.flop import TRAINING, IterationFlop, iteration_flop
@@ -96,8 +97,8 @@ class PlanComparison(NamedTuple):
         return self.planned / self.measured - 1
 
 
-@dataclass(frozen=True)
-class RunPlan:
+@dataclass(frozen=True, repr=False)
+class RunPlan(Summary):
     """Everything that `capi plan` says of a recipe on some GPUs."""
 
     gpu: Gpu
@@ -117,6 +118,18 @@ class RunPlan:
     effort: Effort
     mfu: float
 
+    def summary(self) -> tuple[str, dict[str, str]]:
+        effort, gib = self.effort, 2**30
+        power = "" if effort.kwh is None else f", {effort.kwh:,.1f} kWh"
+        return f"A plan for {self.gpus} x {self.gpu.title}: nothing was run", {
+            "trained": f"{self.trained_parameters / 1e6:.1f} M parameters, "
+            f"{self.encoder_parameters / 1e6:.1f} M of them in the encoder",
+            "required": f"{sum(self.flop_an_image) / 1e9:.1f} GFLOP an image, {self.images_seen:.3g} images seen",
+            "time": f"{effort.hours:,.2f} h, {effort.seconds_a_step:.3g} s a step at {self.mfu:.0%} of the peak{power}",
+            "memory": f"{self.memory.peak / gib:.2f} GiB at its peak of {self.usable_memory / gib:.2f} GiB",
+            "fits": f"{'yes' if self.fits else 'no'}, a GPU has room for {self.largest_images} images",
+        }
+
     @property
     def images_a_gpu(self) -> int:
         return self.batch_size // self.gpus
@@ -128,7 +141,7 @@ class RunPlan:
 
 def plan(
     recipe: Recipe,
-    overrides: Iterable[str] = (),
+    overrides: Overrides = (),
     *,
     gpu: str = "this",
     gpus: int = 1,

@@ -19,6 +19,7 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.survey import evenly, quick_statistics, significant, statistics_warning
 from capi.errors import CapiError
+from capi.runtime.summary import Summary
 from capi.train.build import build_reader
 from capi.train.cost.hardware import Gpu, find_gpu
 from capi.train.cost.plan import Assumptions, RunPlan, plan_run
@@ -86,8 +87,8 @@ class Images:
     """Mean and std of a few of them, where they are known."""
 
 
-@dataclass(frozen=True)
-class Suggestion:
+@dataclass(frozen=True, repr=False)
+class Suggestion(Summary):
     """A run for some images: its recipe, what changes in it, and its plan."""
 
     images: Images
@@ -99,6 +100,10 @@ class Suggestion:
     @property
     def overrides(self) -> list[str]:
         return [f"{choice.key}={choice.value}" for choice in self.choices]
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        title = f"For {self.images.count:,} images of about {self.images.side} px"
+        return title, {choice.key: f"{choice.value}: {choice.reason}" for choice in (self.recipe, *self.choices)}
 
     def command(self, data: str | Sequence[str], out: str = "RUN") -> str:
         """What starts the run."""
