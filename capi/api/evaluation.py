@@ -86,7 +86,7 @@ def evaluate(
 ) -> Evaluated:
     """Score a frozen encoder by a benchmark, `DATASET/PROTOCOL` or a YAML file.
 
-    Options of the benchmark are keywords (`data="photos", neighbours=[10]`), a dict, or text (`["neighbours=[10]"]`).
+    Options of the benchmark are keywords (`data="photos", neighbors=[10]`), a dict, or text (`["neighbors=[10]"]`).
 
     `model` is a path, another name that `capi evaluate` knows, a learner, or any `VisionEncoder`. With `out`, that
     folder gets results.json, results.md, the fitted probe and pictures. Under torchrun all processes call this: each

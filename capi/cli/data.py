@@ -115,6 +115,7 @@ def _rows(survey: "Survey") -> dict[str, str]:
             "bytes": f"{survey.bytes / 1e6:.1f} MB, {survey.bytes / survey.readable / 1e3:.1f} kB an image",
             "widths": _percentiles(survey.widths),
             "heights": _percentiles(survey.heights),
+            "channels": f"{len(survey.mean)}, {_numbers(survey.lowest)} to {_numbers(survey.highest)} of full scale",
             "mean, std": f"data.mean=[{_numbers(survey.mean)}] data.std=[{_numbers(survey.std)}]",
             **_range(survey),
             "copies": f"{survey.copies} with the same bytes as another{_pairs(survey.copied, ' = ')}",

@@ -232,13 +232,16 @@ def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "A
         return
     console = results()
     console.print(_suggestion_table(suggestion, data))
+    for line in suggestion.advice:
+        console.print(f"\n{line}.")
     took = duration(suggestion.plan.effort.hours)
     console.print(f"\nplanned: {took} on {gpus} x {suggestion.plan.gpu.title}, if images are read as fast\n")
     console.print(suggestion.command(data), soft_wrap=True)
 
 
 def _suggestion_table(suggestion: "Suggestion", data: list[str]) -> Table:
-    title = f"For {suggestion.images.count:,} images of about {suggestion.images.side} px in {', '.join(data)}"
+    images = suggestion.images
+    title = f"For {images.count:,} images of about {images.side} px, {images.channels} channels, in {', '.join(data)}"
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("", "value", "why", "from"):
         table.add_column(name)
@@ -287,6 +290,7 @@ def suggestion_json(suggestion: "Suggestion", data: list[str]) -> dict[str, Any]
         "images": asdict(suggestion.images),
         "choices": choices,
         "hours": suggestion.plan.effort.hours,
+        "advice": suggestion.advice,
         "command": suggestion.command(data),
     }
 

@@ -8,6 +8,7 @@ resemble each other.
 
 import hashlib
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, error_r
 from capi.data.loader import made_ahead
 from capi.data.locations import Data, open_images
 from capi.data.reader import Reader, read_bytes
-from capi.data.sources import ImageSource
+from capi.data.sources import Files, ImageSource
 from capi.errors import CapiError
 from capi.runtime.devices import count_cores
 from capi.runtime.progress import Telling, default_console
@@ -37,6 +38,8 @@ _CHUNK = 32
 _DIFFERING, _PART_BITS = 4, 13
 # Images that an image is compared with in each part.
 _COMPARED = 64
+# Files that a suggestion compares.
+_MOST_COMPARED = 100_000
 # Groups of copies that are named one by one.
 _NAMED = 20
 
@@ -48,7 +51,7 @@ class _Seen(NamedTuple):
     numbers: npt.NDArray[np.int64]
     """Number of the image, bytes, width, height, both hashes, and whether only the first of several frames is read."""
     moments: npt.NDArray[np.float64]
-    """For each image the mean of each channel and of its square."""
+    """For each image the mean of each channel, of its square, its lowest and its highest value."""
     formats: Counter[str]
     broken: dict[str, str]
     failure: str | None = None
@@ -72,6 +75,9 @@ class Survey:
     mean: list[float] = field(default_factory=list)
     """Of each channel, in units of full scale, as data.mean takes it."""
     std: list[float] = field(default_factory=list)
+    lowest: list[float] = field(default_factory=list)
+    """Of each channel, as the mean; of thumbnails, so a single pixel does not count."""
+    highest: list[float] = field(default_factory=list)
     copies: int = 0
     """Images that could go without losing one: the same bytes are there already."""
     copied: list[list[str]] = field(default_factory=list)
@@ -119,7 +125,7 @@ class _Chunks(Dataset[_Seen]):
                 moments.append(moment)
                 formats[kind] += 1
         numbers = np.array(rows, dtype=np.int64).reshape(-1, 7)
-        shape = (-1, 2, self.decoder.channels)
+        shape = (-1, 4, self.decoder.channels)
         return _Seen(len(some), numbers, np.array(moments, dtype=np.float64).reshape(shape), formats, broken)
 
 
@@ -177,7 +183,9 @@ def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64],
     index, size, width, height, content, look, animated = numbers.T
     result.bytes, result.animated = int(size.sum()), int(animated.sum())
     result.widths, result.heights = _percentiles(width), _percentiles(height)
-    mean, square = np.concatenate([some.moments for some in seen]).mean(axis=0)
+    moments = np.concatenate([some.moments for some in seen])
+    mean, square = moments[:, :2].mean(axis=0)
+    result.lowest, result.highest = moments[:, 2].min(axis=0).tolist(), moments[:, 3].max(axis=0).tolist()
     result.mean = mean.tolist()
     result.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_STD**2)).tolist()
     result.copies, groups = _groups(content)
@@ -185,6 +193,16 @@ def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64],
     first = np.sort(np.unique(content, return_index=True)[1])
     result.alike, groups = _groups(_joined(look[first]))
     result.looking_alike = [[source.name(int(index[first[row]])) for row in rows] for rows in groups]
+
+
+def count_copies(source: ImageSource) -> int:
+    """Files with the bytes of another one; only those of equal size are read. 0 of what are no files, or too many."""
+    if not isinstance(source, Files) or len(source) > _MOST_COMPARED:
+        return 0
+    sizes = [os.stat(source.root / source.name(number)).st_size for number in range(len(source))]
+    counts = Counter(sizes)
+    twins = [number for number, size in enumerate(sizes) if counts[size] > 1]
+    return len(twins) - len({hashlib.blake2b(read_bytes(source, number)).digest() for number in twins})
 
 
 def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int, ...], npt.NDArray[np.float64], str]:
@@ -199,7 +217,7 @@ def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int,
         kind = str(picture.image.format)
         animated = kind != "TIFF" and getattr(picture.image, "is_animated", False)
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
-    moments = np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2))])
+    moments = np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2)), pixels.min((1, 2)), pixels.max((1, 2))])
     row = (len(content), shape.width, shape.height, digest, _look_hash(pixels.mean(0)), animated)
     return row, moments, kind
 

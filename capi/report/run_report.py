@@ -165,9 +165,7 @@ def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]
     extensions = record.get("extensions")
     for each in extensions if isinstance(extensions, list) else ():
         if isinstance(each, Mapping):
-            facts.append(
-                ("Extended", f"after step {_whole(each.get('from_steps'))}, at the learning rate of that step")
-            )
+            facts.append(("Extended", f"after step {each.get('from_steps')}, at the learning rate of that step"))
     if len(starts) > _STARTS_SHOWN:
         facts.append(("Starts", f"{len(starts)}, of which the last {_STARTS_SHOWN} follow"))
     first = max(len(starts) - _STARTS_SHOWN, 0)

@@ -62,7 +62,7 @@ def test__the_built_in_photos_are_those_of_the_track(tmp_path: Path) -> None:
             ["target.kind=frozen", "target.frozen.encoder=run"],
             r"target\.frozen\.encoder=run brings in what another run learnt",
         ),
-        ("imagenette", [], r"needs --data, a folder with train/CLASS and val/CLASS"),
+        ("imagenette", [], r"needs `data`, a folder with train/CLASS and val/CLASS"),
     ],
 )
 def test__what_is_no_race_is_refused(tmp_path: Path, track: str, overrides: list[str], message: str) -> None:
@@ -74,5 +74,5 @@ def test__what_is_no_race_is_refused(tmp_path: Path, track: str, overrides: list
 def test__other_photos_than_the_tracks_are_refused(imagenette: Path, tmp_path: Path) -> None:
     with pytest.raises(CapiError, match=r"trained on 9469 photos, and .* holds 6 or others"):
         race.speedrun("imagenette", "small", SMALL, data=imagenette, out=tmp_path / "run", device="cpu")
-    with pytest.raises(CapiError, match=r"has photos of its own: leave --data out"):
+    with pytest.raises(CapiError, match=r"has photos of its own: leave `data` out"):
         race.speedrun("groceries", "small", SMALL, data=imagenette, out=tmp_path / "run", device="cpu")

@@ -98,3 +98,29 @@ def test__the_images_are_counted_and_their_size_is_typical(tmp_path: Path) -> No
         (tmp_path / f"{number}.png").unlink()
     with pytest.raises(CapiError, match="none of 1 images could be read"):
         look_at(image_folder(tmp_path))
+
+
+def test__a_published_encoder_is_the_first_advice_where_photos_are_few_and_have_three_channels() -> None:
+    few, many, cells = (
+        suggest_run(images, gpus()["a100-80g"], 8).advice
+        for images in (Images(5000, 300), Images(14_000_000, 300), Images(5000, 300, channels=5))
+    )
+    assert "capi extract capi_vitl14_lvd" in few[0]
+    assert "init.encoder=capi_vitl14_lvd" in few[1]
+    assert many == []
+    assert cells == ["Published encoders see 3 channels, and these images have 5: train your own"]
+
+
+def test__copies_are_counted_and_named(tmp_path: Path) -> None:
+    for number in range(6):
+        pixels = np.random.default_rng(number // 2).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    images = look_at(image_folder(tmp_path))
+    assert images.copies == 3
+    assert "3 of 6 files have the bytes of another one" in suggest_run(images, LAPTOP).advice[0]
+
+
+def test__no_step_of_a_plan_is_shorter_than_launching_it() -> None:
+    plan = suggest_run(Images(3000, 40), gpus()["h200"]).plan
+    assert plan.effort.seconds_a_step > 5e-3
+    assert plan.effort.hours > 1300 * 5e-3 / 3600

@@ -302,6 +302,12 @@ def _largest(peak: Callable[[int], int], usable: float) -> int:
     return low
 
 
+def launch_seconds(config: Config) -> float:
+    """Of a step: what launching its operations takes, however small they are."""
+    blocks = config.model.depth + (config.model.predictor.depth or 0)
+    return LAUNCH_SECONDS * blocks * config.optimization.micro_batches
+
+
 def effort(
     config: Config, flop: IterationFlop, gpu: Gpu, gpus: int, saving: Saving, assumptions: Assumptions, mfu: float
 ) -> Effort:
@@ -309,12 +315,15 @@ def effort(
     again = (flop.student_encoder + flop.predictor) / TRAINING if saving.checkpointing == "full" else 0.0
     peak = gpu.peak("bfloat16" if saving.mixed_precision else "float32")
     batch, steps = config.optimization.batch_size, config.optimization.known_steps
-    seconds = (sum(flop) + again) * batch / (gpus * peak * mfu)
+    # Operations are launched while earlier ones are computed, so a small step takes as long as launching it.
+    seconds = max((sum(flop) + again) * batch / (gpus * peak * mfu), launch_seconds(config))
     hours = seconds * steps / 3600
     kwh = None if gpu.watts is None else hours * gpus * gpu.watts / 1000 * assumptions.pue
     return Effort(seconds, hours, hours * gpus, kwh, None if kwh is None else kwh * assumptions.carbon_intensity)
 
 
+# A block's operations, about 80 in teacher, student and backward pass, at some 10 microseconds each (assumed).
+LAUNCH_SECONDS = 1e-3
 # What the paper says of "a CAPI ViT-L model", its main one: 180 h on 32 A100-80GB.
 PAPER_RECIPE, PAPER_GPU, PAPER_GPUS = "vitl14", "a100-80g", 32
 PAPER_GPU_HOURS, PAPER_KWH, PAPER_KG = 5763.0, 2651.0, 928.0

@@ -17,7 +17,7 @@ from capi.data.decoding import BrokenImageError, ChannelsError
 from capi.data.locations import Data, open_images
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
-from capi.data.survey import evenly, quick_statistics, significant, statistics_warning
+from capi.data.survey import count_copies, evenly, quick_statistics, significant, statistics_warning
 from capi.errors import CapiError
 from capi.runtime.summary import Summary
 from capi.train.build import build_reader
@@ -85,6 +85,8 @@ class Images:
     channels: int = 3
     statistics: Statistics | None = None
     """Mean and std of a few of them, where they are known."""
+    copies: int = 0
+    """Files with the bytes of another one."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,6 +107,29 @@ class Suggestion(Summary):
         title = f"For {self.images.count:,} images of about {self.images.side} px"
         return title, {choice.key: f"{choice.value}: {choice.reason}" for choice in (self.recipe, *self.choices)}
 
+    @property
+    def advice(self) -> list[str]:
+        """What an expert would say beside the values."""
+        images, said = self.images, []
+        if images.copies:
+            said.append(
+                f"{images.copies:,} of {images.count:,} files have the bytes of another one: `capi data check` names "
+                "them, and without them each pass teaches more"
+            )
+        if images.channels != 3:
+            said.append(f"Published encoders see 3 channels, and these images have {images.channels}: train your own")
+        elif images.count < _ENOUGH_TO_COMPETE:
+            said.append(
+                f"Try a published encoder first: {images.count:,} photos seldom teach more than the 142 million behind "
+                f"{_PUBLISHED}. `capi extract {_PUBLISHED} PHOTOS --out features.safetensors` takes it as it is"
+            )
+            said.append(
+                f"To continue from it: init.encoder={_PUBLISHED} with the recipe vitl14, or a student of it with "
+                "the recipe distill (docs/distillation.md). Images unlike photos (microscopes, satellites) want a "
+                "trial of both"
+            )
+        return said
+
     def command(self, data: str | Sequence[str], out: str = "RUN") -> str:
         """What starts the run."""
         gpus, start = self.plan.gpus, ["capi", "pretrain"]
@@ -115,6 +140,11 @@ class Suggestion(Summary):
             start = ["torchrun", "--nproc-per-node", str(gpus), "-m", *start]
         sources = [word for name in ([data] if isinstance(data, str) else data) for word in ("--data", name)]
         return shlex.join([*start, str(self.recipe.value), *self.overrides, *sources, "--out", out])
+
+
+_PUBLISHED = "capi_vitl14_lvd"
+# Photos from which on a training of one's own may do better than a published encoder (a rule of thumb).
+_ENOUGH_TO_COMPETE = 1_000_000
 
 
 def look_at(source: ImageSource) -> Images:
@@ -128,7 +158,8 @@ def look_at(source: ImageSource) -> Images:
     if not sides:
         tried = min(len(source), _SAMPLE)
         raise CapiError(f"none of {tried} images could be read ({errors[0]}): --suggest needs images to look at")
-    return Images(len(source), int(median(sides)), reader.decoder.channels, quick_statistics(reader))
+    statistics, copies = quick_statistics(reader), count_copies(source)
+    return Images(len(source), int(median(sides)), reader.decoder.channels, statistics, copies)
 
 
 def _sides(reader: Reader) -> tuple[list[int], list[BrokenImageError]]:
