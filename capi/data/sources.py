@@ -21,7 +21,10 @@ from capi.runtime.atomic import is_regular, walk_folder
 from capi.runtime.image_files import refuse_outside
 
 _IMAGES = "?images="
-ENDINGS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm")
+ENDINGS = (
+    *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm"),
+    *(".avif", ".jp2", ".j2k", ".jpx"),
+)
 
 
 @runtime_checkable

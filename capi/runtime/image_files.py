@@ -5,14 +5,19 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from PIL import Image
+from PIL import Image, features
 
 from capi.errors import CapiError
 from capi.runtime.documents import read_regular, regular_size
 
+_CODECS = {*features.get_supported_modules(), *features.get_supported_codecs()}
 # Others stay outside: EPS runs another program, for one, and few of the others are about photographs. Pillow opens
 # MPO, a JPEG with several pictures, as JPEG.
-FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM")
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM"),
+    # What older releases of Pillow, or builds without the codec, do not read.
+    *(kind for kind, codec in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")) if codec in _CODECS),
+)
 # Bytes of one image file that is read whole: 178 megapixels of 16-bit RGB are 1.07 GB without compression.
 MAX_IMAGE_BYTES = 2**31
 

@@ -4,9 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, csv_images, find_images, image_folder
 from capi.errors import CapiError
+from capi.runtime.image_files import open_image
 
 NAMES = ["a/b/c/deep.png", "a/z.jpg", "b.JPEG", "b/1.tif", "b/10.webp", "b/2.bmp", "ä ö.gif"]
 
@@ -156,3 +158,15 @@ def test__files_and_folders_have_names_of_their_own(tmp_path: Path) -> None:
     for name, path in found("one", "two", "c.PNG"):
         assert path.is_file()
         assert path.name == name.split("/")[-1]
+
+
+@pytest.mark.parametrize("ending", ["avif", "jp2"])
+def test__avif_and_jpeg_2000_are_images_like_others(tmp_path: Path, ending: str) -> None:
+    Image.new("RGB", (32, 24), (200, 40, 40)).save(tmp_path / f"photo.{ending}")
+    source = image_folder(tmp_path)
+    assert [source.name(number) for number in range(len(source))] == [f"photo.{ending}"]
+    with open_image(tmp_path / f"photo.{ending}") as image:
+        assert image.size == (32, 24)
+        red, green, _ = image.convert("RGB").getpixel((5, 5))
+    assert red > 180
+    assert green < 60

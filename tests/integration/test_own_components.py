@@ -195,7 +195,7 @@ def test__a_mask_of_a_file_is_found_by_workers_that_are_started_anew(work: Path)
 def test__a_predictor_of_a_file_is_loaded_where_the_file_is_named_again(work: Path) -> None:
     overrides = ["model.predictor.kind=own_predictor.py:Scaled", "model.predictor.options.scale=3.0"]
     capi.pretrain("tiny4", [*SMALL, *overrides, "optimization.steps=1"], data="photos", out="run", device="cpu")
-    with pytest.raises(CapiError, match=r"names Python code in own_predictor\.py: look at it, then add --trust"):
+    with pytest.raises(CapiError, match=r"names Python code in own_predictor\.py: look at it, then add `trust`"):
         capi.load("run")
     (work / "elsewhere").mkdir()
     (work / "own_predictor.py").rename(work / "elsewhere" / "own_predictor.py")

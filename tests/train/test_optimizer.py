@@ -224,7 +224,7 @@ def test__an_optimizer_of_a_trusted_file_is_imported(small_config: Config, tmp_p
     file.write_text("from capi.train.optimizer import AdamW\n\n\nclass Still(AdamW):\n    def step(self): ...\n")
     override = f"optimization.optimizer={file}:Still"
     config = varied(small_config, override)
-    with pytest.raises(CapiError, match=r"--trust .*own\.py"):
+    with pytest.raises(CapiError, match=r"`trust` .*own\.py"):
         build.build_learner(config)
     with trusting(overrides=[override]):
         assert type(build.build_learner(config).student_optimizer).__name__ == "Still"
