@@ -3,6 +3,7 @@
     b images of a batch      n patches of an image    v visible patches     p predicted patches
     r registers              d width of a token       k prototypes          h attention heads
     c image channels         t tokens of a sequence   w width of one attention head
+    s samples or groups      e width of what targets are made from               q, m other counts, said where used
 
 Shapes stand in the annotations (`Float[Tensor, "b n d"]`). Only the test run enforces them, so jaxtyping is not
 needed to use the package: without it the annotations fall back to `Tensor`.

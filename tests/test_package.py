@@ -111,7 +111,18 @@ def test__the_wheel_holds_the_package_and_nothing_else(installed: Path) -> None:
 def test__the_core_install_is_small() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[<>=]", requirement)[0] for requirement in project["dependencies"]}
-    assert names == {"filelock", "numpy", "pillow", "pydantic", "pyyaml", "rich", "safetensors", "torch", "typer"}
+    assert names == {
+        "filelock",
+        "jinja2",
+        "numpy",
+        "pillow",
+        "pydantic",
+        "pyyaml",
+        "rich",
+        "safetensors",
+        "torch",
+        "typer",
+    }
 
 
 def _python_in(*names: str) -> list[str]:

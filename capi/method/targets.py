@@ -1,7 +1,8 @@
 """The contract of a target: what the student must predict, and how its prediction is judged (paper: loss formulation).
 
-Five keep it: `clustering` (CAPI), `ema_head` (iBOT), `features` (I-JEPA), `pixels` (MAE), `frozen` (BEiT, EVA), each in
-a module of its own. One iteration goes through a target in this order, for all its micro-batches together:
+`registry.py` lists those of the package, each in a module of its own: `clustering` (CAPI), `ema_head` (iBOT),
+`features` (I-JEPA), `pixels` (MAE), `frozen` (BEiT, EVA). One iteration goes through a target in this order, for all
+its micro-batches together:
 
     tokens          what the targets are made from, of whole images: the teacher's tokens, or something else
     forward         a loss that trains the target's own parameters, and the targets of the predicted patches

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from capi.config.schema import Config, OptimizationConfig
-from capi.config.trust import trusted_place
 from capi.data.crops import normalize
 from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
@@ -26,7 +25,7 @@ from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.layers import Block
 from capi.runtime.devices import Transfer, keep_freed_memory
-from capi.runtime.plugins import import_component, look_up, register
+from capi.runtime.plugins import register
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
@@ -37,7 +36,7 @@ from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
 from capi.types import MaskedBatch, VisionEncoder
-from capi.zoo.build import build_student, component, run_context, statistics, target_class, target_settings
+from capi.zoo.build import TABLES, build_student, component, run_context, statistics, target_class, target_settings
 from capi.zoo.encoders import open_configured_encoder
 
 
@@ -118,7 +117,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         target=target,
         student_optimizer=student_optimizer(
             student,
-            optimizer=find_optimizer(optimization.optimizer),
+            optimizer=component(_OPTIMIZER, config),
             weight_decay=optimization.weight_decay,
             norm_decay_multiplier=optimization.norm_decay_multiplier,
             patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
@@ -142,19 +141,12 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
 # What `optimization.optimizer` may name.
 OPTIMIZERS: dict[str, OptimizerClass] = {"adamw": AdamW, "muon": Muon}
 _OPTIMIZER = "optimization.optimizer"
+TABLES[_OPTIMIZER] = (OPTIMIZERS, Optimizer)
 
 
 def register_optimizer(name: str, optimizer: type[Optimizer]) -> None:
     """Make an optimizer of your own known as `optimization.optimizer=NAME` in this process."""
     register(OPTIMIZERS, name, optimizer, _OPTIMIZER, Optimizer)
-
-
-def find_optimizer(name: str) -> OptimizerClass:
-    """What `optimization.optimizer` names. FILE.py:NAME is imported, if it is trusted."""
-    code, colon, _ = name.rpartition(":")
-    if colon:
-        import_component(OPTIMIZERS, name, trusted_place(code), _OPTIMIZER, Optimizer)
-    return look_up(OPTIMIZERS, name, _OPTIMIZER)
 
 
 def resolve_target(config: Config, *, device: torch.device | str = "cpu") -> tuple[Config, VisionEncoder | None]:

@@ -174,7 +174,7 @@ def _examine(
         )
     config = build.resolve_statistics(config, source)
     build.mask_sampler(config)
-    build.find_optimizer(config.optimization.optimizer)
+    networks.component("optimization.optimizer", config)
     build.refuse_layers(config)
     config, frozen_encoder = build.resolve_target(config, device=device)
     facts = describe_data(data, source)

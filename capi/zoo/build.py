@@ -26,7 +26,8 @@ from capi.types import Statistics, VisionEncoder
 
 _LOG = logging.getLogger("capi")
 # The keys that name components, with the tables of what comes with the package, and the class that each must be.
-_TABLES: dict[str, tuple[dict[str, Any], type | None]] = {
+# `capi.train.build` adds the optimizers.
+TABLES: dict[str, tuple[dict[str, Any], type | None]] = {
     "target.kind": (TARGETS, Target),
     "masking.kind": (MASKS, None),
     "model.predictor.kind": (PREDICTORS, Predictor),
@@ -107,7 +108,7 @@ def _build_predictor(config: Config) -> Predictor:
 
 def component(key: str, config: Config) -> Any:
     """What the value of a key names. FILE.py:NAME is imported, if it is trusted, and enters the room's table."""
-    (table, contract), name = _TABLES[key], _value(config, key)
+    (table, contract), name = TABLES[key], _value(config, key)
     code, colon, _ = name.rpartition(":")
     if colon:
         import_component(table, name, trusted_place(code), key, contract)
@@ -116,11 +117,11 @@ def component(key: str, config: Config) -> Any:
 
 def code_record(config: Config) -> dict[str, Any]:
     """What run.json says of components that do not come with this package: their files, with their digests."""
-    files = {key: code_file(component(key, config)) for key in _TABLES}
+    files = {key: code_file(component(key, config)) for key in TABLES}
     return {key: {"file": str(file), "sha256": sha256_of(file)} for key, file in files.items() if file}
 
 
-def warn_of_changed_code(record: Mapping[str, Any], config: Config, keys: Iterable[str] = _TABLES) -> None:
+def warn_of_changed_code(record: Mapping[str, Any], config: Config, keys: Iterable[str] = TABLES) -> None:
     """Say which files are not what they were when the run was started."""
     for key in keys:
         noted, file = record.get(CODE, {}).get(key), code_file(component(key, config))
@@ -148,7 +149,7 @@ def _refuse_unread(config: Config, key: str, paths: Iterable[str], spared: Seque
 
 def _check_options(config: Config, key: str, given: Iterable[str]) -> dict[str, Any]:
     """The options of a component, once it is sure that it takes them. `given` are arguments from elsewhere."""
-    kind, (_, contract) = component(f"{key}.kind", config), _TABLES[f"{key}.kind"]
+    kind, (_, contract) = component(f"{key}.kind", config), TABLES[f"{key}.kind"]
     # A class that leaves `build` as it is takes them in its constructor.
     inherited = kind.build.__func__ is vars(contract)["build"].__func__
     options: dict[str, Any] = _value(config, f"{key}.options")

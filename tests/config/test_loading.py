@@ -68,7 +68,6 @@ def test__override_values_are_yaml(override: str, read, value: object) -> None:
         ("masking.ratio=1.5", "less than 1"),
         ("masking.predict=0", "greater than or equal to 1"),
         ("masking.predict=0.0", "greater than 0"),
-        ("masking.kind=blocks", "'random', 'block', 'inverse_block' or 'multi_block'"),
         ("model=3", "model = 3 does not fit"),
         ("seed=99999999999999999999", "seed"),
         ("optimization.learning_rate=.inf", "optimization.learning_rate"),

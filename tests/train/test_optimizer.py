@@ -1,4 +1,6 @@
 import copy
+import hashlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ from capi.train.optimizer import (
     student_optimizer,
     target_optimizer,
 )
-from capi.zoo.build import build_student
+from capi.zoo.build import build_student, target_record
 from tests.variants import varied
 
 
@@ -205,8 +207,12 @@ class Still(AdamW):
 
 
 @pytest.fixture
-def _own_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "OPTIMIZERS", dict(build.OPTIMIZERS))
+def _own_table() -> Iterator[None]:
+    """What a test adds to the table is gone after it."""
+    before = dict(build.OPTIMIZERS)
+    yield
+    build.OPTIMIZERS.clear()
+    build.OPTIMIZERS.update(before)
 
 
 @pytest.mark.usefixtures("_own_table")
@@ -228,3 +234,5 @@ def test__an_optimizer_of_a_trusted_file_is_imported(small_config: Config, tmp_p
         build.build_learner(config)
     with trusting(overrides=[override]):
         assert type(build.build_learner(config).student_optimizer).__name__ == "Still"
+        recorded = target_record(config)["code"]["optimization.optimizer"]
+        assert recorded == {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
