@@ -17,8 +17,8 @@ from capi.config.files import dump_config, load_benchmark, load_config, merge, p
 from capi.config.paper import PaperRow, PaperTable, find_table, number_of, paper_table, paper_tables
 from capi.config.schema import Config, Count, Positive, Section
 from capi.errors import CapiError, nearest
-from capi.runtime.documents import parse_yaml
 from capi.runtime.protocol import PAPER_SIZE
+from capi.runtime.yaml_documents import parse_yaml
 
 Task = Literal["segmentation", "classification"]
 Options = dict[str, Any]

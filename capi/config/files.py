@@ -23,7 +23,8 @@ from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
 from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, expect, nearest
-from capi.runtime.documents import parse_yaml, read_text, read_yaml
+from capi.runtime.documents import read_text
+from capi.runtime.yaml_documents import parse_yaml, read_yaml
 
 Tree = dict[str, Any]
 Recipe = str | Path | Config

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from capi.errors import CapiError
-from capi.runtime.documents import parse_yaml
+from capi.runtime.yaml_documents import parse_yaml
 
 # From the root, a home, the present folder or one above, a drive or a server; not within a word, a relative path or an
 # address (hf://), nor a fraction (1 / 2).

@@ -29,9 +29,10 @@ from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, is_partial, refuse_outside_links, remove_folder, remove_leftovers
-from capi.runtime.documents import open_regular, parse_json, parse_yaml, read_object, read_text
+from capi.runtime.documents import open_regular, parse_json, read_object, read_text
 from capi.runtime.lock import locked
 from capi.runtime.numerics import NUMERICS, changes_since
+from capi.runtime.yaml_documents import parse_yaml
 
 _LOG = logging.getLogger("capi")
 FORMAT_VERSION = 1

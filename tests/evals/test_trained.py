@@ -234,7 +234,7 @@ def test__held_out_images_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) 
 def test__heads_that_fail_are_warned_about() -> None:
     settings = (ProbeSetting(1e-2, 1e-3), ProbeSetting(1e38, 1e-3))
     outcome = protocol("attentive", settings=settings).run(PatchColors())
-    assert beside_choice(outcome) == ["1 heads were given up, since their loss was no finite number"]
+    assert beside_choice(outcome) == ["1 heads were given up, since their loss was not finite"]
     assert outcome.grid[1]["validation"] is None
     assert outcome.chosen == outcome.grid[0]
 

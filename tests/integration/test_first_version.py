@@ -105,4 +105,4 @@ def test__a_file_of_features_of_the_first_version_finds_the_photo_itself(saved: 
 @pytest.mark.parametrize("kind", KINDS)
 def test__report_and_doctor_read_a_run_of_the_first_version(saved: Path, kind: str) -> None:
     assert capi.report(saved / kind, device="cpu").stat().st_size > 10_000
-    assert capi.doctor(saved / kind).remarks
+    assert capi.doctor(saved / kind).findings

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from capi.errors import CapiError
-from capi.runtime.documents import parse_json, parse_yaml, read_json, read_object, read_text, read_yaml
+from capi.runtime.documents import parse_json, read_json, read_object, read_text
+from capi.runtime.yaml_documents import parse_yaml, read_yaml
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import capi
 from capi.config.files import dump_config, load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.runtime.documents import parse_yaml
+from capi.runtime.yaml_documents import parse_yaml
 from capi.train.health import RULES
 from capi.train.loop import Loop
 from capi.train.run import PretrainedRun
