@@ -148,7 +148,8 @@ def test__the_encoder_of_the_documentation_can_be_evaluated(tmp_path: Path) -> N
 def test__python_in_the_document_about_formats_runs_as_written(tmp_path: Path) -> None:
     """Each format by its own ecosystem's code, one block after the other; the published model is a small one."""
     student = ROOT / "tests" / "reference" / "tiny" / "student.pth"
-    shutil.copy(student, tmp_path / "student.pth")
+    for name in ("student.pth", "encoder.pth"):
+        shutil.copy(student, tmp_path / name)
     pixels = np.random.default_rng(0).integers(0, 255, (70, 90, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "photo.jpg")
     capi.export(student, tmp_path / "my-model", format="transformers", image_size=64)

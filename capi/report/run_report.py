@@ -112,7 +112,7 @@ class FollowedRun:
             loss=recorded_loss(record, reading.config),
             cost=cost.facts,
             assumptions=cost.assumptions,
-            config=hide_paths_of_yaml(self.folder.config_text()),
+            config=hide_paths_of_yaml(self.folder.config_text()) if reading.config else "(it does not fit)\n",
             provenance=provenance(record, self.folder.path),
         )
 

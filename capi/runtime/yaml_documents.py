@@ -14,6 +14,8 @@ from capi.runtime.documents import CONFIG_BYTES, DEEPEST, read_text
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Characters of a number or date. Python needs quadratic time to read long ones in base 60.
 _LONGEST_NUMBER = 400
+# Keys and values of a document. A config has some hundreds; a list of images belongs into a table.
+_MOST_NODES = 20_000
 _TEXT = "tag:yaml.org,2002:str"
 
 
@@ -23,7 +25,7 @@ class _Loader(Composer, _Base):
     def __init__(self, text: str) -> None:
         _Base.__init__(self, text)
         Composer.__init__(self)
-        self.depth = 0
+        self.depth = self.nodes = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
@@ -33,6 +35,9 @@ class _Loader(Composer, _Base):
             raise _error(f"tags such as {event.tag[:40]} are not read: leave it out", event)
         if self.depth >= DEEPEST:
             raise _error(f"it is nested deeper than {DEEPEST} levels", event)
+        if self.nodes >= _MOST_NODES:
+            raise _error(f"it has more than {_MOST_NODES} keys and values", event)
+        self.nodes += 1
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
