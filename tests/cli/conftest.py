@@ -46,9 +46,9 @@ def assert_refused(ran: Ran, message: str) -> None:
     """Exit code 2 and one sentence."""
     assert ran.code == 2, ran
     assert message in ran.stderr
-    before, _, said = ran.stderr.strip().rpartition("Error: ")
+    before, _, said = f"\n{ran.stderr.strip()}".rpartition("\nError: ")
     assert said
     assert len(said.splitlines()) == 1
     # Configs of the first version have names that are warned of.
-    assert not before or (before.startswith("WARNING") and "an earlier version" in " ".join(before.split()))
+    assert not before or (before.startswith("\nWARNING") and "an earlier version" in " ".join(before.split()))
     assert ran.stdout == ""

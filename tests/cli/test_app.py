@@ -195,7 +195,7 @@ def test__a_duration_has_the_unit_that_suits_it(hours: float, said: str) -> None
 
 def test__a_choice_names_what_there_is() -> None:
     one_of("--weights", "teacher", ("teacher", "student"))
-    with pytest.raises(CapiError, match=r'--weights "techer" is not one of teacher, student; did you mean "teacher"\?'):
+    with pytest.raises(CapiError, match=r'`weights` "techer" is not one of teacher, student; did you mean "teacher"\?'):
         one_of("--weights", "techer", ("teacher", "student"))
 
 
