@@ -39,6 +39,7 @@ MUON, FAST = ["optimization.optimizer=muon"], ["optimization.learning_rate=4e-3"
 LAYERS = ["target.layers=all", "target.normalize=instance"]
 ROWS: dict[str, list[str]] = {
     "untrained": [],
+    "recipe of 2026-11": ["data.image_size=48", "optimization.batch_size=64", "clustering.prototypes=256"],
     "adamw": [],
     "adamw x2": FAST,
     "adamw layers": LAYERS,
