@@ -34,7 +34,7 @@ html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
 # The five pages of the ablations in miniature are pages already.
-html_extra_path = ["ablations"]
+html_extra_path = ["measurements/ablations"]
 
 
 html_math_renderer = "mathml"

@@ -1,4 +1,4 @@
-"""The benchmarks run, and say what they claim to measure; their numbers stand in docs/performance.md."""
+"""The benchmarks run, and say what they claim to measure; their numbers stand in docs/measurements/performance.md."""
 
 import importlib.util
 import json

@@ -29,7 +29,8 @@ from capi.train.run import run_facts
 from capi.types import Statistics
 from capi.zoo.run_folder import CONFIG, FILE, RunFolder, run_config
 
-# Images of a batch for each prototype: with 1/16 the targets stay vague and less is learnt (docs/small-data.md).
+# Images of a batch for each prototype: with 1/16 the targets stay vague and less is learnt
+# (docs/measurements/small-data.md).
 _IMAGES_A_PROTOTYPE = 1 / 8
 _HEADS: dict[State, tuple[str, str]] = {
     "alarm": ("Not well", "bold red"),

@@ -243,7 +243,8 @@ def batch_warning(config: Config, images: int) -> str | None:
         return None
     return (
         f"optimization.batch_size = {batch} is more than the {images} images there are, so a batch holds one image "
-        f"several times: set optimization.batch_size={2 ** int(math.log2(max(images, 1)))} or less (docs/small-data.md)"
+        f"several times: set optimization.batch_size={2 ** int(math.log2(max(images, 1)))} or less "
+        "(docs/measurements/small-data.md)"
     )
 
 

@@ -40,7 +40,7 @@ class Assumptions:
     usable: float = 0.9
 
 
-# Of the speed of a measured product the steps of docs/performance.md reach 58 to 75 %.
+# Of the speed of a measured product the steps of docs/measurements/performance.md reach 58 to 75 %.
 MFU_OF_MEASURED = 0.6
 # Of a data sheet, by width: few and small products leave a GPU waiting for the next kernel, and compiling most of all
 # helps there. 384: a ViT-S with 224 px on an H100 trains at 4.6 to 6.6 % and compiled at 16 to 22 % (NVIDIA, benchmarks

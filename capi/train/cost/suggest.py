@@ -1,7 +1,7 @@
 """What to choose for so many images on this hardware: a recipe and values, each with its reason and where that is from.
 
-The rules are those of docs/small-data.md as far as it has measured them, else the paper's own values, else rules of
-thumb, and each says which.
+The rules are those of docs/measurements/small-data.md as far as it has measured them, else the paper's own values,
+else rules of thumb, and each says which.
 """
 
 import shlex
@@ -29,7 +29,7 @@ from capi.zoo.build import statistics
 Origin = Literal["measured", "paper", "rule of thumb"]
 
 PASSES, FEWEST_PASSES, FEWEST_STEPS = 100, 30, 1300
-# Prototypes for each image of a batch: 256 to 64 and 512 to 128 did well in docs/small-data.md.
+# Prototypes for each image of a batch: 256 to 64 and 512 to 128 did well in docs/measurements/small-data.md.
 PROTOTYPES_AN_IMAGE = 4
 SMALLEST_BATCH = 64
 _SAMPLE = 64
@@ -56,7 +56,7 @@ class Rung(NamedTuple):
     changes: tuple[Choice, ...] = ()
 
 
-_PETS = "docs/small-data.md, the run on 3680 photos"
+_PETS = "docs/measurements/small-data.md, the run on 3680 photos"
 _LADDER = (
     Rung("small", 0, 48, 64),
     Rung(
@@ -226,7 +226,7 @@ def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
     if rung is _TINY:
         return f"images of {images.side} px: its patches of 4 px still make a grid of 8 x 8", "rule of thumb"
     if rung.recipe == "small":
-        return "learnt from 675 and from 3680 photos, docs/small-data.md", "measured"
+        return "learnt from 675 and from 3680 photos, docs/measurements/small-data.md", "measured"
     if rung.recipe.startswith("vitl"):
         data = "ImageNet-22k, 14 million images" if rung.recipe == "vitl16" else "LVD-142M"
         return f"what the paper trains on {data}", "paper"
