@@ -1,4 +1,4 @@
-# capi in a container. See docs/scale.md; nothing here has been built where this project is tested.
+# capi in a container. See docs/guides/scale.md; nothing here has been built where this project is tested.
 #
 #   docker build -t capi .
 #   docker run --gpus all --shm-size 8g -v "$PWD:/work" capi pretrain vits16 --data photos --out runs/first

@@ -35,7 +35,6 @@ def config() -> str:
     lines = [
         "# Config keys",
         "",
-        "A recipe is a YAML file of these keys; `section.key=value` on the command line changes one. A key that does",
         "A recipe is a YAML file of these keys; `section.key=value` on the command line changes one. A key that is not",
         "there is an error that names its nearest neighbor. `capi recipes show NAME` prints the values of a recipe.",
     ]

@@ -1,4 +1,4 @@
-"""Print the table of metrics for docs/seeing.md, or with --write put it there.
+"""Print the table of metrics for docs/guides/seeing.md, or with --write put it there.
 
 python scripts/metrics_table.py --write
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 from capi.evals.results import table
 from capi.train.health import METRICS
 
-PAGE = Path(__file__).parents[1] / "docs" / "seeing.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guides" / "seeing.md"
 BEGIN, END = "<!-- metrics: scripts/metrics_table.py -->\n", "<!-- end -->\n"
 
 

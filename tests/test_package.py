@@ -129,14 +129,14 @@ def _python_in(*names: str) -> list[str]:
     return [code for name in names for code in re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), re.DOTALL)]
 
 
-@pytest.mark.parametrize("code", _python_in("README.md", "docs/evaluation.md", "docs/start/weights.md"))
+@pytest.mark.parametrize("code", _python_in("README.md", "docs/guides/evaluation.md", "docs/start/weights.md"))
 def test__python_in_the_documentation_runs_as_written(code: str) -> None:
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
 
 
 def test__the_encoder_of_the_documentation_can_be_evaluated(tmp_path: Path) -> None:
-    (code,) = [code for code in _python_in("docs/evaluation.md") if "my_encoder.py" in code]
+    (code,) = [code for code in _python_in("docs/guides/evaluation.md") if "my_encoder.py" in code]
     (tmp_path / "my_encoder.py").write_text(code)
     options = ["tests=[val]", "image_size=32", "limit_train=100"]
     done = capi.evaluate(f"{tmp_path}/my_encoder.py:Thumbnails", "demo/knn", options)
@@ -160,7 +160,7 @@ def test__python_in_the_document_about_formats_runs_as_written(tmp_path: Path) -
     shutil.copy(student, cache / "capi_vitl14_lvd.pth")
     home = str(tmp_path / "home")
     places = os.environ | {"TORCH_HOME": home, "HF_HOME": home, "HF_HUB_OFFLINE": "1"}
-    blocks = _python_in("docs/export.md")
+    blocks = _python_in("docs/guides/export.md")
     assert len(blocks) >= 6
     for code in blocks:
         ran = subprocess.run(

@@ -43,11 +43,10 @@ def pretrain(
 
     `overrides` and further keywords change the recipe, as those of `load_config` do: `optimization={"steps": 100}`.
 
-    `data` is a folder, shards, tables, a name of the Hub (docs/data.md), several of these with weights, or `demo` for
-    the built-in photos; `out` becomes the folder of the run. `resume` continues
-    the run that is there, if there is one; with `extend` a finished one trains on to more
-    `optimization.steps`, at its last learning rate; `overwrite` replaces it. A logger is called with every record of
-    metrics.
+    `data` is a folder, shards, tables, a name of the Hub (docs/guides/data.md), several of these with weights, or
+    `demo` for the built-in photos; `out` becomes the folder of the run. `resume` continues the run that is there, if
+    there is one; with `extend` a finished one trains on to more `optimization.steps`, at its last learning rate;
+    `overwrite` replaces it. A logger is called with every record of metrics.
     `trust` names the Python files that the recipe may import encoders from; those that `overrides` name need no trust.
     In a terminal or notebook there is a progress bar, or on the `console` that is given. At the end a report is
     written, report.html in the run's folder.

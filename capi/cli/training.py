@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DataOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="Folder of images, tar shards, tables, hf://name or demo; several as SOURCE@WEIGHT (docs/data.md)."
+        help="Folder of images, tar shards, tables, hf://name or demo; several as SOURCE@WEIGHT (docs/guides/data.md)."
     ),
 ]
 

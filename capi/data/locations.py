@@ -79,7 +79,8 @@ def open_images(data: Data, console: Console | None = None, *, index_beside: boo
 
 def weighted_sources(data: Data) -> list[Weighted]:
     """The sources by name with their weights: of all of them, or of none."""
-    expect("data", data, (str, Path, Sequence), "a folder of images or another source, or several (docs/data.md)")
+    wanted = "a folder of images or another source, or several (docs/guides/data.md)"
+    expect("data", data, (str, Path, Sequence), wanted)
     names = [str(data)] if isinstance(data, str | Path) else [str(name) for name in data]
     if not names:
         raise CapiError("no images are named: give at least one source")

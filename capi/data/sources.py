@@ -112,7 +112,7 @@ def image_folder(path: Path) -> Files:
     try:
         if not path.exists():
             raise CapiError(
-                f"there is no folder {path}: expected a folder of images, or a source that docs/data.md names"
+                f"there is no folder {path}: expected a folder of images, or a source that docs/guides/data.md names"
             )
         if not path.is_dir():
             raise CapiError(f"{path} is a file: expected a folder of images")

@@ -6,7 +6,7 @@ TensorBoard, the alarms of a run, the doctor, the report and the docs read it (`
 A `Watchman` sees the records of a run in order and judges each metric: a range where the table has one, a loss by its
 fall, a score by its start, every value by being finite. It gives the warnings while a run trains; doctor and report
 show the findings of the same watchman, so they cannot disagree. A range is compared with the median of the last
-records, so that one odd batch raises no alarm. Where the ranges come from stands in docs/seeing.md.
+records, so that one odd batch raises no alarm. Where the ranges come from stands in docs/guides/seeing.md.
 """
 
 import math

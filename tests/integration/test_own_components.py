@@ -28,7 +28,7 @@ from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from tests.cli.conftest import RunHere, assert_refused
 from tests.cli.conftest import run_here as run_here  # noqa: PLC0414 - a fixture
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-target.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own-target.md"
 NAMED = ["target.kind=pca_target.py:PcaTarget", "target.options.components=4"]
 STEPS = 6
 SMALL = [

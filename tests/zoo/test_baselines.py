@@ -354,7 +354,7 @@ def test__a_misspelt_name_finds_its_neighbor() -> None:
 
 
 def test__the_documentation_lists_every_baseline_with_its_license_and_how_it_was_verified() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "baselines.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "baselines.md").read_text(encoding="utf-8")
     lines = {line.split("`")[1]: line for line in text.splitlines() if line.startswith("| `")}
     for name, baseline in BASELINES.items():
         assert baseline.licence in lines[name]

@@ -125,8 +125,8 @@ class Suggestion(Summary):
             )
             said.append(
                 f"To continue from it: init.encoder={_PUBLISHED} with the recipe vitl14, or a student of it with "
-                "the recipe distill (docs/distillation.md). Images unlike photos (microscopes, satellites) want a "
-                "trial of both"
+                "the recipe distill (docs/guides/distillation.md). Images unlike photos (microscopes, satellites) "
+                "want a trial of both"
             )
         return said
 
