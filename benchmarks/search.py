@@ -3,15 +3,18 @@
     python benchmarks/search.py results --data clothing=clothing128 --budget 150 --seeds 0 1 2 --rows adamw muon
     python benchmarks/search.py results --table
 
-A data set is a folder with `labels.csv` (file, split, and a label) and photos of a short side of 64 px or more. Photos
-of the split `train` teach; those of `val` decide, or a tenth of `train`, by the hash of the file's name, where there is
-none. The split `test` is read with --split test alone, once the choice is made.
+A data set is a folder with `labels.csv` (file, split, and a label) and photos of a short side of 64 px or more. All
+photos but those of the split `test` teach, without labels, and decide by cross-validation: each is classified by the
+others. The split `test` is read with --split test alone, once the choice is made.
 
-Each run is a process of its own with one thread. How many steps fit the budget is measured first, for all rows of a
-data set by turns in one process, so that other work on the machine slows all alike; it is kept, so that each seed of a
-row has as many steps. What ends is one JSON file in RESULTS; what is there is not run again, nor what stands in the
-JSON lines of --known, so that anyone can go on with somebody else's search. Scores are those of the teacher's mean
-patch: 10 nearest neighbours (cosine, majority) and logistic regression, both on photos in the middle of the frame.
+Each run is a process of its own with one thread. How many steps fit the budget is measured first, once for all seeds of
+a row: its steps and those of the row `adamw` take turns in one process, so that other work on the machine slows both
+alike, and the first measured cost of `adamw` is the unit. What ends is one JSON file in RESULTS; what is there is not
+run again, nor what stands in the JSON lines of --known, so that anyone can go on with somebody else's search. Scores
+are those of the teacher's mean patch: 10 nearest neighbors (cosine, majority; each photo is left out in turn) and
+logistic regression (five folds, the best of some penalties), both on photos in the middle of the frame.
+After a tenth, half and all of the steps a run also records k-NN and what can be measured without labels, to see what
+foretells the end (--early).
 """
 
 import argparse
@@ -37,6 +40,7 @@ BASE = [
 ]
 MUON, FAST = ["optimization.optimizer=muon"], ["optimization.learning_rate=4e-3"]
 LAYERS = ["target.layers=all", "target.normalize=instance"]
+BEST = [*MUON, *FAST, *LAYERS]
 ROWS: dict[str, list[str]] = {
     "untrained": [],
     "recipe of 2026-11": ["data.image_size=48", "optimization.batch_size=64", "clustering.prototypes=256"],
@@ -46,16 +50,48 @@ ROWS: dict[str, list[str]] = {
     "muon": MUON,
     "muon x2": [*MUON, *FAST],
     "muon layers": [*MUON, *LAYERS],
-    "muon x2 layers": [*MUON, *FAST, *LAYERS],
+    "muon x2 layers": BEST,
+    "muon x4 layers": [*MUON, *LAYERS, "optimization.learning_rate=8e-3"],
+    # One change of `muon x2 layers` each.
+    "layer norm": [*BEST, "target.normalize=layer"],
+    "no norm": [*BEST, "target.normalize=none"],
+    "momentum 0.95": [*BEST, "optimization.teacher_momentum=0.95"],
+    "momentum 0.99": [*BEST, "optimization.teacher_momentum=0.99"],
+    "target temperature 0.04": [*BEST, "clustering.target_temperature=0.04"],
+    "target temperature 0.1": [*BEST, "clustering.target_temperature=0.1"],
+    "prototypes 128": [*BEST, "clustering.prototypes=128"],
+    "prototypes 256": [*BEST, "clustering.prototypes=256"],
+    "prototypes 1024": [*BEST, "clustering.prototypes=1024"],
+    "batch 64": [*BEST, "optimization.batch_size=64"],
+    "batch 256": [*BEST, "optimization.batch_size=256"],
+    "predict 10": [*BEST, "masking.predict=10"],
+    "predict 36": [*BEST, "masking.predict=36"],
+    "ratio 0.5": [*BEST, "masking.ratio=0.5"],
+    "ratio 0.8": [*BEST, "masking.ratio=0.8"],
+    "crops 0.1": [*BEST, "data.crop_scale=[0.1, 1.0]"],
+    "crops 0.6": [*BEST, "data.crop_scale=[0.6, 1.0]"],
+    "predictor 1": [*BEST, "model.predictor.depth=1"],
+    "predictor 4": [*BEST, "model.predictor.depth=4"],
+    "warmup-stable-decay": [*BEST, "optimization.schedule=warmup_stable_decay"],
+    "full cosine": [*BEST, "optimization.cosine_kept=1.0"],
+    "registers 0": [*BEST, "model.registers=0"],
+    "standard Sinkhorn": [*BEST, "clustering.sinkhorn=standard"],
+    "48 px": [*BEST, "data.image_size=48"],
+    "width 192": [*BEST, "model.width=192", "model.heads=3"],
+    "depth 6": [*BEST, "model.depth=6"],
+    "patch 16": [*BEST, "model.patch_size=16", "masking.predict=5"],
+    # Other targets with today's optimizer, and with the same optimizer and layers.
     "pixels": ["target.kind=pixels"],
     "pixels muon x2": [*MUON, *FAST, "target.kind=pixels"],
     "features": ["target.kind=features"],
-    "features muon x2 layers": [*MUON, *FAST, *LAYERS, "target.kind=features"],
+    "features muon x2 layers": [*BEST, "target.kind=features"],
     "ema_head": ["target.kind=ema_head"],
-    "ema_head muon x2 layers": [*MUON, *FAST, *LAYERS, "target.kind=ema_head"],
+    "ema_head muon x2 layers": [*BEST, "target.kind=ema_head"],
 }
-NEIGHBOURS, STRENGTHS = 10, (1e-3, 1e-2, 1e-1, 1.0)
+REFERENCE = "adamw"
+NEIGHBOURS, FOLDS, STRENGTHS = 10, 5, (1e-2, 1e-1, 1.0, 10.0)
 LABELS = ("label", "breed")
+READ: dict[object, Any] = {}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -65,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--budget", type=float, default=150.0, help="CPU seconds of training")
-    parser.add_argument("--split", choices=("val", "test"), default="val")
+    parser.add_argument("--split", choices=("train", "test"), default="train")
     parser.add_argument("--known", type=Path, help="JSON lines of runs that need not be repeated")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="on top of all rows")
     parser.add_argument("--collect", type=Path, help="write the records of RESULTS and of --known as JSON lines here")
@@ -108,20 +144,22 @@ def jobs(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 path = chosen.results / f"{name_of(job)}.json"
                 if path.exists() or name_of(job) in records:
                     continue
-                cost = {**common, "kind": "cost", "rows": list(ROWS)}
-                costs = chosen.results / f"{name_of(cost)}.json"
-                if name_of(cost) in records and not costs.exists():
-                    costs.write_text(json.dumps(records[name_of(cost)]))
-                if not costs.exists():
-                    yield {**cost, "out": str(costs)}
-                yield {**job, "seconds_a_step": json.loads(costs.read_text())["seconds"][row], "out": str(path)}
+                costs = {}
+                for needed in (REFERENCE, row):
+                    cost = {**common, "kind": "cost", "row": needed}
+                    kept = chosen.results / f"{name_of(cost)}.json"
+                    if name_of(cost) not in records and not kept.exists():
+                        yield {**cost, "out": str(kept)}
+                    costs[needed] = records.get(name_of(cost)) or json.loads(kept.read_text())
+                ratio = costs[row]["seconds"] / costs[row]["reference"]
+                yield {**job, "seconds_a_step": ratio * costs[REFERENCE]["reference"], "out": str(path)}
 
 
 def name_of(job: dict[str, Any]) -> str:
     changes = hashlib.sha256(json.dumps(job["set"]).encode()).hexdigest()[:6] if job["set"] else "base"
-    parts = [job["kind"], job["data"], changes]
+    parts = [job["kind"], job["data"], changes, job["row"].replace(" ", "_")]
     if job["kind"] == "run":
-        parts += [job["row"].replace(" ", "_"), f"{job['budget']:g}", job["split"], str(job["seed"])]
+        parts += [f"{job['budget']:g}", job["split"], str(job["seed"])]
     return "-".join(parts)
 
 
@@ -131,7 +169,7 @@ def work(job: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     record = measure_costs(job) if job["kind"] == "cost" else measure_run(job)
-    kept = {key: value for key, value in job.items() if key not in {"folder", "results", "out", "rows"}}
+    kept = {key: value for key, value in job.items() if key not in {"folder", "results", "out"}}
     partial = Path(job["out"]).with_suffix(".partial")
     partial.write_text(json.dumps(kept | record, indent=1))
     partial.rename(job["out"])
@@ -145,18 +183,12 @@ def config_of(job: dict[str, Any], row: str, seed: int, steps: int) -> Any:
 
 
 def photos_of(job: dict[str, Any], split: str) -> tuple[list[Path], list[str]]:
-    """Photos of a split with their labels."""
+    """Photos with their labels: those of the split `test`, or all others."""
     folder = Path(job["folder"])
     with (folder / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     label = next(name for name in LABELS if name in rows[0])
-    has_val = any(row["split"] == "val" for row in rows)
-
-    def split_of(row: dict[str, str]) -> str:
-        held_out = int(hashlib.sha256(row["file"].encode()).hexdigest(), 16) % 10 == 0
-        return "val" if not has_val and row["split"] == "train" and held_out else row["split"]
-
-    chosen = sorted((row["file"], row[label]) for row in rows if split_of(row) == split)
+    chosen = sorted((row["file"], row[label]) for row in rows if (row["split"] == "test") == (split == "test"))
     return [folder / file for file, _ in chosen], [name for _, name in chosen]
 
 
@@ -172,74 +204,122 @@ def trainer(job: dict[str, Any], row: str, seed: int, steps: int) -> tuple[Any, 
     learner = build.build_learner(config)
     batches = build.training_batches(config, find_images(photos_of(job, "train")[0]), workers=0)
     move = build.device_mover(config, torch.device("cpu"))
-    return learner, lambda step: train_step(learner, [move(batches[step])], step)
+    return learner, lambda step, observer=None: train_step(learner, [move(batches[step])], step, observer)
 
 
 def measure_costs(job: dict[str, Any]) -> dict[str, Any]:
-    """CPU seconds of a step, the median of several; every round takes one of each row."""
-    trainers = {row: trainer(job, row, 0, 100)[1] for row in job["rows"]}
-    seconds: dict[str, list[float]] = {row: [] for row in trainers}
-    for step in range(6):
-        for row, train in trainers.items():
+    """CPU seconds of a step, of a row and of the reference, by turns; the median of several."""
+    trainers = [trainer(job, row, 0, 100)[1] for row in (job["row"], REFERENCE)]
+    seconds: list[list[float]] = [[], []]
+    for step in range(9):
+        for train, times in zip(trainers, seconds, strict=True):
             start = time.process_time()
             train(step)
-            seconds[row].append(time.process_time() - start)
+            times.append(time.process_time() - start)
     # The first ones read photos that are in memory later.
-    return {"seconds": {row: round(statistics.median(times[1:]), 4) for row, times in seconds.items()}}
+    row, reference = (round(statistics.median(times[2:]), 4) for times in seconds)
+    return {"seconds": row, "reference": reference}
 
 
 def measure_run(job: dict[str, Any]) -> dict[str, Any]:
+    from capi.method.health import HealthMonitor
+
     steps = 0 if job["row"] == "untrained" else max(round(job["budget"] / job["seconds_a_step"]), 1)
     learner, train = trainer(job, job["row"], job["seed"], max(steps, 1))
-    start, began = time.process_time(), time.time()
-    losses = [train(step).student_loss for step in range(steps)]
-    cpu, wall = time.process_time() - start, time.time() - began
-    costs = {"steps": steps, "cpu_seconds": round(cpu, 1), "wall_seconds": round(wall)}
-    return costs | {"last_loss": round(float(losses[-1]), 4) if losses else None} | scores(job, learner)
+    before, labels = vectors(job, learner, "train")
+    cpu, began, early = 0.0, time.time(), {}
+    stops = {max(round(share * steps), 1): share for share in (0.1, 0.5, 1.0)}
+    for step in range(steps):
+        monitor = HealthMonitor() if step + 1 in stops else None
+        start = time.process_time()
+        metrics = train(step, monitor)
+        cpu += time.process_time() - start
+        if monitor:
+            now, _ = vectors(job, learner, "train")
+            measures = metrics.values() | monitor.values() | {"alignment": alignment(before, now)}
+            rounded = {name: value and round(value, 5) for name, value in measures.items()}
+            early[stops[step + 1]] = {"knn": accuracy(by_neighbors(now, labels)), **rounded}
+    costs = {"steps": steps, "cpu_seconds": round(cpu, 1), "wall_seconds": round(time.time() - began)}
+    return costs | {"early": early} | scores(job, learner)
+
+
+def alignment(before: Any, now: Any) -> float:
+    """Linear CKA of two sets of vectors of the same photos."""
+    before, now = before - before.mean(0), now - now.mean(0)
+    norms = (before.T @ before).norm() * (now.T @ now).norm()
+    return float((before.T @ now).norm() ** 2 / norms)
+
+
+def accuracy(right: Any) -> float:
+    return round(100 * float(right.float().mean()), 2)
+
+
+def by_neighbors(vectors: Any, labels: Any, queries: Any = None, truth: Any = None) -> Any:
+    """Which photos are classified rightly by their neighbors; without queries each photo by all others."""
+    import torch.nn.functional as F
+
+    bank = F.normalize(vectors, dim=1)
+    similarity = (bank if queries is None else F.normalize(queries, dim=1)) @ bank.T
+    if queries is None:
+        similarity.fill_diagonal_(-2)
+    votes = F.one_hot(labels[similarity.topk(NEIGHBOURS).indices], int(labels.max()) + 1).sum(1)
+    return votes.argmax(1) == (labels if truth is None else truth)
+
+
+def by_regression(vectors: Any, labels: Any, queries: Any, truth: Any) -> Any:
+    """Which queries are classified rightly, for each strength of the penalty."""
+    import torch
+
+    from capi.evals.logistic import LogisticRegression
+
+    fit = LogisticRegression(STRENGTHS, tolerance=1e-4).fit(vectors, labels)
+    return torch.stack([fit.predict(queries, which) == truth for which in range(len(STRENGTHS))])
 
 
 def scores(job: dict[str, Any], learner: Any) -> dict[str, Any]:
     """Accuracies, and which photos were right (bits as hex, so that runs can be compared photo by photo)."""
     import torch
-    import torch.nn.functional as F
 
-    from capi.evals.logistic import LogisticRegression
-
-    (bank, labels), (queries, truth) = (vectors(job, learner, split) for split in ("train", job["split"]))
-    names = sorted(set(labels))
-    label_index = torch.tensor([names.index(one) for one in labels])
-    wanted = torch.tensor([names.index(one) if one in names else -1 for one in truth])
-    near = (F.normalize(queries, dim=1) @ F.normalize(bank, dim=1).T).topk(NEIGHBOURS).indices
-    by_neighbours = F.one_hot(label_index[near], len(names)).sum(1).argmax(1) == wanted
-    # The strength of the penalty is chosen on a part of the training photos.
-    held_out = torch.arange(len(bank)) % 5 == 0
-    part = LogisticRegression(STRENGTHS, tolerance=1e-5).fit(bank[~held_out], label_index[~held_out])
-    fits = [(part.predict(bank[held_out], which) == label_index[held_out]).sum() for which in range(len(STRENGTHS))]
-    best = STRENGTHS[int(torch.stack(fits).argmax())]
-    whole = LogisticRegression((best,), tolerance=1e-5).fit(bank, label_index)
-    linear = whole.predict(queries) == wanted
-    found: dict[str, Any] = {"photos": len(truth), "strength": best}
-    for name, right in (("knn", by_neighbours), ("linear", linear)):
-        bits = int("".join("1" if one else "0" for one in right.tolist()), 2)
-        found |= {name: round(100 * float(right.float().mean()), 2), f"{name}_right": f"{bits:x}"}
+    bank, labels = vectors(job, learner, "train")
+    # Photos of a folder follow each other, so that each fold has a share of each class.
+    fold = torch.arange(len(bank)) % FOLDS
+    linear = torch.empty(len(STRENGTHS), len(bank), dtype=torch.bool)
+    for number in range(FOLDS):
+        held_out = fold == number
+        linear[:, held_out] = by_regression(bank[~held_out], labels[~held_out], bank[held_out], labels[held_out])
+    best = int(linear.sum(1).argmax())
+    right = {"knn": by_neighbors(bank, labels), "linear": linear[best]}
+    if job["split"] == "test":
+        queries, truth = vectors(job, learner, "test")
+        right = {
+            "knn": by_neighbors(bank, labels, queries, truth),
+            "linear": by_regression(bank, labels, queries, truth)[best],
+        }
+    found: dict[str, Any] = {"photos": len(right["knn"]), "strength": STRENGTHS[best]}
+    for name, hits in right.items():
+        bits = int("".join("1" if hit else "0" for hit in hits.tolist()), 2)
+        found |= {name: accuracy(hits), f"{name}_right": f"{bits:x}"}
     return found
 
 
-def vectors(job: dict[str, Any], learner: Any, split: str) -> tuple[Any, list[str]]:
-    """The mean patch of each photo, and its label."""
+def vectors(job: dict[str, Any], learner: Any, split: str) -> tuple[Any, Any]:
+    """The mean patch of each photo, and its class."""
     import torch
 
     from capi.data.sources import find_images
     from capi.evals.features import Encoding, encoded_batches
 
     photos, labels = photos_of(job, split)
+    names = sorted(set(photos_of(job, "train")[1]))
     source, label_of = find_images(photos), {photo.name: label for photo, label in zip(photos, labels, strict=True)}
-    encoding = Encoding(batch_size=128, size=learner.image_size)
+    # Photos are read once for all looks at a run.
+    encoding = Encoding(batch_size=128, size=learner.image_size, image_cache=READ)
     means = [
         batch.features.feature_map.mean((1, 2))
         for batch in encoded_batches(learner.as_encoder("teacher"), source, encoding)
     ]
-    return torch.cat(means), [label_of[source.name(number)] for number in range(len(source))]
+    classes = [names.index(label_of[source.name(number)]) for number in range(len(source))]
+    return torch.cat(means), torch.tensor(classes)
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
