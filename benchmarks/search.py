@@ -80,6 +80,8 @@ ROWS: dict[str, list[str]] = {
     "width 192": [*BEST, "model.width=192", "model.heads=3"],
     "depth 6": [*BEST, "model.depth=6"],
     "patch 16": [*BEST, "model.patch_size=16", "masking.predict=5"],
+    "jitter 0.5": [*BEST, "data.color_jitter=0.5"],
+    "jitter 1": [*BEST, "data.color_jitter=1.0"],
     # Other targets with today's optimizer, and with the same optimizer and layers.
     "pixels": ["target.kind=pixels"],
     "pixels muon x2": [*MUON, *FAST, "target.kind=pixels"],

@@ -61,6 +61,12 @@ class MaskedBatch(NamedTuple):
     images: Float[Tensor, "b c height width"]
     visible_index: Int[Tensor, "b v"]
     predict_index: Int[Tensor, "b p"]
+    # The same images in other colors, for the student; None where it sees those of the teacher.
+    recolored: Float[Tensor, "b c height width"] | None = None
+
+    @property
+    def student_images(self) -> Float[Tensor, "b c height width"]:
+        return self.images if self.recolored is None else self.recolored
 
 
 class Features(NamedTuple):

@@ -59,6 +59,9 @@ class DataConfig(Section):
     """Width / height of a crop, drawn log-uniformly between the two."""
     flip: bool = True
     """Mirror half of the images left to right."""
+    color_jitter: Fraction = 0.0
+    """Change brightness, contrast, saturation and hue of what the student sees, up to so much of the usual 0.4, 0.4,
+    0.2 and 0.1; the teacher sees the colors as they are. 0, as in the paper: both see the same."""
     mean: PerChannel | Literal["auto"] = (0.485, 0.456, 0.406)
     """Mean of each channel, full scale being 1; `auto` takes it from the images."""
     std: PerChannel | Literal["auto"] = (0.229, 0.224, 0.225)

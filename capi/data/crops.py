@@ -76,6 +76,45 @@ def flips(keys: Int[Tensor, " b"]) -> list[bool]:
     return (uniforms(keys, Stream.FLIP, 1)[:, 0] < 0.5).tolist()
 
 
+# How far brightness, contrast and saturation move from 1, and hue in turns, at full strength (as in BYOL and DINO).
+COLOR_RANGES = (0.4, 0.4, 0.2, 0.1)
+# Of luminance (ITU-R BT.601).
+LUMINANCE = (0.299, 0.587, 0.114)
+
+
+def color_changes(keys: Int[Tensor, " b"], strength: float, channels: int) -> Float[Tensor, "b c e"]:
+    """For each image the matrix that maps (its channels, 1) to channels in other colors, full scale being 1.
+
+    Brightness f scales by f, contrast moves away from middle gray: f x + (1 - f) / 2, saturation moves away from the
+    luminance l: f x + (1 - f) l, and hue turns around the gray axis. All are affine, so that one product does them all.
+    Images that do not have 3 channels change in brightness and contrast alone.
+    """
+    draws = 2 * uniforms(keys, Stream.COLOR, len(COLOR_RANGES)) - 1
+    brightness, contrast, saturation, hue = (strength * draws * torch.tensor(COLOR_RANGES)).T
+    matrix = torch.eye(channels, dtype=torch.float64).expand(len(keys), -1, -1)
+    if channels == len(LUMINANCE):
+        gray = torch.full_like(matrix, 1 / 3)
+        # Rodrigues' rotation around (1, 1, 1) / sqrt(3).
+        cross = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]], dtype=torch.float64) / math.sqrt(3)
+        angle = 2 * math.pi * hue[:, None, None]
+        turned = gray + angle.cos() * (matrix - gray) + angle.sin() * cross
+        luminance = torch.tensor(LUMINANCE, dtype=torch.float64).expand(3, 3)
+        kept = 1 + saturation[:, None, None]
+        matrix = (kept * matrix + (1 - kept) * luminance) @ turned
+    matrix = (1 + contrast)[:, None, None] * (1 + brightness)[:, None, None] * matrix
+    shift = (-contrast / 2)[:, None, None].expand(-1, channels, 1)
+    return torch.cat([matrix, shift], 2).float()
+
+
+def recolor(
+    images: Tensor, changes: Float[Tensor, "b c e"], device: torch.device | str = "cpu"
+) -> Float[Tensor, "b c height width"]:
+    """Pixels from 0 to 255 on the device, in the colors that `color_changes` gives, cut off at black and white."""
+    pixels, changes = images.to(device, non_blocking=True).float(), changes.to(device, non_blocking=True)
+    changed = torch.baddbmm(255 * changes[:, :, -1:], changes[:, :, :-1], pixels.flatten(2))
+    return changed.clamp(0, 255).view_as(pixels)
+
+
 def normalize(
     images: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device | str = "cpu"
 ) -> Float[Tensor, "b c height width"]:

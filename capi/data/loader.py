@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from capi.data.crops import crop_draws, flips, random_box
+from capi.data.crops import color_changes, crop_draws, flips, random_box
 from capi.data.decoding import BrokenImageError, Pixels
 from capi.data.order import order_of
 from capi.data.reader import Reader
@@ -39,6 +39,8 @@ class LoadedBatch(NamedTuple):
     broken: dict[str, str]
     # Why no batch could be made, where that is so.
     failure: str | None = None
+    # How colors change for the student, where they do.
+    colors: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Cropping:
     scale: tuple[float, float] = (0.6, 1.0)
     aspect: tuple[float, float] = (3 / 4, 4 / 3)
     flip: bool = True
+    color_jitter: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,9 @@ class TrainingBatches(Dataset[LoadedBatch]):
         except (BrokenImageError, CapiError, MemoryError) as error:
             # Told as text, since an exception that crosses processes arrives as a traceback.
             return LoadedBatch(torch.empty(0), visible, predict, broken, failure=str(error) or "out of memory")
-        return LoadedBatch(images, visible, predict, broken)
+        jitter = self.cropping.color_jitter
+        colors = color_changes(keys, jitter, images.shape[1]) if jitter else None
+        return LoadedBatch(images, visible, predict, broken, colors=colors)
 
     def _images(self, step: int, samples: Tensor, keys: Tensor, broken: dict[str, str]) -> Tensor:
         positions = step * self.share.batch_size + samples

@@ -33,6 +33,7 @@ class Stream(IntEnum):
     WINDOW = 10
     SOURCE = 11
     PACKING = 12
+    COLOR = 13
 
 
 def sample_keys(seed: int, step: int, sample_index: Int[Tensor, " b"]) -> Int[Tensor, " b"]:

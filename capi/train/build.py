@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from capi.config.schema import Config, OptimizationConfig
-from capi.data.crops import normalize
+from capi.data.crops import normalize, recolor
 from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
 from capi.data.reader import Reader
@@ -277,7 +277,7 @@ def training_batches(
     data = config.data
     return TrainingBatches(
         build_reader(config, source, cache_bytes=data.cache_mib * 2**20 // max(workers, 1)),
-        cropping=Cropping(data.height_and_width, data.crop_scale, data.crop_aspect, data.flip),
+        cropping=Cropping(data.height_and_width, data.crop_scale, data.crop_aspect, data.flip, data.color_jitter),
         share=choose_share(config, processes or Processes()),
         masks=GridMasks(mask_sampler(config), Grid(*config.grid)),
         seed=config.seed,
@@ -298,8 +298,12 @@ def device_mover(config: Config, device: torch.device) -> Callable[[LoadedBatch]
     transfer = Transfer(device)
 
     def move(loaded: LoadedBatch) -> MaskedBatch:
-        pixels, visible_index, predict_index = transfer((loaded.images, loaded.visible_index, loaded.predict_index))
-        return MaskedBatch(normalize(pixels, mean, std, device), visible_index, predict_index)
+        values = [loaded.images, loaded.visible_index, loaded.predict_index]
+        pixels, visible_index, predict_index, *colors = transfer(
+            values if loaded.colors is None else [*values, loaded.colors]
+        )
+        recolored = normalize(recolor(pixels, colors[0], device), mean, std, device) if colors else None
+        return MaskedBatch(normalize(pixels, mean, std, device), visible_index, predict_index, recolored)
 
     return move
 

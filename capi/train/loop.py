@@ -370,6 +370,7 @@ class Loop:
                 for loaded in self.batches(start, start + 1)
                 for number, part in enumerate(loaded)
                 for name, value in self.to_device(part)._asdict().items()
+                if value is not None
             }
             with atomic_path(path) as partial:
                 save_file(tensors, partial, metadata=facts)

@@ -102,7 +102,7 @@ def train_step(
     parts = []
     for batch, targets in zip(batches, all_targets, strict=True):
         with learner.autocast():
-            outputs = learner.student(batch.images, batch.visible_index, batch.predict_index)
+            outputs = learner.student(batch.student_images, batch.visible_index, batch.predict_index)
         loss = target.student_loss(outputs, targets)
         (loss / len(batches)).backward()
         parts.append({"loss": loss.detach(), **target.summary(targets)})

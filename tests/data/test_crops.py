@@ -3,8 +3,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from PIL import Image, ImageEnhance
 
-from capi.data.crops import center_box, crop_draws, flips, normalize, random_box
+from capi.data.crops import center_box, color_changes, crop_draws, flips, normalize, random_box, recolor
 from capi.data.decoding import Box
 from capi.runtime.randomness import sample_keys
 from tests.data.pictures import noise
@@ -121,3 +122,52 @@ def test__normalized_pixels_are_in_units_of_the_deviation(dtype: type) -> None:
     result = normalize(torch.from_numpy(pixels), MEAN, STD)
     assert result.dtype == torch.float32
     np.testing.assert_allclose(result.numpy(), (pixels / 255 - mean) / std, atol=1e-5)
+
+
+def changed_alone(monkeypatch: pytest.MonkeyPatch, which: int, change: float) -> torch.Tensor:
+    """The matrix of one change of color, by so much, at full strength."""
+    ranges = [0.0] * 4
+    ranges[which] = 1.0
+    monkeypatch.setattr("capi.data.crops.COLOR_RANGES", ranges)
+    draws = torch.full((1, 4), (change + 1) / 2, dtype=torch.float64)
+    monkeypatch.setattr("capi.data.crops.uniforms", lambda *_: draws)
+    return color_changes(torch.zeros(1, dtype=torch.int64), 1.0, 3)
+
+
+@pytest.mark.parametrize("change", [-0.4, 0.3])
+@pytest.mark.parametrize(
+    ("which", "enhance"), [(0, ImageEnhance.Brightness), (1, ImageEnhance.Contrast), (2, ImageEnhance.Color)]
+)
+def test__brightness_contrast_and_saturation_are_those_of_pillow(
+    monkeypatch: pytest.MonkeyPatch, which: int, enhance: type[ImageEnhance._Enhance], change: float
+) -> None:
+    image = noise(20, 30, 3)
+    # Pillow's contrast moves away from the image's own mean gray, so give it one of middle gray.
+    image[10:] = 255 - image[:10]
+    expected = np.asarray(enhance(Image.fromarray(image)).enhance(1 + change)).astype(np.float32)
+    pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
+    found = recolor(pixels, changed_alone(monkeypatch, which, change))[0].permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(found, expected, atol=1.5)
+
+
+def test__hue_turns_red_green_and_blue_into_each_other_and_leaves_gray(monkeypatch: pytest.MonkeyPatch) -> None:
+    third = changed_alone(monkeypatch, 3, 1 / 3)
+    colors = torch.tensor([[200.0, 0, 0], [0, 200, 0], [0, 0, 200], [90, 90, 90]]).T.reshape(1, 3, 2, 2)
+    expected = torch.tensor([[0, 200.0, 0], [0, 0, 200], [200, 0, 0], [90, 90, 90]]).T.reshape(1, 3, 2, 2)
+    torch.testing.assert_close(recolor(colors, third), expected, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test__colors_change_by_sample_and_by_strength(channels: int) -> None:
+    keys = sample_keys(0, 0, torch.arange(400))
+    matrices = color_changes(keys, 0.5, channels)
+    assert torch.equal(color_changes(keys[7:9], 0.5, channels), matrices[7:9])
+    assert len(matrices.flatten(1).unique(dim=0)) == 400
+    identity = torch.cat([torch.eye(channels), torch.zeros(channels, 1)], 1)
+    torch.testing.assert_close(color_changes(keys, 0.0, channels), identity.expand(400, -1, -1))
+    if channels != 3:
+        # Brightness and contrast: one factor for all channels, 1 +- 0.2 each.
+        factors = matrices.diagonal(dim1=1, dim2=2)
+        assert (factors == factors[:, :1]).all()
+        assert 0.64 <= factors.min() < 0.7
+        assert 1.36 < factors.max() <= 1.44

@@ -32,7 +32,7 @@ def test__targets_are_those_of_the_predicted_patches_and_have_the_student_s_shap
     tokens = target.tokens(learner.teacher, batch.images)
     assert tokens.shape[:2] == (6, 48)
     _, (targets,) = target([tokens], [batch.predict_index], 3)
-    outputs = learner.student(*batch)
+    outputs = learner.student(*batch[:3])
     assert outputs.shape == targets.shape
     assert targets.dtype == torch.float32
     assert not targets.requires_grad
@@ -53,7 +53,7 @@ def test__the_student_s_loss_reaches_the_student_and_the_own_loss_the_target_alo
     assert all(weight.grad is not None for weight in target.parameters())
     assert all(weight.grad is None for weight in (*learner.student.parameters(), *learner.teacher.parameters()))
     gradients = [weight.grad.clone() for weight in target.parameters()]
-    target.student_loss(learner.student(*batch), targets).backward()
+    target.student_loss(learner.student(*batch[:3]), targets).backward()
     assert all(weight.grad is not None for weight in learner.student.parameters())
     assert all(weight.grad is None for weight in learner.teacher.parameters())
     assert all(torch.equal(weight.grad, before) for weight, before in zip(target.parameters(), gradients, strict=True))
@@ -66,7 +66,7 @@ def test__micro_batches_make_the_step_of_the_whole_batch(small_config: Config, n
     parts = learner_of(config)
     for step in range(2, 5):
         batch = batch_of(config, step)
-        split = [MaskedBatch(*(value[start : start + 2] for value in batch)) for start in (0, 2, 4)]
+        split = [MaskedBatch(*(value[start : start + 2] for value in batch[:3])) for start in (0, 2, 4)]
         expected, found = train_step(whole, [batch], step), train_step(parts, split, step)
         torch.testing.assert_close(found.student_loss, expected.student_loss, rtol=1e-5, atol=1e-6)
         assert found.values() == pytest.approx(expected.values(), rel=1e-4, abs=1e-5)

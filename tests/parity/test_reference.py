@@ -63,7 +63,7 @@ def test__masked_forward(model: CapiEncoder, batch: MaskedBatch, reference: dict
 def test__student_logits_in_one_call(model: CapiEncoder, batch: MaskedBatch, reference: dict[str, Tensor]) -> None:
     assert model.head is not None
     student = student_of(encoder=model.encoder, predictor=model.predictor, head=model.head)
-    torch.testing.assert_close(student(*batch), reference["pretrain.student_logits"], **TOLERANCE)
+    torch.testing.assert_close(student(*batch[:3]), reference["pretrain.student_logits"], **TOLERANCE)
 
 
 # All positions in one slice, and one position a slice.

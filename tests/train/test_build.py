@@ -18,7 +18,8 @@ from capi.models.predictor import FusedPredictor, SelfPredictor
 from capi.runtime.randomness import sample_keys
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler
-from capi.types import IMAGENET, Statistics, statistics_of
+from capi.train.step import train_step
+from capi.types import IMAGENET, MaskedBatch, Statistics, statistics_of
 from capi.zoo.build import build_student, frozen, statistics
 from tests.data.pictures import noise
 
@@ -171,6 +172,29 @@ def test__images_are_normalised_on_their_way_to_the_device(small_config: Config)
     images = build.device_mover(small_config, torch.device("cpu"))(white).images
     expected = (1 - torch.tensor([0.485, 0.456, 0.406])) / torch.tensor([0.229, 0.224, 0.225])
     torch.testing.assert_close(images[0, :, 2, 3], expected)
+
+
+def test__with_color_jitter_the_student_alone_sees_other_colors(small_config: Config, tmp_path: Path) -> None:
+    Image.fromarray(noise(50, 70, 3)).save(tmp_path / "image.png")
+
+    def batch(jitter: float) -> MaskedBatch:
+        config = parse_config(small_config.model_dump(mode="json"), [f"data.color_jitter={jitter}"])
+        loaded = build.training_batches(config, image_folder(tmp_path), workers=0)[0]
+        return build.device_mover(config, torch.device("cpu"))(loaded)
+
+    plain, jittered = batch(0.0), batch(1.0)
+    assert plain.recolored is None
+    assert plain.student_images is plain.images
+    assert torch.equal(jittered.images, plain.images)
+    assert not torch.allclose(jittered.student_images, plain.images, atol=0.05)
+    outputs = []
+    for images in (plain.images, jittered.student_images):
+        learner = build_learner(small_config)
+        given = MaskedBatch(plain.images, plain.visible_index, plain.predict_index, images)
+        outputs.append(train_step(learner, [given], 0))
+    # The teacher, and what it clusters, is the same; the student's loss is that of what it saw.
+    assert outputs[0].target_loss == outputs[1].target_loss
+    assert outputs[0].student_loss != outputs[1].student_loss
 
 
 def test__auto_statistics_are_those_of_the_images(small_config: Config, tmp_path: Path) -> None:

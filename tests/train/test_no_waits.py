@@ -93,7 +93,7 @@ def to_meta(batch: MaskedBatch) -> MaskedBatch:
 def test__a_step_does_not_wait_for_the_device(small_config: Config, on_meta: None, name: str) -> None:
     config = varied(small_config, "optimization.batch_size=12", *CASES[name])
     learner, batch = meta_learner(config), batch_of(config)
-    parts = [MaskedBatch(*part) for part in zip(*(value.chunk(2) for value in batch), strict=True)]
+    parts = [MaskedBatch(*part) for part in zip(*(value.chunk(2) for value in batch[:3]), strict=True)]
     with no_blocking_copies():
         # The second step finds what the first left.
         for step in (3, 4):
@@ -108,7 +108,7 @@ def test__a_step_of_several_processes_does_not_wait(small_config: Config, name: 
     config = varied(small_config, "optimization.batch_size=24", "optimization.micro_batches=2", *CASES[name])
     batch = batch_of(small_config)
     with fake_learner(config, processes=2) as learner:
-        part = MaskedBatch(*map(torch.empty_like, batch))
+        part = MaskedBatch(*map(torch.empty_like, batch[:3]))
         metrics = train_step(learner, [part, part], 3)
         with pytest.raises(DataDependentOutputException):
             metrics.values()
