@@ -19,10 +19,13 @@ import yaml
 from capi.errors import CapiError
 from capi.runtime.yaml_documents import parse_yaml
 
-# From the root, a home, the present folder or one above, a drive or a server; not within a word, a relative path or an
-# address (hf://), nor a fraction (1 / 2).
+# From the root, a home, the present folder or one above, a drive or a server; not within a word, a relative path, nor a
+# fraction (1 / 2). An address names a machine, a bucket or a user too: only those of the Hub and of the web stay, and
+# the web's only without a user.
 _START = re.compile(
     r"""file:/
+      | (?<![\w+.\-])(?!(?:hf|https?)://)[a-z][a-z0-9+.\-]*://
+      | (?<![\w+.\-])[a-z]+://[^/\s@]*@
       | (?<![\w/\\])(?:~[\w.\-]*|\.{1,2})?[/\\](?![\s/])
       | (?<![\w/\\:])[/\\]{2,}(?!\s)
       | (?<![^\W\d_])[a-z]:[/\\](?!/)""",

@@ -40,11 +40,14 @@ def test__paths_are_shortened_and_names_are_not() -> None:
         ("of 'C:\\\\Users\\\\ann\\\\x.png'", "of 'x.png'"),
         ("no ..\\ann smith\\x.png", "no x.png"),
         ("untrained:C:\\runs of ann\\run", "untrained:run"),
+        ("no smb://server/ann smith/photos", "no photos"),
+        ("sftp://ann@server/x and s3://bucket/private/x.tar", "x.tar"),
+        ("https://ann:password@server/private/x.png", "x.png"),
         ("see https://a.b/c/d and hf://owner/name", "see https://a.b/c/d and hf://owner/name"),
         ("photos/a/b and/or 1 / 2 or 1/2", "photos/a/b and/or 1 / 2 or 1/2"),
     ],
 )
-def test__paths_in_a_sentence_are_shortened_and_addresses_are_not(text: str, shown: str) -> None:
+def test__paths_and_addresses_of_other_machines_are_shortened_and_those_of_the_web_are_not(text: str, shown: str) -> None:
     assert hide_path(text) == shown
     assert hide_path(shown) == shown
 
