@@ -47,7 +47,7 @@ def test__paths_are_shortened_and_names_are_not() -> None:
         ("photos/a/b and/or 1 / 2 or 1/2", "photos/a/b and/or 1 / 2 or 1/2"),
     ],
 )
-def test__paths_and_addresses_of_other_machines_are_shortened_and_those_of_the_web_are_not(text: str, shown: str) -> None:
+def test__paths_and_addresses_in_a_sentence_are_shortened_and_those_of_the_web_are_not(text: str, shown: str) -> None:
     assert hide_path(text) == shown
     assert hide_path(shown) == shown
 
