@@ -42,7 +42,6 @@ _NOT_LOADED = (
     "capi.report",
     "capi.train.cost",
     "capi.zoo.published.cache",
-    "capi.zoo.published.downloads",
     "capi.zoo.published.hub",
     "huggingface_hub",
 )

@@ -17,7 +17,7 @@ def retry(
     call: Callable[[], Value],
     *,
     pauses: Sequence[float] | None = None,
-    errors: type[Exception] = OSError,
+    errors: type[Exception] | tuple[type[Exception], ...] = OSError,
     progress: Callable[[], int] = lambda: 0,
 ) -> Value:
     """Call again after one of these errors, each time after the next pause; after the last one the error is raised.
