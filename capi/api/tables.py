@@ -47,7 +47,7 @@ def compare_table(
     console: Console | None = None,
 ) -> Comparison:
     """A result table of the paper, rows and columns as printed, ours beside the paper's: rows of `models` (all where
-    none is given), and rows of one's own for others.
+    none is given), and rows of one's own for others. A table of a public board shows `models` beside its numbers.
 
     Data sets lie in `data_root` under their names, further test sets of ImageNet as imagenet-v2, imagenet-a, ... What
     is not there, weights or data, is said in its cells, and the others are computed; a cell that fails stops none.
@@ -57,6 +57,8 @@ def compare_table(
     if root is not None and not root.is_dir():
         raise CapiError(f"{root} is no folder: --data-root takes the one that holds the data sets, by their names")
     rows = chosen_rows(printed, [str(model) for model in listed(models)])
+    if not any(row.model for row in rows):
+        raise CapiError(f"{table}: nobody has the weights of its rows: name the MODEL... to compare with them")
     needed = {
         (number, place): _needed(row, column, printed, root)
         for number, row in enumerate(rows)
@@ -65,7 +67,7 @@ def compare_table(
     columns = {each.asked.name: BenchmarkColumn(*each.asked) for each in needed.values()}
     with executing(device, console) as execution:
         return compare_columns(
-            [row.model for row in rows],
+            [row.model for row in rows if row.model],
             list(columns.values()),
             overrides,
             out=out,
@@ -80,10 +82,11 @@ def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:
     """The rows of the models that are asked for; a model that the table lacks gets rows of its own."""
     if not models:
         return list(table.rows)
-    rows: list[TableRow] = []
+    # What nobody can run is there to be compared with.
+    rows = [row for row in table.rows if row.model is None]
     for model in dict.fromkeys(map(_full_name, models)):
         # A name with a place, baseline:NAME=PATH, is the model of its row.
-        of_model = [row for row in table.rows if _plain_name(row.model) == _plain_name(model)]
+        of_model = [row for row in table.rows if row.model and _plain_name(row.model) == _plain_name(model)]
         rows += [_as_asked(row, model) for row in of_model] if of_model else _own_rows(table, model)
     return rows
 
@@ -122,8 +125,8 @@ def _as_asked(row: TableRow, model: str) -> TableRow:
 
 
 def _own_rows(table: ResultTable, model: str) -> list[TableRow]:
-    """A row for each that CAPI has in the table, without numbers of the paper."""
-    usual = [row for row in table.rows if row.model == "capi_vitl14_lvd"]
+    """A row for each that CAPI has in the table (one where it has none), without printed numbers."""
+    usual = [row for row in table.rows if row.model == "capi_vitl14_lvd"] or [table.rows[-1]]
     several = len({row.cells[0] for row in usual}) > 1
     # What pools is a predictor in CAPI alone.
     pooled = {"predictor pooling": "pooled", "pred pooling": "pooled", "cat(pred pooling, avg pooling)": "both"}
@@ -154,7 +157,7 @@ def _needed(row: TableRow, column: TableColumn, table: ResultTable, root: Path |
     lacking = column.score in TEST_SETS and column.score not in further
     return _Needed(
         Asked(asked.name, config),
-        weights_reason(row.model),
+        weights_reason(row.model) if row.model else "",
         f"no data: expected {folder.parent / _test_name(str(column.score))}" if lacking else "",
     )
 
@@ -193,8 +196,10 @@ def _skipped(
     columns: Iterable[str],
 ) -> dict[tuple[str, str], str]:
     """Why a model is not run on a benchmark: because the table does not ask for it, or because something is missing."""
-    reasons = {(row.model, column): NOT_IN_TABLE for row in rows for column in columns}
+    reasons = {(row.model, column): NOT_IN_TABLE for row in rows if row.model for column in columns}
     for number, row in enumerate(rows):
+        if row.model is None:
+            continue
         for place in range(len(table.columns)):
             each = needed[number, place]
             if each.reason:
@@ -227,6 +232,7 @@ def _view(
         ),
         notes=(*table.notes, *_model_notes(rows)),
         paper=paper,
+        source=table.source,
     )
 
 
@@ -234,6 +240,8 @@ def _model_notes(rows: Sequence[TableRow]) -> list[str]:
     """What is to be known of a baseline's scores."""
     # Notes are of the network that is usual, from the file of the authors.
     names = dict.fromkeys(
-        _plain_name(row.model) for row in rows if not _part(row.model) and not row.model.endswith(f"={USUAL}")
+        _plain_name(model)
+        for model in (row.model for row in rows if row.model)
+        if not _part(model) and not model.endswith(f"={USUAL}")
     )
     return [f"{name}: {BASELINES[name].note}." for name in names if name in BASELINES and BASELINES[name].note]

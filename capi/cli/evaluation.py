@@ -228,14 +228,15 @@ def compare(
     table: Annotated[
         str | None,
         typer.Option(
-            help='A table of the paper: main, dense, high-res, global, pooling, standardization; or "Table 3".'
+            help='A table of the paper: main, dense, high-res, global, pooling, standardization; or "Table 3"; or a '
+            "public board: imagenette, cifar10."
         ),
     ] = None,
     models: Annotated[
         list[str] | None, typer.Option(metavar="MODEL...", help="With --table: its rows to compute; others are added.")
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="With --table: the folder that holds the data sets.")] = None,
-    paper: Annotated[bool, typer.Option(help="With --table: show the paper's number beside ours.")] = True,
+    paper: Annotated[bool, typer.Option(help="With --table: show the printed number beside ours.")] = True,
     weights: Weights = "teacher",
     device: Device = None,
     trust: Trust = None,  # noqa: ARG001 - read by its callback

@@ -193,7 +193,8 @@ class TableRow(Section):
 
     cells: Annotated[list[str], Field(min_length=1)]
     """What is printed before the scores."""
-    model: str
+    model: str | None
+    """null: its weights were never published, so its numbers can only be read."""
     protocol: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     scores: list[float | None]
@@ -205,11 +206,13 @@ class TableRow(Section):
 
 
 class ResultTable(Section):
-    """One table of the paper."""
+    """One table of the paper, or of a public board with the same protocol."""
 
     title: str
     label: str
-    """Its own in the paper's text."""
+    """Its own in the paper's text; a board's name."""
+    source: str = "the paper"
+    """Whose numbers these are."""
     heads: list[str]
     columns: list[TableColumn]
     rows: list[TableRow]

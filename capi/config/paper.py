@@ -43,9 +43,11 @@ COMMENT_WIDTH = 118
 
 
 def number_of(label: str) -> str:
-    """A table's or figure's number, from its label; of a figure's part, such as "fig:scaling, left", with the part."""
+    """A table's or figure's number, from its label; of a figure's part, such as "fig:scaling, left", with the part.
+
+    The name of a board, which the paper does not number, stays."""
     name, comma, part = label.partition(",")
-    return f"{_NUMBERS[name]}{comma}{part}"
+    return f"{_NUMBERS.get(name, name)}{comma}{part}"
 
 
 def find_table(name: str, labels: Mapping[str, str]) -> str | None:

@@ -1,4 +1,4 @@
-"""A table of the paper over a comparison: its rows and columns as printed, our scores beside the paper's."""
+"""A table of the paper or of a board over a comparison: rows and columns as printed, our scores beside theirs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ NOT_IN_TABLE = "it is not in this table"
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One cell of the table: the benchmark that it needs, which score of it, and what the paper prints."""
+    """One cell of the table: the benchmark that it needs, which score of it, and what is printed there."""
 
     benchmark: str
     score: str | None
@@ -30,16 +30,16 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class ViewRow:
-    """What is printed before the scores, the model, and a cell for each column."""
+    """What is printed before the scores, the model (None where nobody has its weights), and a cell for each column."""
 
     cells: tuple[str, ...]
-    model: str
+    model: str | None
     entries: tuple[TableEntry, ...]
 
 
 @dataclass(frozen=True)
 class TableView:
-    """One table; scores of the paper are shown where `paper` says so."""
+    """One table; printed scores are shown where `paper` says so."""
 
     name: str
     title: str
@@ -50,12 +50,14 @@ class TableView:
     rows: tuple[ViewRow, ...]
     notes: tuple[str, ...] = ()
     paper: bool = True
+    source: str = "the paper"
+    """Whose numbers the printed ones are."""
 
 
 def ours(row: ViewRow, entry: TableEntry, cells: "Cells") -> float | None:
     """Our score of a cell in per cent; None where there is none yet."""
-    cell = cells[row.model, entry.benchmark]
-    if cell.record is None:
+    cell = cells[row.model, entry.benchmark] if row.model else None
+    if cell is None or cell.record is None:
         return None
     scores = cell.record["scores"]
     value = next(iter(scores.values()), None) if entry.score is None else scores.get(entry.score)
@@ -64,6 +66,8 @@ def ours(row: ViewRow, entry: TableEntry, cells: "Cells") -> float | None:
 
 def why_not(row: ViewRow, entry: TableEntry, cells: "Cells") -> str:
     """Why a cell has no score; empty where it has one, or where it is still to come."""
+    if row.model is None:
+        return ""
     cell = cells[row.model, entry.benchmark]
     if ours(row, entry, cells) is not None or cell.status in ("pending", "running"):
         return ""
@@ -118,11 +122,11 @@ def as_markdown(view: TableView, cells: "Cells") -> list[str]:
 
 
 def _legend(view: TableView) -> str:
-    return "Ours in per cent" + (", with the paper's number of this table in brackets." if view.paper else ".")
+    return "Ours in per cent" + (f", with the number of {view.source} in brackets." if view.paper else ".")
 
 
 def shown_score(row: ViewRow, entry: TableEntry, cells: "Cells", paper: bool) -> str:
-    """Our score, or a dash, and where it is asked for the paper's in brackets."""
+    """Our score, or a dash, and where it is asked for the printed one in brackets."""
     score = ours(row, entry, cells)
     own = _NOTHING if score is None else f"{score:.1f}"
     return own if not paper or entry.printed is None else f"{own} ({entry.printed:.1f})"

@@ -76,6 +76,24 @@ def test__each_table_runs_from_end_to_end(
     assert all(tuple(row["paper"]) in printed for row in found["rows"])
 
 
+def test__a_model_stands_beside_the_numbers_of_a_public_board(tmp_path: Path) -> None:
+    layouts.build_imagenette(tmp_path / "imagenette")
+    options = ["verify_counts=false", "validation_share=0.25", "save_probe=false", "workers=0", "neighbors=[3]"]
+    done = compare_table(
+        "imagenette", REFERENCE / "student.pth", [*options, "image_size=20"], out=tmp_path / "out", data_root=tmp_path
+    )
+    assert [cell.reason for cell in done.failed] == []
+    *board, own = json.loads((tmp_path / "out" / "comparison.json").read_text())["table"]["rows"]
+    assert {row["row"][0]: row["paper"] for row in board}["MAE"] == [61.0]
+    assert {row["model"] for row in board} == {None}
+    assert own["paper"] == [None]
+    assert 0 <= own["ours"][0] <= 100
+    assert "number of Lightly&#39;s board (2023)" in (tmp_path / "out" / "comparison.html").read_text()
+    assert "number of Lightly's board (2023) in brackets" in (tmp_path / "out" / "comparison.md").read_text()
+    with pytest.raises(CapiError, match=r"nobody has the weights of its rows: name the MODEL\.\.\. to compare"):
+        compare_table("imagenette", [], options, out=tmp_path / "none", data_root=tmp_path)
+
+
 def test__what_is_missing_is_said_in_its_cells_and_the_others_are_computed(data_root: Path, tmp_path: Path) -> None:
     root = tmp_path / "some"
     root.mkdir()

@@ -368,7 +368,8 @@ def test__a_table_is_found_by_its_number_or_label(asked: str, name: str) -> None
 def test__every_table_has_a_number_of_its_own_and_results_have_the_same_name() -> None:
     assert len({table.number for table in TABLES.values()}) == len(TABLES)
     for name, table in result_tables().items():
-        assert TABLES[name].label == table.label
-        assert table_named(TABLES[name].number) is table
+        if table.source == "the paper":
+            assert TABLES[name].label == table.label
+            assert table_named(TABLES[name].number) is table
     with pytest.raises(CapiError, match="Table 1c compares trainings: `capi recipes --table` shows it"):
         table_named("Table 1c")

@@ -12,6 +12,9 @@ from capi.zoo.published.registry import RELEASED
 def test__every_row_names_a_model_that_can_be_loaded() -> None:
     for table in result_tables().values():
         for row in table.rows:
+            if row.model is None:
+                assert table.source != "the paper"
+                continue
             assert row.model in RELEASED or row.model.removeprefix("baseline:") in BASELINES
 
 
@@ -19,6 +22,8 @@ def test__numbers_of_capi_are_those_of_the_list_of_its_own_models() -> None:
     """Both lists were read off the paper by themselves."""
     own = {table.label: table for table in paper_tables().values()}
     for table in result_tables().values():
+        if table.source != "the paper":
+            continue
         ours = {tuple(row.scores) for row in table.rows if row.model in RELEASED}
         assert ours == {tuple(row.scores) for row in own[table.label].rows}, table.label
 
@@ -41,6 +46,7 @@ def test__sizes_are_the_paper_s_also_for_models_that_have_their_own() -> None:
         for name, table in result_tables().items()
     }
     assert sizes.pop("high-res") == {224, 448}
+    assert (sizes.pop("imagenette"), sizes.pop("cifar10")) == ({128}, {32})
     assert all(found == {224} for found in sizes.values()), sizes
 
 
