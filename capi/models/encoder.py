@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError, expect
 from capi.models.layers import Block, final_norm
-from capi.models.positions import POSITIONS, Grid, PositionKind, Positions, patch_coordinates, register_coordinates
+from capi.models.positions import POSITIONS, Grid, PositionKind, patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
 INITIAL_TOKEN_STD = 0.02
@@ -39,9 +39,10 @@ class MaskTokens(NamedTuple):
 class PatchEncoder(Protocol):
     """The contract of a student's encoder, kept by a module: tokens of whole images, or of their visible patches."""
 
-    width: int
+    @property
+    def width(self) -> int: ...
+
     patch_embedding: "PatchEmbedding"
-    positions: Positions
     blocks: nn.ModuleList
 
     @property

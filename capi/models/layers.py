@@ -133,7 +133,11 @@ class MLP(nn.Module):
         return output
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
+    """What is compiled, sharded and computed again by itself: a `Block`, or one of another method's encoder."""
+
+
+class Block(TransformerBlock):
     """x + attention(norm(x)), then x + mlp(norm(x)); in training each branch runs for a random part of the images.
 
     Without a context the attention is over x itself; with one it is cross-attention, and the norm before it applies to

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.errors import CapiError
+from capi.models.encoder import Encoded, MaskTokens, PatchEmbedding
+from capi.models.layers import TransformerBlock
+from capi.models.positions import patch_coordinates, register_coordinates
 from capi.types import IMAGENET, Features, Float, Int, Statistics
 
 # How a table of positions comes to another grid than its own:
@@ -72,6 +75,8 @@ class PlainArchitecture:
     """LayerNorm of all tokens after the last block."""
     blocks_used: int | None = None
     """How many blocks are run, where the features come before the last; the norm after it is then left out."""
+    causal: bool = False
+    """Trained with attention to earlier patches alone, in the order of rows (AIM): it encodes whole images only."""
     channels: int = 3
 
     @property
@@ -194,9 +199,12 @@ def rotary_angles(rows: int, columns: int, periods: Float[Tensor, " p"]) -> Floa
     return angles.flatten(1).tile(2)
 
 
-def rotated(x: Float[Tensor, "b h t w"], angles: Float[Tensor, "n w"]) -> Float[Tensor, "b h t w"]:
-    """The last n tokens turned by their angles, in pairs of channels half a head apart; the others as they are."""
-    prefix = x.shape[2] - angles.shape[0]
+def rotated(x: Float[Tensor, "b h t w"], angles: Float[Tensor, "s v w"]) -> Float[Tensor, "b h t w"]:
+    """The last v tokens turned by their angles, in pairs of channels half a head apart; the others as they are.
+
+    s is the batch, or 1 where all images have the same patches.
+    """
+    prefix, angles = x.shape[2] - angles.shape[1], angles[:, None]
     first, second = x[:, :, prefix:].chunk(2, dim=-1)
     turned = x[:, :, prefix:] * angles.cos() + torch.cat([-second, first], dim=-1) * angles.sin()
     return torch.cat([x[:, :, :prefix], turned.to(x.dtype)], dim=2)
@@ -216,8 +224,8 @@ class PlainAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b t d"],
-        bias: Float[Tensor, "1 h t t"] | None,
-        angles: Float[Tensor, "n w"] | None,
+        bias: Float[Tensor, "m h t t"] | None,
+        angles: Float[Tensor, "s v w"] | None,
     ) -> Float[Tensor, "b t d"]:
         query, key, value = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for project in (self.query, self.key, self.value)
@@ -254,12 +262,17 @@ class RelativeBias(nn.Module):
         rows = (2 * of.grid - 1) ** 2 + 3 * of.class_token
         self.table = nn.Parameter(torch.zeros(rows, of.heads))
 
-    def forward(self) -> Float[Tensor, "1 h t t"]:
+    def forward(self, places: Int[Tensor, "b v"] | None = None) -> Float[Tensor, "s h t t"]:
+        """Between the tokens of whole images, or between the class token and the patches at these places."""
         index = relative_index(self.grid, class_token=self.class_token).to(self.table.device)
-        return self.table[index].permute(2, 0, 1)[None]
+        if places is None:
+            return self.table[index].permute(2, 0, 1)[None]
+        if self.class_token:
+            places = F.pad(places + 1, (1, 0))
+        return self.table[index[places[:, :, None], places[:, None, :]]].permute(0, 3, 1, 2)
 
 
-class PlainBlock(nn.Module):
+class PlainBlock(TransformerBlock):
     """Attention and MLP, each with a norm before it or after the sum."""
 
     def __init__(self, of: PlainArchitecture) -> None:
@@ -277,11 +290,12 @@ class PlainBlock(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "b t d"],
-        bias: Float[Tensor, "1 h t t"] | None,
-        angles: Float[Tensor, "n w"] | None,
+        bias: Float[Tensor, "m h t t"] | None,
+        angles: Float[Tensor, "s v w"] | None,
+        places: Int[Tensor, "b v"] | None = None,
     ) -> Float[Tensor, "b t d"]:
         if self.relative_bias is not None:
-            bias = self.relative_bias()
+            bias = self.relative_bias(places)
         if self.post_norm:
             x = self.attention_norm(x + self.attention(x, bias, angles))
             normed: Tensor = self.mlp_norm(x + self.mlp(x))
@@ -290,30 +304,16 @@ class PlainBlock(nn.Module):
         return x + _scaled(self.mlp(self.mlp_norm(x)), self.mlp_scale)
 
 
-class PlainViT(nn.Module):
-    """A `VisionEncoder`: features of the patches after the last block that is used, in the order of the image.
-
-    `pooled` is the class token; of a model without one, the mean of the patches. Both have passed the final norm, where
-    there is one. `registers` are the register tokens. `statistics` are the mean and std that images are
-    normalised with before they come here. `licence` is that of the weights, and `verified` says how the map of their
-    names was checked.
-    """
+class PlainNetwork(nn.Module):
+    """The weights of a plain vision transformer, and its tokens: of whole images, or of their visible patches."""
 
     rotary_periods: Tensor | None
 
-    def __init__(
-        self,
-        architecture: PlainArchitecture,
-        *,
-        statistics: Statistics = IMAGENET,
-        licence: str = "",
-        verified: str = "",
-    ) -> None:
+    def __init__(self, architecture: PlainArchitecture) -> None:
         super().__init__()
         of = architecture
         self.architecture = of
-        self.statistics, self.licence, self.verified = statistics, licence, verified
-        self.patch_embedding = nn.Conv2d(of.channels, of.width, of.patch_size, of.patch_size)
+        self.patch_embedding = PatchEmbedding(width=of.width, channels=of.channels, patch_size=of.patch_size)
         self.patch_norm = nn.LayerNorm(of.width, eps=of.eps) if of.patch_norm else None
         self.class_token = nn.Parameter(torch.zeros(1, 1, of.width)) if of.class_token else None
         self.registers = nn.Parameter(torch.zeros(1, of.registers, of.width)) if of.registers else None
@@ -334,23 +334,37 @@ class PlainViT(nn.Module):
     def patch_size(self) -> int:
         return self.architecture.patch_size
 
-    def forward(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features:
+    @property
+    def prefix(self) -> int:
+        """How many tokens stand before the patches: the class token and the registers."""
+        return self.architecture.class_token + self.architecture.registers
+
+    def tokens(
+        self,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"] | None = None,
+        masked: MaskTokens | None = None,
+    ) -> Float[Tensor, "b t d"]:
+        """Class token, registers and patches, all of them or the visible ones, then mask tokens where some are given.
+
+        What a patch gets for its place it gets wherever it stands in the sequence: a vector, an angle, the biases of
+        its offsets to the others.
+        """
         of = self.architecture
         rows, columns = self._grid(images)
-        x = self._embed(images, rows, columns)
-        bias = None if self.relative_bias is None else self.relative_bias()
-        angles = None if self.rotary_periods is None else rotary_angles(rows, columns, self.rotary_periods)
+        places = visible_index
+        if visible_index is not None and masked is not None:
+            places = torch.cat([visible_index, masked.hidden], dim=1)
+        x = self._embed(images, rows, columns, visible_index, masked, places)
+        bias = None if self.relative_bias is None else self.relative_bias(places)
+        angles = None if self.rotary_periods is None else _at(rotary_angles(rows, columns, self.rotary_periods), places)
         for block in self.blocks[: of.blocks_used]:
-            x = block(x, bias, angles)
-        if self.final_norm is not None and of.blocks_used is None:
-            x = self.final_norm(x)
-        patches = x[:, of.class_token + of.registers :]
-        summary = x[:, 0] if of.class_token else patches.mean(1)
-        return Features(
-            pooled=summary if pooled else None,
-            registers=x[:, int(of.class_token) : of.class_token + of.registers],
-            feature_map=patches.unflatten(1, (rows, columns)),
-        )
+            x = block(x, bias, angles, places)
+        return x if self.final_norm is None or of.blocks_used is not None else self.final_norm(x)
+
+    def summary(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
+        """The class token; of a model without one, the mean of the patches."""
+        return tokens[:, 0] if self.architecture.class_token else tokens[:, self.prefix :].mean(1)
 
     def _grid(self, images: Float[Tensor, "b c height width"]) -> tuple[int, int]:
         of = self.architecture
@@ -370,25 +384,112 @@ class PlainViT(nn.Module):
             )
         return rows, columns
 
-    def _embed(self, images: Float[Tensor, "b c height width"], rows: int, columns: int) -> Float[Tensor, "b t d"]:
-        """Class token, registers and patches, with positions, before the first block."""
-        patches = self.patch_embedding(images).flatten(2).transpose(1, 2)
+    def _embed(
+        self,
+        images: Float[Tensor, "b c height width"],
+        rows: int,
+        columns: int,
+        visible_index: Int[Tensor, "b v"] | None = None,
+        masked: MaskTokens | None = None,
+        places: Int[Tensor, "b m"] | None = None,
+    ) -> Float[Tensor, "b t d"]:
+        """Class token, registers, patches and mask tokens, with positions, before the first block."""
+        patches = self.patch_embedding(images, visible_index)
         if self.patch_norm is not None:
             patches = self.patch_norm(patches)
+        if masked is not None:
+            patches = torch.cat([patches, masked.tokens.to(patches.dtype)], dim=1)
         class_token: Tensor | None = self.class_token
         if self.architecture.positions == "sincos":
-            patches = patches + column_first_sincos(rows, columns, self.width).to(patches)
+            patches = patches + _at(column_first_sincos(rows, columns, self.width)[0].to(patches), places)
         elif self.positions is not None:
             of = self.architecture
             # 1 for a first row that is the class token's.
             first = int(of.class_token and of.class_position)
             placed = resampled(self.positions[:, first:], rows, columns, of.resampling, self.patch_size)
-            patches = patches + placed.to(patches.dtype)
+            patches = patches + _at(placed[0].to(patches.dtype), places)
             if class_token is not None and first:
                 class_token = class_token + self.positions[:, :1]
         prefix = [token.expand(len(patches), -1, -1) for token in (class_token, self.registers) if token is not None]
         x = torch.cat([*prefix, patches], dim=1)
         return x if self.input_norm is None else self.input_norm(x)
+
+
+class PlainViT(PlainNetwork):
+    """A `VisionEncoder`: features of the patches after the last block that is used, in the order of the image.
+
+    `pooled` is the class token; of a model without one, the mean of the patches. Both have passed the final norm, where
+    there is one. `registers` are the register tokens. `statistics` are the mean and std that images are
+    normalised with before they come here. `licence` is that of the weights, and `verified` says how the map of their
+    names was checked.
+    """
+
+    def __init__(
+        self,
+        architecture: PlainArchitecture,
+        *,
+        statistics: Statistics = IMAGENET,
+        licence: str = "",
+        verified: str = "",
+    ) -> None:
+        super().__init__(architecture)
+        self.statistics, self.licence, self.verified = statistics, licence, verified
+
+    def forward(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features:
+        tokens = self.tokens(images)
+        return Features(
+            pooled=self.summary(tokens) if pooled else None,
+            registers=tokens[:, int(self.architecture.class_token) : self.prefix],
+            feature_map=tokens[:, self.prefix :].unflatten(1, self._grid(images)),
+        )
+
+
+class PlainEncoder(PlainNetwork):
+    """The same network as a student's encoder (`PatchEncoder`), under the same names of weights.
+
+    The class token counts as a register. Predictors take it for one too: its coordinates are those of the first.
+    """
+
+    def __init__(self, architecture: PlainArchitecture) -> None:
+        super().__init__(architecture)
+        if architecture.causal:
+            raise CapiError(
+                "this model learnt with attention from each patch to earlier ones alone, so it cannot leave out hidden "
+                "patches, and no student can start from it: choose a model of another method, such as DINOv2 or MAE"
+            )
+        if self.rotary_periods is not None:
+            # Published ones are rounded, so that they belong to the weights.
+            self.register_buffer("rotary_periods", self.rotary_periods)
+
+    @property
+    def num_registers(self) -> int:
+        return self.prefix
+
+    def forward(
+        self,
+        images: Float[Tensor, "b c height width"],
+        visible_index: Int[Tensor, "b v"] | None = None,
+        masked: MaskTokens | None = None,
+    ) -> Encoded:
+        everywhere = self.coordinates(images)
+        places = everywhere[None] if visible_index is None else everywhere[visible_index]
+        if masked is not None:
+            places = torch.cat([places, everywhere[masked.hidden]], dim=1)
+        coordinates = torch.cat([register_coordinates(places, self.num_registers), places], dim=1)
+        return Encoded(self.tokens(images, visible_index, masked), coordinates, everywhere, visible_index)
+
+    def coordinates(self, images: Tensor) -> Float[Tensor, "n 2"]:
+        """Where the patches of these images stand, row by row."""
+        return patch_coordinates(*self._grid(images), device=images.device)
+
+    def patches(self, encoded: Encoded) -> Float[Tensor, "b v d"]:
+        """The patch tokens of an encoding."""
+        return encoded.tokens[:, self.num_registers :]
+
+
+def _at(table: Float[Tensor, "n d"], places: Int[Tensor, "b v"] | None) -> Float[Tensor, "s v d"]:
+    """The rows of these places; without places all rows, for all images alike."""
+    return table[None] if places is None else table[places]
 
 
 def _scaled(x: Float[Tensor, "b t d"], scale: Float[Tensor, " d"] | None) -> Float[Tensor, "b t d"]:

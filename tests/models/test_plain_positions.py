@@ -61,7 +61,7 @@ def test__the_row_of_a_pair_depends_on_its_offset_alone() -> None:
 def test__rotations_make_logits_depend_on_offsets_alone_and_spare_the_prefix() -> None:
     angles = rotary_angles(4, 4, rotary_periods(8))
     x = torch.randn(1, 2, 1, 8).expand(1, 2, 18, 8)
-    turned = rotated(x, angles)
+    turned = rotated(x, angles[None])
     torch.testing.assert_close(turned[:, :, :2], x[:, :, :2])
     logits = (turned @ turned.transpose(-2, -1))[0, 0, 2:, 2:]
     torch.testing.assert_close(logits[0, 5], logits[5, 10])

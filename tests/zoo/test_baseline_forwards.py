@@ -23,14 +23,14 @@ def _wave(first: int, second: int, channel: int) -> float:
 def test__aim_adds_sines_and_cosines_of_the_column_and_then_of_the_row() -> None:
     model, x = random_model(small("aim_600m")), images(2, 4)
     assert model.patch_norm is not None
-    patches = model.patch_norm(model.patch_embedding(x).flatten(2).transpose(1, 2))
+    patches = model.patch_norm(model.patch_embedding(x, None))
     expected = [[_wave(column, row, channel) for channel in range(24)] for row in range(2) for column in range(4)]
     torch.testing.assert_close((model._embed(x, 2, 4) - patches)[0], torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
 def test__mocov3_adds_sines_and_cosines_of_the_row_first_on_squares_only() -> None:
     model, x = random_model(small("mocov3_vitb16")), images(3, 3)
-    added = model._embed(x, 3, 3)[:, 1:] - model.patch_embedding(x).flatten(2).transpose(1, 2)
+    added = model._embed(x, 3, 3)[:, 1:] - model.patch_embedding(x, None)
     expected = [[_wave(row, column, channel) for channel in range(24)] for row in range(3) for column in range(3)]
     torch.testing.assert_close(added[0], torch.tensor(expected), atol=1e-5, rtol=1e-5)
     with pytest.raises(CapiError, match="takes square images only"):
@@ -53,7 +53,7 @@ def test__dino_resamples_positions_by_the_ratio_of_the_grids_with_an_offset_and_
     placed = F.interpolate(table, scale_factor=ratio, mode="bicubic").permute(0, 2, 3, 1).reshape(1, 24, 24)
     x = images(3, 8)
     embedded = model._embed(x, 3, 8)[:, 1:]
-    torch.testing.assert_close(embedded - model.patch_embedding(x).flatten(2).transpose(1, 2), placed.expand(2, -1, -1))
+    torch.testing.assert_close(embedded - model.patch_embedding(x, None), placed.expand(2, -1, -1))
     other = random_model(small("ibot_vitl16"))
     other.load_state_dict(model.state_dict())
     assert_same(other(x), model(x), tolerance=0)

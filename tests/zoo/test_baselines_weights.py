@@ -58,7 +58,7 @@ def with_positions(model: PlainViT, placed: torch.Tensor, x: torch.Tensor) -> to
     assert model.positions is not None
     assert model.class_token is not None
     assert model.final_norm is not None
-    patches = (model.patch_embedding(x) + placed).flatten(2).transpose(1, 2)
+    patches = model.patch_embedding(x, None) + placed.flatten(2).transpose(1, 2)
     tokens = torch.cat([(model.class_token + model.positions[:, :1]).expand(len(x), -1, -1), patches], 1)
     for block in model.blocks:
         tokens = block(tokens, None, None)

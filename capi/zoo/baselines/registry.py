@@ -284,6 +284,7 @@ _ALL = [
             "patch_norm": True,
             **{f"{each}_bias": False for each in ("query", "key", "value", "output", "mlp")},
             "blocks_used": _LAYER_OF_THE_PAPER + 1,
+            "causal": True,
         },
         ("aim_600m", "ViT-600M/14", "aim_600m_2bimgs_attnprobe_backbone.pth", "apple/aim-600M"),
         ("aim_1b", "ViT-1B/14", "aim_1b_5bimgs_attnprobe_backbone.pth", "apple/aim-1B"),
