@@ -183,7 +183,10 @@ def shareable(comparison: Comparison) -> Comparison:
     names = shared_names(comparison.models)
     table = comparison.table
     if table is not None:
-        rows = [replace(row, model=row.model and names[row.model], cells=tuple(map(hide_path, row.cells))) for row in table.rows]
+        rows = [
+            replace(row, model=row.model and names[row.model], cells=tuple(map(hide_path, row.cells)))
+            for row in table.rows
+        ]
         table = replace(table, rows=tuple(rows))
     return replace(
         comparison,
