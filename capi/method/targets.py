@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from capi.method.losses import prototype_use, target_entropy
 from capi.method.teacher import Teacher
-from capi.models.costs import Counts
+from capi.models.costs import FLOAT32, STUDENT, Counts, MemoryPart, Workload
 from capi.models.heads import Head
 from capi.types import Float, Int, OneProcess, Reduction, Statistics, VisionEncoder
 
@@ -139,6 +139,16 @@ class Target(nn.Module):
     def flop(self, counts: Counts, head: Head) -> int:  # noqa: ARG002 - the contract
         """FLOP of making the targets of one image from the tokens; `head` is as the student's."""
         return 0
+
+    def memory(self, counts: Counts, work: Workload, outputs: int) -> list[MemoryPart]:
+        """What making and keeping the targets takes beside parameters; the student gives `outputs` for a patch."""
+        return [MemoryPart("targets", FLOAT32 * work.micro_batch * counts.predicted * outputs, STUDENT)]
+
+    def prepare(self, device: torch.device, precision: torch.dtype) -> None:
+        """Choose what depends on the device and on the precision of the run, before the first batch."""
+
+    def pretend_full(self) -> None:
+        """Become as it is after many steps, so that a measured iteration costs as much as most of a run."""
 
     @property
     def sharded_buffers(self) -> Mapping[str, int]:

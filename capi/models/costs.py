@@ -17,8 +17,11 @@ from typing import Any, Literal, NamedTuple
 
 from capi.models.layers import Block
 
-# The residual stream, norms, losses and Sinkhorn; and indices.
-FLOAT32, INT64 = 4, 8
+# The residual stream, norms, losses and Sinkhorn; and indices; and what is rounded.
+FLOAT32, INT64, BFLOAT16 = 4, 8, 2
+# When in an iteration a part of the memory is there: throughout, or in one of four phases.
+ALWAYS, TEACHER, CLUSTERING, STUDENT, UPDATE = "always", "teacher", "clustering", "student", "update"
+PHASES = (TEACHER, CLUSTERING, STUDENT, UPDATE)
 Checkpointing = Literal["off", "full", "selective"]
 
 
@@ -37,6 +40,31 @@ class Counts(NamedTuple):
     @property
     def masked(self) -> int:
         return self.patches - self.visible
+
+
+class MemoryPart(NamedTuple):
+    """A part of the memory, in bytes, and the phase that it belongs to."""
+
+    name: str
+    bytes: int
+    phase: str
+
+
+class Workload(NamedTuple):
+    """What one process computes in an iteration: so many images over all its micro-batches.
+
+    Without `bounded` everything that is computed in slices is computed at once.
+    """
+
+    images: int
+    micro_batches: int = 1
+    accelerator: bool = True
+    bounded: bool = True
+
+    @property
+    def micro_batch(self) -> int:
+        """The images of the largest micro-batch."""
+        return -(-self.images // self.micro_batches)
 
 
 class TokenSequence(NamedTuple):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.data.survey import summarize
 from capi.errors import CapiError, expect
-from capi.method.clustering import OnlineClustering
 from capi.method.clustering.precision import choose_products
 from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
@@ -107,9 +105,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
     """Networks, wherever their weights lie, with their optimisers and schedules."""
     student, teacher, target = networks
     optimization, precision = config.optimization, choose_precision(config.run.precision, device)
-    if isinstance(target, OnlineClustering):
-        products = choose_products(config.clustering.precision, device, precision)
-        target.settings = replace(target.settings, precision=products)
+    target.prepare(device, precision)
     schedule = build_schedule(optimization)
     return Learner(
         student=student,

@@ -6,9 +6,12 @@ import pytest
 import torch
 
 from capi.config.files import load_config
+from capi.method.pixel_targets import PixelTargets
+from capi.method.registry import TARGETS
+from capi.models.costs import ALWAYS, CLUSTERING, STUDENT, TEACHER, UPDATE, Counts, MemoryPart, Workload
 from capi.train.build import build_learner
 from capi.train.cost.hardware import gpus
-from capi.train.cost.memory import ALWAYS, CLUSTERING, STUDENT, TEACHER, UPDATE, MemoryPlan, Part, Saving
+from capi.train.cost.memory import MemoryPlan, Saving
 from capi.train.cost.plan import networks
 from capi.train.cost.step import measure_step
 from capi.train.dry_run import _noise
@@ -20,11 +23,11 @@ def sizes(plan: MemoryPlan) -> dict[str, float]:
 
 def test__the_peak_is_what_is_always_there_and_the_largest_phase() -> None:
     parts = [
-        Part("a", 5, ALWAYS),
-        Part("b", 3, TEACHER),
-        Part("c", 4, CLUSTERING),
-        Part("d", 2, STUDENT),
-        Part("e", 3, STUDENT),
+        MemoryPart("a", 5, ALWAYS),
+        MemoryPart("b", 3, TEACHER),
+        MemoryPart("c", 4, CLUSTERING),
+        MemoryPart("d", 2, STUDENT),
+        MemoryPart("e", 3, STUDENT),
     ]
     plan = MemoryPlan(parts)
     assert plan.phases == {TEACHER: 8, CLUSTERING: 9, STUDENT: 10, UPDATE: 5}
@@ -88,4 +91,25 @@ def test__micro_batches_keep_the_tokens_of_the_whole_batch() -> None:
 def test__other_targets_have_no_clustering(overrides: list[str]) -> None:
     plan = networks(load_config("demo", overrides), gpus()["t4"]).memory(64, Saving())
     assert not [part for part in plan.parts if "clustering" in part.name]
+    outputs = {"pixels": 3 * 8 * 8, "ema_head": 256, "features": 128}[overrides[0].partition("=")[2]]
+    assert sizes(plan)["student: targets"] == 4 * 64 * 20 * outputs
     assert plan.peak_phase == STUDENT
+
+
+def test__a_target_of_one_s_own_says_what_it_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hoard(PixelTargets):
+        """Keeps a number of each image."""
+
+        def memory(self, counts: Counts, work: Workload, outputs: int) -> list[MemoryPart]:
+            return [
+                *super().memory(counts, work, outputs),
+                MemoryPart("a number of each image", 4 * work.images, ALWAYS),
+            ]
+
+    monkeypatch.setitem(TARGETS, "hoard", Hoard)
+    a100 = gpus()["a100-80g"]
+    plans = [
+        networks(load_config("demo", [f"target.kind={kind}"]), a100).memory(64, Saving())
+        for kind in ("hoard", "pixels")
+    ]
+    assert plans[0].peak - plans[1].peak == 4 * 64

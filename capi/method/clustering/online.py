@@ -10,11 +10,13 @@ when its turn comes. Where batches are small, a queue of earlier tokens (`queue.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from capi.method.clustering.precision import choose_products
 from capi.method.clustering.queue import QueueShape, TokenQueue
 from capi.method.clustering.walk import Balance, ClusteringSettings, SinkhornVariant, cluster, plan_slices, rebuild
 from capi.method.losses import soft_cross_entropy
@@ -27,9 +29,13 @@ from capi.method.targets import (
     at_predicted,
 )
 from capi.method.teacher import Teacher
-from capi.models.costs import Counts
+from capi.models.costs import ALWAYS, BFLOAT16, CLUSTERING, FLOAT32, STUDENT, Counts, MemoryPart, Workload
 from capi.models.heads import Head
 from capi.types import Float, Int, OneProcess, Reduction
+
+# The plain formulas hold logits, assignments, probabilities, a product and a gradient at the least: in
+# benchmarks/clustering.py they were measured at 5.1 to 7.1 arrays of b x n x k.
+PLAIN_ARRAYS = 5
 
 
 class OnlineClustering(Target):
@@ -67,9 +73,10 @@ class OnlineClustering(Target):
         student_temperature: float = 0.12,
         reduction: Reduction | None = None,
         queue: QueueShape | None = None,
+        precision: str = "float32",
     ) -> None:
         super().__init__()
-        self.settings = settings or ClusteringSettings()
+        self.settings, self.precision = settings or ClusteringSettings(), precision
         self.student_temperature = student_temperature
         self.reduction = reduction or OneProcess()
         self.prototypes = nn.Parameter(torch.randn(prototypes, width))
@@ -95,6 +102,7 @@ class OnlineClustering(Target):
         chunk_mib: int | None,
         queue: int,
         student_temperature: float,
+        precision: str,
         **_: Any,
     ) -> "OnlineClustering":
         """What else its section has is for its optimizer. `queue` counts the images of earlier batches."""
@@ -121,12 +129,41 @@ class OnlineClustering(Target):
             settings=settings,
             student_temperature=student_temperature,
             queue=shape if queue else None,
+            precision=precision,
         )
+
+    def prepare(self, device: torch.device, precision: torch.dtype) -> None:
+        """In which precision the products are."""
+        self.settings = replace(self.settings, precision=choose_products(self.precision, device, precision))
 
     def flop(self, counts: Counts, head: Head) -> int:  # noqa: ARG002 - the contract
         """Logits and a gradient; a queue's tokens have logits, so many batches of them for each batch."""
         products = 2 if self.queue is None else 2 + self.queue.shape.batches
         return 2 * products * counts.patches * self.prototypes.numel()
+
+    def memory(self, counts: Counts, work: Workload, outputs: int) -> list[MemoryPart]:
+        (prototypes, width), patches = self.prototypes.shape, counts.patches
+        earlier = 0 if self.queue is None else self.queue.shape.batches
+        balanced = work.images * (1 + earlier)
+        walk = PLAIN_ARRAYS * FLOAT32 * balanced * patches * prototypes
+        if work.bounded:
+            budget, accelerator = self.settings.chunk_bytes, work.accelerator
+            walk = plan_slices(balanced, patches, prototypes, width, chunk_bytes=budget, accelerator=accelerator).bytes
+        groups = patches if self.settings.sinkhorn == "positionwise" else 1
+        factors = FLOAT32 * (2 * groups * prototypes + balanced * patches)
+        together = FLOAT32 * work.images * patches * width if work.micro_batches > 1 else 0
+        return [
+            MemoryPart("queue of earlier tokens", BFLOAT16 * earlier * work.images * patches * width, ALWAYS),
+            MemoryPart("clustering's working memory", walk, CLUSTERING),
+            MemoryPart("tokens of all micro-batches in one", together, CLUSTERING),
+            MemoryPart("prototypes' gradient", 2 * FLOAT32 * self.prototypes.numel(), CLUSTERING),
+            *(MemoryPart("factors that rebuild targets", factors, phase) for phase in (CLUSTERING, STUDENT)),
+            *super().memory(counts, work, outputs),
+        ]
+
+    def pretend_full(self) -> None:
+        if self.queue is not None:
+            self.queue.pretend_full()
 
     @property
     def sharded_buffers(self) -> Mapping[str, int]:

@@ -10,14 +10,24 @@ Some parts are there always; the others belong to one of four phases, and the la
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from torch import nn
 
 from capi.config.schema import Config
-from capi.method.clustering import OnlineClustering
-from capi.method.clustering.walk import plan_slices
-from capi.models.costs import FLOAT32, ActivationPolicy, Counts
+from capi.models.costs import (
+    ALWAYS,
+    BFLOAT16,
+    CLUSTERING,
+    FLOAT32,
+    PHASES,
+    STUDENT,
+    TEACHER,
+    UPDATE,
+    ActivationPolicy,
+    Counts,
+    MemoryPart,
+    Workload,
+)
 from capi.models.encoder import PatchEncoder
 from capi.models.heads import Head
 from capi.models.layers import Block
@@ -25,13 +35,6 @@ from capi.train.cost.activations import student_activations
 from capi.train.optimizer import Optimizer
 from capi.train.recomputation import Recomputation
 from capi.train.step import Learner
-
-# The plain clustering holds logits, assignments, probabilities, a product and a gradient at the least: in
-# benchmarks/clustering.py it was measured at 5.1 to 7.1 arrays of b x n x k.
-PLAIN_ARRAYS = 5
-BFLOAT16 = 2
-ALWAYS, TEACHER, CLUSTERING, STUDENT, UPDATE = "always", "teacher", "clustering", "student", "update"
-PHASES = (TEACHER, CLUSTERING, STUDENT, UPDATE)
 
 
 @dataclass(frozen=True)
@@ -52,19 +55,11 @@ class Saving:
         return ActivationPolicy(BFLOAT16 if self.mixed_precision else FLOAT32, self.checkpointing)
 
 
-class Part(NamedTuple):
-    """A part of the memory, in bytes, and the phase that it belongs to."""
-
-    name: str
-    bytes: int
-    phase: str
-
-
 @dataclass(frozen=True)
 class MemoryPlan:
     """The parts; their peak is what is always there and the largest of the phases."""
 
-    parts: list[Part] = field(default_factory=list)
+    parts: list[MemoryPart] = field(default_factory=list)
 
     def of_phase(self, phase: str) -> int:
         return sum(part.bytes for part in self.parts if part.phase == phase)
@@ -129,36 +124,30 @@ class Planned:
 
     def memory(self, images: int, saving: Saving) -> MemoryPlan:
         """Of a process that works on so many images in an iteration, over all its micro-batches."""
-        at_once = -(-images // saving.micro_batches)
-        everywhere = [*self._held(images, saving), *self._teacher(images, at_once, saving)]
-        made = [*self._clustering(images, saving), *self._student(at_once, saving)]
-        return MemoryPlan([*everywhere, *made, *self._update(saving)])
+        work = Workload(images, saving.micro_batches, self.accelerator, saving.bounded_clustering)
+        return MemoryPlan(
+            [
+                *self._held(images, saving),
+                *self._teacher(work, saving),
+                *self.learner.target.memory(self.counts, work, self.outputs),
+                *self._student(work.micro_batch, saving),
+                *self._update(saving),
+            ]
+        )
 
-    def _held(self, images: int, saving: Saving) -> list[Part]:
+    def _held(self, images: int, saving: Saving) -> list[MemoryPart]:
         student, target = self.student_bytes // saving.shards, self.target_bytes
         height, width = self.config.data.height_and_width
         pixels = FLOAT32 * self.config.model.channels * height * width
         return [
-            Part("student's weights", student, ALWAYS),
-            Part("student's moments", self.student_moments // saving.shards, ALWAYS),
-            Part("teacher's weights", student, ALWAYS),
-            Part("prototypes", target, ALWAYS),
-            Part("prototypes' moments", self.target_moments, ALWAYS),
-            Part("images", images * pixels, ALWAYS),
-            Part("queue of earlier tokens", self._queued(images), ALWAYS),
-            Part("block gathered from all shards", self._gathered(saving), ALWAYS),
+            MemoryPart("student's weights", student, ALWAYS),
+            MemoryPart("student's moments", self.student_moments // saving.shards, ALWAYS),
+            MemoryPart("teacher's weights", student, ALWAYS),
+            MemoryPart("prototypes", target, ALWAYS),
+            MemoryPart("prototypes' moments", self.target_moments, ALWAYS),
+            MemoryPart("images", images * pixels, ALWAYS),
+            MemoryPart("block gathered from all shards", self._gathered(saving), ALWAYS),
         ]
-
-    @property
-    def _earlier_batches(self) -> int:
-        """Batches in the queue, which are balanced together with the one that is trained on."""
-        queue = getattr(self.learner.target, "queue", None)
-        return 0 if queue is None else queue.shape.batches
-
-    def _queued(self, images: int) -> int:
-        """Whole batches of the teacher's patches in bfloat16."""
-        tokens = self._earlier_batches * images * self.counts.patches
-        return BFLOAT16 * tokens * self.config.model.width
 
     def _gathered(self, saving: Saving) -> int:
         """One block in use and the next one on its way, as a sharded run has them."""
@@ -167,58 +156,22 @@ class Planned:
         size = BFLOAT16 if saving.mixed_precision else FLOAT32
         return 2 * size * self.block_parameters
 
-    def _teacher(self, images: int, at_once: int, saving: Saving) -> list[Part]:
+    def _teacher(self, work: Workload, saving: Saving) -> list[MemoryPart]:
         if not self.learner.target.reads_teacher:
             return []
-        working = at_once * _encoding(self.learner.student.encoder, self.counts, saving.policy)
+        working = work.micro_batch * _encoding(self.learner.student.encoder, self.counts, saving.policy)
+        # The output in float32, registers included: patches are a view of it.
+        token = FLOAT32 * self.config.model.width
+        tokens = work.images * (self.counts.registers + self.counts.patches) * token
+        # Where targets are made from several layers, their mean, and beside it the layer that is added, normalized.
+        layers = 0 if self.learner.teacher.layers == "last" else 2 * work.micro_batch * self.counts.patches * token
         return [
-            Part("teacher's forward pass", working, TEACHER),
-            # Beside it the one that is added, normalized.
-            Part("running mean of the teacher's layers", 2 * self._layer(at_once), TEACHER),
-            *(Part("teacher's tokens", self._tokens(images), phase) for phase in (TEACHER, CLUSTERING, STUDENT)),
+            MemoryPart("teacher's forward pass", working, TEACHER),
+            MemoryPart("running mean of the teacher's layers", layers, TEACHER),
+            *(MemoryPart("teacher's tokens", tokens, phase) for phase in (TEACHER, CLUSTERING, STUDENT)),
         ]
 
-    def _layer(self, images: int) -> int:
-        """The patches of one layer in float32, where targets are made from several."""
-        if self.learner.teacher.layers == "last":
-            return 0
-        return FLOAT32 * images * self.counts.patches * self.config.model.width
-
-    def _tokens(self, images: int) -> int:
-        """The teacher's output in float32, registers included: patches are a view of it."""
-        tokens = self.counts.registers + self.counts.patches
-        return FLOAT32 * images * tokens * self.config.model.width
-
-    def _clustering(self, images: int, saving: Saving) -> list[Part]:
-        target = self.learner.target
-        if not isinstance(target, OnlineClustering):
-            return []
-        patches, width = self.counts.patches, self.config.model.width
-        at_once = -(-images // saving.micro_batches)
-        groups = patches if target.settings.sinkhorn == "positionwise" else 1
-        samples = images * (1 + self._earlier_batches) * patches
-        factors = FLOAT32 * (2 * groups * len(target.prototypes) + samples)
-        together = FLOAT32 * images * patches * width if saving.micro_batches > 1 else 0
-        return [
-            Part("clustering's working memory", self._walk(target, images, saving), CLUSTERING),
-            Part("tokens of all micro-batches in one", together, CLUSTERING),
-            Part("prototypes' gradient", 2 * FLOAT32 * target.prototypes.numel(), CLUSTERING),
-            *(Part("factors that rebuild targets", factors, phase) for phase in (CLUSTERING, STUDENT)),
-            Part("targets", FLOAT32 * at_once * self.counts.predicted * self.outputs, STUDENT),
-        ]
-
-    def _walk(self, target: OnlineClustering, images: int, saving: Saving) -> int:
-        """A slice of the clustering, or the arrays of the plain one."""
-        prototypes, width = target.prototypes.shape
-        images *= 1 + self._earlier_batches
-        if not saving.bounded_clustering:
-            return PLAIN_ARRAYS * FLOAT32 * images * self.counts.patches * prototypes
-        budget = target.settings.chunk_bytes
-        return plan_slices(
-            images, self.counts.patches, prototypes, width, chunk_bytes=budget, accelerator=self.accelerator
-        ).bytes
-
-    def _student(self, at_once: int, saving: Saving) -> list[Part]:
+    def _student(self, at_once: int, saving: Saving) -> list[MemoryPart]:
         policy = saving.policy
         activations = student_activations(self.learner.student, self.counts, at_once, policy)
         # A sharded run gathers blocks in the precision of the products, and keeps no copies.
@@ -226,22 +179,22 @@ class Planned:
         gradients = self.student_bytes // saving.shards
         return [
             # Gradients come while activations go; but what is freed has other sizes than what is needed, so both count.
-            Part("student's gradients", gradients, STUDENT),
-            Part("prototypes' gradients", self.target_bytes, STUDENT),
-            Part("activations of the encoder", activations.encoder, STUDENT),
-            Part("activations of the predictor", activations.predictor, STUDENT),
-            Part("activations of head and loss", activations.head, STUDENT),
-            Part("recomputed block", activations.recomputed, STUDENT),
-            Part("rounded copies of weights", copies, STUDENT),
-            Part("working memory of the backward pass", self._backward(at_once, policy), STUDENT),
+            MemoryPart("student's gradients", gradients, STUDENT),
+            MemoryPart("prototypes' gradients", self.target_bytes, STUDENT),
+            MemoryPart("activations of the encoder", activations.encoder, STUDENT),
+            MemoryPart("activations of the predictor", activations.predictor, STUDENT),
+            MemoryPart("activations of head and loss", activations.head, STUDENT),
+            MemoryPart("recomputed block", activations.recomputed, STUDENT),
+            MemoryPart("rounded copies of weights", copies, STUDENT),
+            MemoryPart("working memory of the backward pass", self._backward(at_once, policy), STUDENT),
         ]
 
-    def _update(self, saving: Saving) -> list[Part]:
+    def _update(self, saving: Saving) -> list[MemoryPart]:
         working = self.learner.student_optimizer.working_values() * FLOAT32
         return [
-            Part("student's gradients", self.student_bytes // saving.shards, UPDATE),
-            Part("prototypes' gradients", self.target_bytes, UPDATE),
-            Part("optimizer's working memory", working // saving.shards, UPDATE),
+            MemoryPart("student's gradients", self.student_bytes // saving.shards, UPDATE),
+            MemoryPart("prototypes' gradients", self.target_bytes, UPDATE),
+            MemoryPart("optimizer's working memory", working // saving.shards, UPDATE),
         ]
 
     def _backward(self, at_once: int, policy: ActivationPolicy) -> int:

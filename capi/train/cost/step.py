@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import torch
 
-from capi.method.clustering import OnlineClustering
 from capi.method.masking import Grid, MaskSampler
 from capi.runtime.devices import peak_bytes
 from capi.runtime.randomness import sample_keys
@@ -67,9 +66,7 @@ def measure_step(
     )
     batch_size = sum(len(batch.images) for batch in batches)
     flop = flop._replace(optimizer=learner.student_optimizer.flop() / batch_size)
-    if isinstance(learner.target, OnlineClustering) and learner.target.queue is not None:
-        # Most steps of a run have a full one.
-        learner.target.queue.pretend_full()
+    learner.target.pretend_full()
     best = float("inf")
     for step in range(rounds + 1):
         start = time.perf_counter()
