@@ -123,7 +123,7 @@ def _protocol(config: Config, split: str) -> KnnClassification:
     return KnnClassification(
         load_classification("demo", None, DataOptions(tests=(split,))),
         Encoding(size=config.data.height_and_width, batch_size=64),
-        neighbours=(NEIGHBOURS,),
+        neighbors=(NEIGHBOURS,),
         votes=("majority",),
         features=("mean_patch",),
     )

@@ -152,7 +152,7 @@ def _score(config: Config, rules: Track, root: Path | None, path: Path, device: 
     protocol = KnnClassification(
         load_classification(rules.dataset, root, DataOptions(train="train", tests=(rules.test,))),
         Encoding(size=config.data.height_and_width, batch_size=64, device=device),
-        neighbours=(rules.neighbours,),
+        neighbors=(rules.neighbours,),
         votes=("majority",),
         features=("mean_patch",),
     )

@@ -1,32 +1,21 @@
 """From a benchmark's config to a protocol with its data."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from capi.config.benchmarks import (
-    AttentiveConfig,
-    BenchmarkConfig,
-    KnnConfig,
-    KnnSegmentationConfig,
-    LinearConfig,
-    LogisticSegmentationConfig,
-    ProbeConfig,
-    SegmentationConfig,
-)
+from capi.config.benchmarks import BenchmarkConfig, SegmentationConfig
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification, load_segmentation
 from capi.evals.features import Encoding, Progress, silent
 from capi.evals.limits import limited
 from capi.evals.probe_protocol import AttentiveClassification, LinearClassification
-from capi.evals.probes import ProbeSetting
 from capi.evals.results import EvaluationProtocol
 from capi.evals.segmentation import KnnSegmentation, LogisticSegmentation
-from capi.evals.tasks import ClassificationData, DataOptions, EvaluationData, SegmentationData
+from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
 from capi.runtime.devices import choose_workers
 
 
@@ -99,78 +88,16 @@ def fingerprints(data: EvaluationData) -> dict[str, str]:
     }
 
 
+_PROTOCOLS: tuple[Any, ...] = (
+    *(KnnClassification, LinearClassification, AttentiveClassification),
+    *(KnnSegmentation, LogisticSegmentation),
+)
+PROTOCOLS = {protocol.kind: protocol for protocol in _PROTOCOLS}
+
+
 def build_protocol(config: BenchmarkConfig, data: EvaluationData, encoding: Encoding) -> EvaluationProtocol:
-    """The protocol that a config asks for."""
-    return _BUILDERS[type(config)](config, data, encoding)
-
-
-def _knn(config: KnnConfig, data: ClassificationData, encoding: Encoding) -> EvaluationProtocol:
-    return KnnClassification(
-        data,
-        encoding,
-        neighbours=config.neighbors,
-        votes=config.votes,
-        temperature=config.temperature,
-        features=config.features,
-        validation_share=config.validation_share,
-        seed=config.seed,
-    )
-
-
-def _probe_options(config: ProbeConfig) -> dict[str, Any]:
-    return {
-        "schedule": config.schedule,
-        "iterations": config.iterations,
-        "batch_size": config.batch_size,
-        "settings": tuple(
-            ProbeSetting(rate, decay) for decay in config.weight_decays for rate in config.learning_rates
-        ),
-        "loss_mean": config.loss_mean,
-        "validation_share": config.validation_share,
-        "seed": config.seed,
-    }
-
-
-def _knn_segmentation(config: KnnSegmentationConfig, data: SegmentationData, encoding: Encoding) -> EvaluationProtocol:
-    return KnnSegmentation(
-        data,
-        encoding,
-        neighbours=config.neighbors,
-        distances=config.distances,
-        ignored_labels_vote=config.ignored_labels_vote,
-        ties=config.ties,
-        **_segmentation_options(config),
-    )
-
-
-def _logistic_segmentation(
-    config: LogisticSegmentationConfig, data: SegmentationData, encoding: Encoding
-) -> EvaluationProtocol:
-    return LogisticSegmentation(
-        data,
-        encoding,
-        strengths=config.strengths,
-        tolerance=config.tolerance,
-        max_iterations=config.max_iterations,
-        **_segmentation_options(config),
-    )
-
-
-def _segmentation_options(config: SegmentationConfig) -> dict[str, Any]:
-    return {
-        "standardize": config.standardize,
-        "validation_share": config.validation_share,
-        "seed": config.seed,
-        "pictures": config.pictures,
-    }
-
-
-_BUILDERS: dict[type[BenchmarkConfig], Callable[[Any, Any, Encoding], EvaluationProtocol]] = {
-    AttentiveConfig: lambda config, data, encoding: AttentiveClassification(data, encoding, **_probe_options(config)),
-    KnnConfig: _knn,
-    KnnSegmentationConfig: _knn_segmentation,
-    LinearConfig: lambda config, data, encoding: LinearClassification(
-        data, encoding, inputs=config.features, **_probe_options(config)
-    ),
-    LogisticSegmentationConfig: _logistic_segmentation,
-}
+    """The protocol that a config asks for. What both call alike, it gets."""
+    protocol = PROTOCOLS[config.protocol]
+    names = {each.name for each in fields(protocol)} & type(config).model_fields.keys() - {"data"}
+    built: EvaluationProtocol = protocol(data, encoding, **{name: getattr(config, name) for name in names})
+    return built

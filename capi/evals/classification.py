@@ -31,12 +31,13 @@ class KnnClassification:
 
     data: ClassificationData
     encoding: Encoding = field(default_factory=Encoding)
-    neighbours: tuple[int, ...] = OUR_NEIGHBOURS
+    neighbors: tuple[int, ...] = OUR_NEIGHBOURS
     votes: tuple[Vote, ...] = OUR_VOTES
     temperature: float = OUR_TEMPERATURE
     features: tuple[VectorKind, ...] = ("mean_patch", "pooled")
     validation_share: float = PAPER_SHARE
     seed: int = 0
+    kind: ClassVar[str] = "knn"
     paper: ClassVar[dict[str, Any]] = {"validation_share": PAPER_SHARE}
 
     def run(self, encoder: VisionEncoder) -> Outcome:
@@ -45,7 +46,7 @@ class KnnClassification:
         train = self.data.train
         kinds, warnings = available_kinds(encoder, self.features, encoding)
         vectors = image_vectors(encoder, train.images, encoding, kinds, "training images")
-        settings = len(kinds) * len(self.votes) * len(self.neighbours)
+        settings = len(kinds) * len(self.votes) * len(self.neighbors)
         # Of a single setting nothing is held out to choose by.
         split = None if settings == 1 else hold_out(len(train.labels), self.validation_share, self.seed)
         grid, more = self._grid(vectors, split)
@@ -66,20 +67,20 @@ class KnnClassification:
             ],
             warnings=[*warnings, *more, *choice_warnings(self.data, split, grid), *class_warnings(self.data)],
             details=data_details(self.data, split),
-            probe=make_probe("knn", classifiers[chosen["feature"]], self.data, encoding, encoder),
+            probe=make_probe(self.kind, classifiers[chosen["feature"]], self.data, encoding, encoder),
         )
 
     def _grid(
         self, vectors: Mapping[VectorKind, Tensor], split: Split | None
     ) -> tuple[list[dict[str, Any]], list[str]]:
         """Every setting with its accuracy on held-out images."""
-        settings = [(vote, number) for vote in self.votes for number in self.neighbours]
+        settings = [(vote, number) for vote in self.votes for number in self.neighbors]
         if split is None:
             ((vote, number),) = settings
             self._refuse_too_many([number], len(self.data.train.labels))
             return [{"feature": next(iter(vectors)), "vote": vote, "neighbours": number, "validation": None}], []
-        possible = self._refuse_too_many(self.neighbours, len(split.fit))
-        left_out = sorted(set(self.neighbours) - set(possible))
+        possible = self._refuse_too_many(self.neighbors, len(split.fit))
+        left_out = sorted(set(self.neighbors) - set(possible))
         warnings = [f"neighbours {left_out} were not tried: there are {len(split.fit)} images"] if left_out else []
         rows = []
         labels = self.data.train.labels

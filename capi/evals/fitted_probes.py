@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args, get_origin, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,10 @@ _TIE = 1e-9
 
 @runtime_checkable
 class Classifier(Protocol):
-    """Features of images to a confidence in every class; rows sum to one, ties are broken by rule."""
+    """Features of images to a confidence in every class; rows sum to one, ties are broken by rule.
+
+    A dataclass with the `kind` of its protocol, and with the `axes` of its tensors: s samples, d width of a feature.
+    """
 
     @property
     def width(self) -> int: ...
@@ -65,7 +68,7 @@ class Classifier(Protocol):
 
 @runtime_checkable
 class Segmenter(Protocol):
-    """Features of images to the label of every pixel, as the data set counts labels."""
+    """Features of images to the label of every pixel, as the data set counts labels; else like a classifier."""
 
     @property
     def width(self) -> int: ...
@@ -116,6 +119,8 @@ class VectorClassifier:
 class LinearClassifier(VectorClassifier):
     """A linear map of one vector an image."""
 
+    kind: ClassVar[str] = "linear"
+    axes: ClassVar[dict[str, str]] = {"weight": "classes d", "bias": "classes"}
     weight: Float[Tensor, "classes d"]
     bias: Float[Tensor, " classes"]
     feature: VectorKind
@@ -143,6 +148,12 @@ class LinearClassifier(VectorClassifier):
 class AttentiveClassifier:
     """One learned query over the patches, then a linear map."""
 
+    kind: ClassVar[str] = "attentive"
+    axes: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(("query", "key_bias", "value_bias"), "d"),
+        **dict.fromkeys(("key_weight", "value_weight"), "d d"),
+        **{"classifier_weight": "classes d", "classifier_bias": "classes"},
+    }
     query: Float[Tensor, " d"]
     key_weight: Float[Tensor, "d d"]
     key_bias: Float[Tensor, " d"]
@@ -191,6 +202,8 @@ class AttentiveClassifier:
 class KnnClassifier(VectorClassifier):
     """The nearest training images vote."""
 
+    kind: ClassVar[str] = "knn"
+    axes: ClassVar[dict[str, str]] = {"bank": "s d", "labels": "s"}
     bank: Float[Tensor, "s d"]
     labels: Int[Tensor, " s"]
     feature: VectorKind
@@ -249,6 +262,8 @@ def vote_confidences(
 class KnnSegmenter:
     """The pixel labels of the nearest training patches vote."""
 
+    kind: ClassVar[str] = "knn-segmentation"
+    axes: ClassVar[dict[str, str]] = {"bank": "s d", "blocks": "s rows columns", "mean": "d", "scale": "d"}
     bank: Float[Tensor, "s d"]
     blocks: Integer[Tensor, "s block_height block_width"]
     mean: Float[Tensor, " d"]
@@ -284,6 +299,8 @@ class KnnSegmenter:
 class LogisticSegmenter:
     """Logistic regression gives each patch one label."""
 
+    kind: ClassVar[str] = "logistic-segmentation"
+    axes: ClassVar[dict[str, str]] = {"weight": "classes d", "bias": "classes", "labels": "classes"}
     weight: Float[Tensor, "classes d"]
     bias: Float[Tensor, " classes"]
     labels: Int[Tensor, " classes"]
@@ -318,25 +335,8 @@ def block_size(grid: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
 _LOG = logging.getLogger("capi")
 _MARK = "capi_probe"
 _VERSION = 1
-KINDS: dict[str, type[Any]] = {
-    "attentive": AttentiveClassifier,
-    "knn": KnnClassifier,
-    "knn-segmentation": KnnSegmenter,
-    "linear": LinearClassifier,
-    "logistic-segmentation": LogisticSegmenter,
-}
-# Axes of the tensors of each: s samples, d width of a feature.
-_AXES: dict[str, dict[str, str]] = {
-    "attentive": {
-        **dict.fromkeys(("query", "key_bias", "value_bias"), "d"),
-        **dict.fromkeys(("key_weight", "value_weight"), "d d"),
-        **{"classifier_weight": "classes d", "classifier_bias": "classes"},
-    },
-    "knn": {"bank": "s d", "labels": "s"},
-    "knn-segmentation": {"bank": "s d", "blocks": "s rows columns", "mean": "d", "scale": "d"},
-    "linear": {"weight": "classes d", "bias": "classes"},
-    "logistic-segmentation": {"weight": "classes d", "bias": "classes", "labels": "classes"},
-}
+_PROBES: tuple[Any, ...] = (AttentiveClassifier, KnnClassifier, KnnSegmenter, LinearClassifier, LogisticSegmenter)
+KINDS = {probe.kind: probe for probe in _PROBES}
 # Pixels: as large as a config allows.
 _LARGEST_SIDE = 2**16
 
@@ -357,7 +357,7 @@ class Probe:
 
     @property
     def segments(self) -> bool:
-        return self.kind.endswith("segmentation")
+        return isinstance(self.model, Segmenter)
 
     def refuse_other(self, encoder: VisionEncoder) -> None:
         """A probe belongs to the encoder whose features it was fitted on."""
@@ -452,7 +452,7 @@ def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pa
 def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], width: int) -> None:
     """That tensors fit each other and the encoder, and that settings are in range."""
     sides = {"d": 2 * width if settings.get("feature") == "both" else width}
-    for name, axes in _AXES[kind].items():
+    for name, axes in KINDS[kind].axes.items():
         if len(axes.split()) != tensors[name].ndim:
             raise ValueError(f"{name} has {tensors[name].ndim} axes")
         for axis, side in zip(axes.split(), tensors[name].shape, strict=True):

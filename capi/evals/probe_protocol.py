@@ -54,7 +54,7 @@ from capi.evals.probes import (
 )
 from capi.evals.results import Outcome, Split, departures, hold_out, precision_notes, size_notes
 from capi.evals.tasks import ClassificationData
-from capi.runtime.protocol import PAPER_SHARE, PAPER_SIZE
+from capi.runtime.protocol import PAPER_DECAYS, PAPER_RATES, PAPER_SHARE, PAPER_SIZE
 from capi.types import Features, VisionEncoder
 
 ScheduleName = Literal["auto", "paper", "small"]
@@ -77,18 +77,19 @@ class TrainedClassification:
     schedule: ScheduleName = "auto"
     iterations: int | None = None
     batch_size: int | None = None
-    settings: tuple[ProbeSetting, ...] = PAPER_GRID
+    learning_rates: tuple[float, ...] = PAPER_RATES
+    weight_decays: tuple[float, ...] = PAPER_DECAYS
     loss_mean: LossMean = "head"
     validation_share: float = PAPER_SHARE
     seed: int = 0
-    inputs: tuple[InputKind, ...] = ()
+    features: tuple[InputKind, ...] = ()
     kind: ClassVar[str]
     paper: ClassVar[dict[str, Any]] = {"validation_share": PAPER_SHARE}
 
     def run(self, encoder: VisionEncoder) -> Outcome:
         check_data(self.data)
         encoding = self.encoding.fitted(encoder.patch_size)
-        kinds, warnings = available_kinds(encoder, self.inputs, encoding)
+        kinds, warnings = available_kinds(encoder, self.features, encoding)
         split = hold_out(len(self.data.train.labels), self.validation_share, self.seed)
         plan = self._plan(len(split.fit))
         sizes = {"settings": len(self.settings), "width": encoder.width, "classes": len(self.data.classes)}
@@ -146,6 +147,10 @@ class TrainedClassification:
         ]
 
     @property
+    def settings(self) -> tuple[ProbeSetting, ...]:
+        return tuple(ProbeSetting(rate, decay) for decay in self.weight_decays for rate in self.learning_rates)
+
+    @property
     def small(self) -> bool:
         return self.schedule == "small" or (self.schedule == "auto" and len(self.data.train.labels) < LARGE)
 
@@ -178,7 +183,7 @@ class TrainedClassification:
 class AttentiveClassification(TrainedClassification):
     """One learned query attends to the patches; a linear classifier reads what it gathers."""
 
-    inputs: tuple[InputKind, ...] = ("patches",)
+    features: tuple[InputKind, ...] = ("patches",)
     kind: ClassVar[str] = "attentive"
 
 
@@ -186,9 +191,9 @@ class AttentiveClassification(TrainedClassification):
 class LinearClassification(TrainedClassification):
     """A linear classifier of the mean patch, of the pooled vector, and of both; all in one pass over the images."""
 
-    inputs: tuple[InputKind, ...] = ("mean_patch", "pooled", "both")
+    features: tuple[InputKind, ...] = ("mean_patch", "pooled", "both")
     kind: ClassVar[str] = "linear"
-    paper: ClassVar[dict[str, Any]] = {**TrainedClassification.paper, "inputs": ("mean_patch", "pooled", "both")}
+    paper: ClassVar[dict[str, Any]] = {**TrainedClassification.paper, "features": ("mean_patch", "pooled", "both")}
 
 
 def probe_input(features: Features, kind: InputKind) -> Tensor:

@@ -261,27 +261,27 @@ def is_among(labels: Tensor, among: Collection[int]) -> Tensor:
 class KnnSegmentation(SegmentationProtocol):
     """At every pixel the nearest training patches vote with their own pixel at that place."""
 
-    neighbours: tuple[int, ...] = PAPER_NEIGHBOURS
+    neighbors: tuple[int, ...] = PAPER_NEIGHBOURS
     distances: tuple[Distance, ...] = PAPER_DISTANCES
     ignored_labels_vote: bool = True
     ties: Ties = "smallest"
     kind: ClassVar[str] = "knn-segmentation"
     paper: ClassVar[dict[str, Any]] = {
         **SegmentationProtocol.paper,
-        "neighbours": PAPER_NEIGHBOURS,
+        "neighbors": PAPER_NEIGHBOURS,
         "distances": PAPER_DISTANCES,
         "ignored_labels_vote": True,
         "ties": "smallest",
     }
 
     def settings(self, fit: Patches) -> list[dict[str, Any]]:
-        possible = [number for number in self.neighbours if number <= len(fit.labels)]
+        possible = [number for number in self.neighbors if number <= len(fit.labels)]
         if not possible:
-            raise CapiError(f"{len(fit.labels)} patches are fewer than the {min(self.neighbours)} neighbours to ask")
+            raise CapiError(f"{len(fit.labels)} patches are fewer than the {min(self.neighbors)} neighbours to ask")
         return [{"distance": distance, "neighbours": k} for distance in self.distances for k in possible]
 
     def left_out(self, fit: Patches) -> list[str]:
-        impossible = sorted(number for number in self.neighbours if number > len(fit.labels))
+        impossible = sorted(number for number in self.neighbors if number > len(fit.labels))
         return [f"neighbours {impossible} were not tried: there are {len(fit.labels)} patches"] if impossible else []
 
     def tries(self, fit: Patches, settings: Sequence[Mapping[str, Any]]) -> Trial:

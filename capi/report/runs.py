@@ -65,7 +65,7 @@ def write_pixel_scores(run: Path, device: torch.device) -> None:
         protocol = evaluation.protocol
         if isinstance(protocol, KnnClassification):
             test = next(iter(protocol.data.tests.values()))
-            found = raw_pixel_accuracies(protocol.data.train, test, protocol.encoding, protocol.neighbours[0])
+            found = raw_pixel_accuracies(protocol.data.train, test, protocol.encoding, protocol.neighbors[0])
             scores[evaluation.name] = max(found.values())
     if scores:
         folder.pictures.mkdir(exist_ok=True)

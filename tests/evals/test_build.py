@@ -16,10 +16,8 @@ from capi.errors import CapiError
 from capi.evals import build
 from capi.evals.build import build_encoding, build_protocol, count_images, load_data
 from capi.evals.features import Encoding
-from capi.evals.probes import ProbeSetting
 from capi.evals.results import EvaluationProtocol
 from capi.evals.tasks import DataOptions
-from capi.runtime.protocol import PAPER_DECAYS, PAPER_RATES
 from capi.train.build import build_learner
 from capi.train.evaluations import build_evaluations
 from capi.train.loop import Evaluation
@@ -49,7 +47,7 @@ PROTOCOL = {
     "seed": (7, "seed", 7),
     "temperature": (0.5, "temperature", 0.5),
     "votes": (["weighted"], "votes", ("weighted",)),
-    "neighbors": ([2], "neighbours", (2,)),
+    "neighbors": ([2], "neighbors", (2,)),
     "distances": (["cosine"], "distances", ("cosine",)),
     "ignored_labels_vote": (False, "ignored_labels_vote", False),
     "ties": ("nearest", "ties", "nearest"),
@@ -62,8 +60,9 @@ PROTOCOL = {
     "loss_mean": ("released", "loss_mean", "released"),
     "iterations": (11, "iterations", 11),
     "batch_size": (13, "batch_size", 13),
-    "learning_rates": ([0.5, 0.25], "settings", tuple(ProbeSetting(r, d) for d in PAPER_DECAYS for r in (0.5, 0.25))),
-    "weight_decays": ([0.0], "settings", tuple(ProbeSetting(r, 0.0) for r in PAPER_RATES)),
+    "learning_rates": ([0.5, 0.25], "learning_rates", (0.5, 0.25)),
+    "weight_decays": ([0.0], "weight_decays", (0.0,)),
+    "features": (["mean_patch"], "features", ("mean_patch",)),
 }
 # Tested below, or heeded by who writes the results.
 ELSEWHERE = {"dataset", "data", "protocol", "limit_train", "limit_tests", "save_probe"}
@@ -83,14 +82,13 @@ def test__every_option_of_a_config_arrives(
     kind = PROTOCOLS[protocol]
     data = data_of(kind(dataset=""), class_folders, mask_folders)
     asked = watch_readers(monkeypatch, data)
-    vectors = {"features": (["mean_patch"], "inputs" if protocol == "linear" else "features", ("mean_patch",))}
-    values = DATA | ENCODING | PROTOCOL | vectors
+    values = DATA | ENCODING | PROTOCOL
     for option in kind.model_fields.keys() - ELSEWHERE:
         config = load_benchmark(f"folder/{protocol}", options={option: values[option][0]})
         encoding = build_encoding(config, (4, 4))
         load_data(config)
         built = build_protocol(config, data, encoding)
-        places = ((asked[-1][-1], DATA), (encoding, ENCODING), (built, PROTOCOL | vectors))
+        places = ((asked[-1][-1], DATA), (encoding, ENCODING), (built, PROTOCOL))
         arrived = [getattr(place, table[option][1]) == table[option][2] for place, table in places if option in table]
         assert arrived == [True], option
 
@@ -116,7 +114,7 @@ def test__a_protocol_leaves_nothing_to_its_own_defaults(protocol: str, class_fol
     """An option of a protocol that no config names could never be changed."""
     config = PROTOCOLS[protocol](dataset="")
     built = build_protocol(config, data_of(config, class_folders, mask_folders), Encoding())
-    named = {name for _, name, _ in PROTOCOL.values()} | {"data", "encoding", "features", "inputs"}
+    named = {name for _, name, _ in PROTOCOL.values()} | {"data", "encoding"}
     assert {field.name for field in fields(built)} <= named  # type: ignore[arg-type]
     assert isinstance(built, EvaluationProtocol)
 

@@ -24,11 +24,11 @@ from tests.evals.toys import (
 )
 
 SMALL = Encoding(size=(12, 8), batch_size=5)
-ALONE = {"neighbours": (1,), "votes": ("majority",), "features": ("mean_patch",)}
+ALONE = {"neighbors": (1,), "votes": ("majority",), "features": ("mean_patch",)}
 
 
 def protocol(data: ClassificationData, **options: object) -> KnnClassification:
-    return KnnClassification(data, **{"encoding": SMALL, "neighbours": (1, 3), **options})  # type: ignore[arg-type]
+    return KnnClassification(data, **{"encoding": SMALL, "neighbors": (1, 3), **options})  # type: ignore[arg-type]
 
 
 def noisy() -> ClassificationData:
@@ -57,7 +57,7 @@ def test__every_setting_is_scored_as_scikit_learn_scores_it() -> None:
     hard = {"spread": 700, "size": (12, 8)}
     train, test = labelled([0, 1] * 20, **hard), answered([0, 1] * 15, seed=1, **hard)
     data, encoder = ClassificationData(("red", "green"), train, {"test": test}), RandomPatches()
-    outcome = protocol(data, neighbours=(1, 3, 7), validation_share=0.3).run(encoder)
+    outcome = protocol(data, neighbors=(1, 3, 7), validation_share=0.3).run(encoder)
 
     split = hold_out(40, 0.3, seed=0)
     vectors = image_vectors(encoder, train.images, SMALL, ("mean_patch", "pooled"), "")
@@ -80,7 +80,7 @@ def test__every_setting_is_scored_as_scikit_learn_scores_it() -> None:
 
 
 def test__of_settings_that_are_equally_good_the_first_is_chosen() -> None:
-    outcome = protocol(colored_data(), neighbours=(3, 1), features=("pooled", "mean_patch")).run(PatchColors())
+    outcome = protocol(colored_data(), neighbors=(3, 1), features=("pooled", "mean_patch")).run(PatchColors())
     assert {row["validation"] for row in outcome.grid} == {1.0}
     assert outcome.chosen == {"feature": "pooled", "vote": "majority", "neighbours": 3, "validation": 1.0}
 
@@ -209,14 +209,14 @@ def test__data_that_cannot_be_scored_is_an_error(changes: dict[str, object], mes
 
 def test__more_neighbours_than_images_are_left_out_with_a_warning() -> None:
     # 24 images, of which 2 are held out.
-    outcome = protocol(colored_data(), neighbours=(1, 22, 23, 100)).run(PatchColors())
+    outcome = protocol(colored_data(), neighbors=(1, 22, 23, 100)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 22}
     assert beside_choice(outcome) == ["neighbours [23, 100] were not tried: there are 22 images"]
 
 
 def test__fewer_images_than_any_number_of_neighbours_are_an_error() -> None:
     with pytest.raises(CapiError, match="24 labelled images are fewer than the 25 neighbours"):
-        protocol(colored_data(), **{**ALONE, "neighbours": (25,)}).run(PatchColors())
+        protocol(colored_data(), **{**ALONE, "neighbors": (25,)}).run(PatchColors())
 
 
 def test__an_encoder_without_a_pooled_vector_is_a_warning() -> None:

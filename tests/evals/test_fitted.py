@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import fields
 
 import pytest
 import torch
@@ -138,7 +139,7 @@ def test__a_judge_gives_every_image_once_however_many_are_judged_together() -> N
         images_at_a_time = 7
 
     values = knn()
-    together = Patient(**{name: getattr(values, name) for name in KnnClassifier.__dataclass_fields__})
+    together = Patient(**{each.name: getattr(values, each.name) for each in fields(KnnClassifier)})
     features = features_of(20)
     parts = list(zip(torch.arange(20).split(3), *(part.split(3) for part in features), strict=True))
     judge, numbers, confidences, sizes = Judge(together), [], [], []

@@ -62,7 +62,7 @@ def noisy_data(count: int = 14) -> SegmentationData:
 
 
 def protocol(kind: str, data: SegmentationData, **options: Any) -> SegmentationProtocol:
-    few = {"neighbours": (1, 4)} if kind == "knn" else {"strengths": (1e-2, 1.0)}
+    few = {"neighbors": (1, 4)} if kind == "knn" else {"strengths": (1e-2, 1.0)}
     return KINDS[kind](data, **{"encoding": SMALL, "validation_share": 0.3, **few, **options})
 
 
@@ -85,7 +85,7 @@ def test__labels_that_can_be_seen_are_all_right(kind: str, encoder: VisionEncode
 
 
 @pytest.mark.parametrize(
-    ("kind", "one"), [("knn", {"neighbours": (1,), "distances": ("l2",)}), ("logistic", {"strengths": (1.0,)})]
+    ("kind", "one"), [("knn", {"neighbors": (1,), "distances": ("l2",)}), ("logistic", {"strengths": (1.0,)})]
 )
 def test__a_single_setting_is_not_chosen_by_held_out_images(kind: str, one: dict[str, Any]) -> None:
     outcome = protocol(kind, plain_data(), **one).run(PatchColors())
@@ -97,7 +97,7 @@ def test__a_single_setting_is_not_chosen_by_held_out_images(kind: str, one: dict
 @pytest.mark.parametrize("votes", [True, False])
 def test__knn_is_what_a_slow_version_says(standardize: bool, votes: bool) -> None:
     data, encoder = noisy_data(), RandomPatches(patch_size=PATCH)
-    options = {"neighbours": (1, 3, 6), "standardize": standardize, "ignored_labels_vote": votes, "pictures": 99}
+    options = {"neighbors": (1, 3, 6), "standardize": standardize, "ignored_labels_vote": votes, "pictures": 99}
     outcome = protocol("knn", data, **options).run(encoder)
     reference, split = Reference(encoder, data, standardize), hold_out(14, 0.3, 0)
     fit, held_out = split
@@ -119,7 +119,7 @@ def test__ignored_labels_are_predicted_only_where_they_vote() -> None:
     data, encoder = noisy_data(), RandomPatches(patch_size=PATCH)
     counts = []
     for votes in (True, False):
-        outcome = protocol("knn", data, ignored_labels_vote=votes, pictures=99, neighbours=(1,)).run(encoder)
+        outcome = protocol("knn", data, ignored_labels_vote=votes, pictures=99, neighbors=(1,)).run(encoder)
         counts.append(sum(int((picture.prediction == VOID).sum()) for picture in outcome.pictures))
         # A predicted label that is ignored is a class of its own, and always wrong.
         assert outcome.details["IoU by class"].get(f"{VOID} (ignored)") == (0.0 if votes else None)
@@ -195,7 +195,7 @@ def test__the_held_out_images_are_not_fitted_on_while_settings_are_tried() -> No
     masks = Masks([np.full(SIZE, number, dtype=np.uint8) for number in range(count)])
     own = {number: str(number) for number in range(count)}
     data = SegmentationData(own, frozenset(), MaskedImages(images, masks), MaskedImages(images, masks))
-    outcome = protocol("knn", data, neighbours=(1, 2), distances=("l2",)).run(PatchColors())
+    outcome = protocol("knn", data, neighbors=(1, 2), distances=("l2",)).run(PatchColors())
     assert [row["validation"] for row in outcome.grid] == [0.0, 0.0]
     # In the end all are fitted on, and known.
     assert outcome.main == 1.0
@@ -203,7 +203,7 @@ def test__the_held_out_images_are_not_fitted_on_while_settings_are_tried() -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test__a_single_setting_needs_no_trial(kind: str) -> None:
-    single = {"neighbours": (1,), "distances": ("l2",)} if kind == "knn" else {"strengths": (1.0,)}
+    single = {"neighbors": (1,), "distances": ("l2",)} if kind == "knn" else {"strengths": (1.0,)}
     outcome = protocol(kind, plain_data(), **single).run(PatchColors())
     assert outcome.grid == [outcome.chosen]
     assert outcome.chosen["validation"] is None
@@ -319,11 +319,11 @@ def _patches(count: int) -> Any:
 def test__each_deviation_is_told_and_no_other() -> None:
     data = replace(plain_data(), notes=("one image is missing",))
     outcome = KnnSegmentation(
-        data, Encoding(size=(13, 8)), standardize=False, neighbours=(1, 2), ignored_labels_vote=False
+        data, Encoding(size=(13, 8)), standardize=False, neighbors=(1, 2), ignored_labels_vote=False
     ).run(PatchColors())
     assert outcome.deviations == [
         "standardize: False instead of True",
-        "neighbours: 1, 2 instead of 1, 3, 10, 30",
+        "neighbors: 1, 2 instead of 1, 3, 10, 30",
         "ignored labels vote: False instead of True",
         "image size: 13 x 8 px instead of 224 x 224 px",
         "image size: 12 x 8 px, the nearest to 13 x 8 px that patches of 4 fill",
@@ -336,11 +336,11 @@ def test__each_deviation_is_told_and_no_other() -> None:
 
 def test__more_neighbours_than_patches_are_left_out_with_a_warning() -> None:
     # 10 images of 6 patches, of which 3 are held out.
-    outcome = protocol("knn", plain_data(), neighbours=(1, 42, 43)).run(PatchColors())
+    outcome = protocol("knn", plain_data(), neighbors=(1, 42, 43)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 42}
     assert beside_choice(outcome) == ["neighbours [43] were not tried: there are 42 patches"]
     with pytest.raises(CapiError, match="42 patches are fewer than the 43 neighbours"):
-        protocol("knn", plain_data(), neighbours=(43,)).run(PatchColors())
+        protocol("knn", plain_data(), neighbors=(43,)).run(PatchColors())
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -20,7 +20,7 @@ from capi.evals.probe_protocol import (
     TrainedClassification,
     _head_deviations,
 )
-from capi.evals.probes import PAPER_GRID, ProbeSchedule, ProbeSetting, ProbeTrainer
+from capi.evals.probes import PAPER_GRID, ProbeSchedule, ProbeTrainer
 from capi.evals.results import size_notes
 from capi.evals.tasks import AnsweredImages, ClassificationData, LabeledImages
 from capi.types import Features
@@ -36,12 +36,12 @@ from tests.evals.toys import (
 )
 
 SMALL = Encoding(size=(12, 8), batch_size=5)
-FAST = (ProbeSetting(1e-3, 1e-3), ProbeSetting(5e-1, 1e-3), ProbeSetting(5e-1, 5e-2))
+FAST = {"learning_rates": (1e-3, 1e-1, 5e-1), "weight_decays": (1e-3,)}
 KINDS = {"attentive": AttentiveClassification, "linear": LinearClassification}
 
 
 def protocol(kind: str = "linear", data: ClassificationData | None = None, **options: Any) -> TrainedClassification:
-    values = {"encoding": SMALL, "settings": FAST, "iterations": 40, "batch_size": 16, **options}
+    values = {"encoding": SMALL, **FAST, "iterations": 40, "batch_size": 16, **options}
     return KINDS[kind](colored_data() if data is None else data, **values)
 
 
@@ -101,7 +101,7 @@ def test__all_kinds_of_vectors_are_tried_and_scored() -> None:
     outcome = protocol().run(RandomPatches())
     kinds = ("mean_patch", "pooled", "both")
     assert list(outcome.scores) == ["test", *(f"test, {kind}" for kind in kinds)]
-    assert [row["feature"] for row in outcome.grid] == [kind for kind in kinds for _ in FAST]
+    assert [row["feature"] for row in outcome.grid] == [kind for kind in kinds for _ in range(3)]
     assert outcome.probe.model.feature == outcome.chosen["feature"]
     assert outcome.main == outcome.scores[f"test, {outcome.chosen['feature']}"]
 
@@ -232,8 +232,7 @@ def test__held_out_images_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test__heads_that_fail_are_warned_about() -> None:
-    settings = (ProbeSetting(1e-2, 1e-3), ProbeSetting(1e38, 1e-3))
-    outcome = protocol("attentive", settings=settings).run(PatchColors())
+    outcome = protocol("attentive", learning_rates=(1e-2, 1e38)).run(PatchColors())
     assert beside_choice(outcome) == ["1 heads were given up, since their loss was not finite"]
     assert outcome.grid[1]["validation"] is None
     assert outcome.chosen == outcome.grid[0]
@@ -241,7 +240,7 @@ def test__heads_that_fail_are_warned_about() -> None:
 
 def test__heads_that_all_fail_are_an_error() -> None:
     with pytest.raises(CapiError, match="no setting is left"):
-        protocol("attentive", settings=(ProbeSetting(1e38, 1e-3),)).run(PatchColors())
+        protocol("attentive", learning_rates=(1e38,)).run(PatchColors())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -272,7 +271,7 @@ def test__the_papers_own_settings_are_no_deviation(kind: type, options: dict[str
     """At 224 px with patches of 16, and heads of width 64."""
     chosen = kind(of_size(LARGE), **options)
     found = chosen._deviations(chosen._plan(LARGE * 9 // 10))
-    found += _head_deviations(chosen.inputs, 1024)
+    found += _head_deviations(chosen.features, 1024)
     used = chosen.encoding.fitted(16).size
     assert found + size_notes(chosen.encoding.size, used, 16, (224, 224)) == []
     assert (chosen.settings, len(PAPER_GRID)) == (PAPER_GRID, 30)
@@ -284,7 +283,7 @@ def test__the_papers_own_settings_are_no_deviation(kind: type, options: dict[str
         ({"iterations": 1000}, ["iterations: 1000 instead of 12500", "warm-up: 100 instead of 1250"]),
         ({"batch_size": 256}, ["batch: 256 instead of 1024"]),
         ({"validation_share": 0.2}, ["validation share: 0.2 instead of 0.1"]),
-        ({"settings": FAST}, ["a grid of 3 settings that is not the paper's of 30"]),
+        (FAST, ["a grid of 3 settings that is not the paper's of 30"]),
         (
             {"schedule": "small"},
             [
