@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from capi.config.files import load_config as load_config
     from capi.config.trust import trusting as trusting
     from capi.data.crops import transform as transform
+    from capi.data.locations import register_source as register_source
     from capi.data.shard_writer import pack_shards as pack_shards
     from capi.data.sources import ENDINGS as ENDINGS
     from capi.data.sources import is_csv as is_csv
@@ -113,6 +114,7 @@ PUBLIC = {
     "register_mask": "capi.method.masking",
     "register_optimizer": "capi.train.build",
     "register_predictor": "capi.models.predictor",
+    "register_source": "capi.data.locations",
     "register_target": "capi.method.registry",
     "report": "capi.report.runs",
     "speedrun": "capi.api.race",

@@ -5,7 +5,7 @@ labels.csv                      the images that its column `file` names, below i
 labels.csv?images=FOLDER        the same where they lie below another folder
 path/{000000..001023}.tar       shards; also one file or a glob, and the same for .parquet and .arrow
 photos.parquet?column=picture   a column by name
-hf://owner/name?split=train     a data set of the Hub
+hf://owner/name?split=train     a data set of the Hub; other schemes are in `SCHEMES`
 demo                            the built-in photos
 SOURCE@WEIGHT                   among several sources, how often one is drawn
 
@@ -21,7 +21,7 @@ import glob
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
@@ -46,15 +46,22 @@ from capi.data.tables import TableImages, open_arrow, open_parquet_files, requir
 from capi.errors import CapiError, expect, nearest
 from capi.runtime.atomic import is_regular, walk_folder
 from capi.runtime.image_files import refuse_outside
+from capi.runtime.plugins import register
 
 Data = str | Path | Sequence[str | Path]
-TABLES = (".parquet", ".arrow")
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".zip")
 _WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>[+-]?(\d+(\.\d*)?|\.\d+|nan|inf))", re.DOTALL)
 _COLUMN = re.compile(r"(?P<path>.+)\?column=(?P<column>.+)", re.DOTALL)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
 _CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
 _MOST_SHARDS = 1_000_000
+
+
+# Tables by the ending of their files: from files and the name of a column, or None, to the images.
+TABLES: dict[str, Callable[[list[str], str | None], ImageSource]] = {
+    ".parquet": open_parquet_files,
+    ".arrow": open_arrow,
+}
 
 
 class Weighted(NamedTuple):
@@ -135,8 +142,14 @@ def _weighted(text: str) -> Weighted:
 def _open_one(data: str, console: Console | None, index_beside: bool) -> ImageSource:
     if data == "demo":
         return demo_photos("train").images
-    if data.startswith(SCHEME):
-        return open_hub(data)
+    scheme, separator, _ = data.partition("://")
+    if separator and not os.path.exists(data):
+        if scheme not in SCHEMES:
+            raise CapiError(
+                f'{data}: there are no sources "{scheme}://"{nearest(scheme, SCHEMES)}: expected a path, or one of '
+                f"{', '.join(SCHEMES)}"
+            )
+        return SCHEMES[scheme](data)
     if is_csv(data) and os.path.isfile(csv_place(data)[0]):
         return csv_images(data)
     named = None if os.path.exists(data) else _COLUMN.fullmatch(data)
@@ -161,13 +174,14 @@ def _open_files(
         )
     if len(kinds) > 1 or not kinds <= {".tar", *TABLES}:
         raise CapiError(
-            f"{data} leads to files that end in {', '.join(sorted(kinds))}: expected .tar, .parquet or .arrow"
+            f"{data} leads to files that end in {', '.join(sorted(kinds))}: expected one of .tar, {', '.join(TABLES)}"
         )
-    if kinds == {".tar"}:
-        if column is not None:
-            raise CapiError(f"{data} has shards, which have no columns: leave ?column={column} out")
-        return open_shards([Path(file) for file in files], console, index_beside=index_beside)
-    return (open_parquet_files if kinds == {".parquet"} else open_arrow)(files, column)
+    (kind,) = kinds
+    if kind in TABLES:
+        return TABLES[kind](files, column)
+    if column is not None:
+        raise CapiError(f"{data} has shards, which have no columns: leave ?column={column} out")
+    return open_shards([Path(file) for file in files], console, index_beside=index_beside)
 
 
 def _files(path: str) -> list[str] | None:
@@ -317,6 +331,15 @@ def _library() -> Any:
         raise CapiError("data sets of the Hub need an extra: pip install 'capi[hf]'") from error
     require_pyarrow()
     return datasets
+
+
+# Sources by what stands before `://`, each opened with its whole name.
+SCHEMES: dict[str, Callable[[str], ImageSource]] = {"hf": open_hub}
+
+
+def register_source(scheme: str, opener: Callable[[str], ImageSource]) -> None:
+    """Make `SCHEME://...` a source of images in this process: `opener` gets the whole name."""
+    register(SCHEMES, scheme, opener, "source")
 
 
 SPLITS = frozenset({"train", "training", "val", "validation", "test", "testing"})

@@ -6,9 +6,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from capi.data.locations import Weighted, describe_data, described_data, open_images, weighted_sources
+import capi
+from capi.data.locations import SCHEMES, Weighted, describe_data, described_data, open_images, weighted_sources
 from capi.data.shards import Shards
-from capi.data.sources import Files, ImageSource, Mixture
+from capi.data.sources import EncodedImages, Files, ImageSource, Mixture
 from capi.data.tables import ParquetImages
 from capi.errors import CapiError
 from tests.data.shard_files import plain, write_shards
@@ -87,7 +88,7 @@ def test__shards_and_columns_are_the_ones_that_were_named(root: Path) -> None:
         ("{0..9999}/{0..9999..2}.tar", "stands for more than 1000000 files"),
         ("nothing.tar", r"1 of 1 shards are missing, the first is nothing\.tar"),
         ("photos.tar.gz", r"photos\.tar\.gz is compressed, .* unpack it"),
-        ("shards/*", r"files that end in .*: expected \.tar, \.parquet or \.arrow"),
+        ("shards/*", r"files that end in .*: expected one of \.tar, \.parquet, \.arrow"),
         ("tables", r"several columns that may be images \(a, b\)"),
         ("tables?column=c", r'no column "c"'),
         ("shards?column=a", "shards, which have no columns"),
@@ -142,3 +143,20 @@ def test__a_run_s_record_leads_back_to_the_same_images(root: Path) -> None:
         ("photos@2", 0.25, 2),
         ("shards", 3.0, 9),
     ]
+
+
+def test__a_scheme_of_one_s_own_opens_a_source(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEMES, "hf", SCHEMES["hf"])
+
+    def opener(name: str) -> EncodedImages:
+        count = int(name.removeprefix("plain://"))
+        return EncodedImages([str(number) for number in range(count)], [plain(number) for number in range(count)])
+
+    capi.register_source("plain", opener)
+    assert images(open_images("plain://3")) == [plain(0), plain(1), plain(2)]
+    mixed = open_images(["plain://2@0.5", "photos@0.5"])
+    assert (len(mixed), mixed.weights) == (5, [0.5, 0.5])
+    with pytest.raises(CapiError, match='there are no sources "plan://"; did you mean "plain"'):
+        open_images("plan://3")
+    with pytest.raises(CapiError, match="source=hf comes with capi: choose another name"):
+        capi.register_source("hf", opener)
