@@ -5,10 +5,11 @@ it would run that code. The caller names the code with `--trust FILE.py` (`trust
 names the component itself. Nothing is trusted by default.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from capi.config.files import Overrides, overridden
@@ -20,13 +21,15 @@ _KEYS = (
     *("target.kind", "masking.kind", "model.predictor.kind", "optimization.optimizer"),
     *("target.frozen.encoder", "init.encoder"),
 )
-_TRUSTED: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset())
+# What may be imported, and whether `trust` itself names it.
+_TRUSTED: ContextVar[Mapping[str, bool]] = ContextVar("trusted", default=MappingProxyType({}))
 
 
 @contextmanager
 def trusting(trust: Trust = (), overrides: Overrides = ()) -> Iterator[None]:
     """Within it, the code that `trusted_code` gives may be imported where a config names it."""
-    token = _TRUSTED.set(_TRUSTED.get() | trusted_code(trust, overrides))
+    by_overrides = dict.fromkeys(trusted_code(overrides=overrides), False)
+    token = _TRUSTED.set(by_overrides | dict(_TRUSTED.get()) | dict.fromkeys(trusted_code(trust), True))
     try:
         yield
     finally:
@@ -54,6 +57,11 @@ def trusted_place(code: str) -> str:
     raise CapiError(
         f"the config names Python code in {code}: look at it, then add --trust {code} (in Python, trust={code!r})"
     )
+
+
+def is_named_by_trust(file: Path) -> bool:
+    """Whether `trust` names a file, so that somebody has looked at it as it is now; overrides are often repeated."""
+    return _TRUSTED.get().get(_identity(file), False)
 
 
 def _code_in(overrides: Overrides) -> Iterable[str]:

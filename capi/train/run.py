@@ -180,7 +180,7 @@ def _examine(
     facts = describe_data(data, source)
     if going_on:
         _refuse_other_run(folder, config, facts, extended_from)
-        networks.warn_of_changed_code(folder.record(), config)
+        networks.check_code(folder.record(), config, resumed=True)
         if processes.is_main:
             _refuse_other_shapes(folder, config)
     elif folder.exists and (overwrite or _is_unbegun(folder)):

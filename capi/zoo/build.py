@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from capi.config.schema import Config, Section
-from capi.config.trust import trusted_place
+from capi.config.trust import is_named_by_trust, trusted_place
 from capi.errors import CapiError
 from capi.method.masking import MASKS
 from capi.method.registry import TARGETS
@@ -121,12 +121,18 @@ def code_record(config: Config) -> dict[str, Any]:
     return {key: {"file": str(file), "sha256": sha256_of(file)} for key, file in files.items() if file}
 
 
-def warn_of_changed_code(record: Mapping[str, Any], config: Config, keys: Iterable[str] = TABLES) -> None:
-    """Say which files are not what they were when the run was started."""
+def check_code(record: Mapping[str, Any], config: Config, keys: Iterable[str] = TABLES, *, resumed: bool) -> None:
+    """Files must be what they were when the run was started; a run that is resumed refuses others, but for `trust`."""
     for key in keys:
         noted, file = record.get(CODE, {}).get(key), code_file(component(key, config))
-        if isinstance(noted, dict) and file and sha256_of(file) != noted.get("sha256"):
-            _LOG.warning("%s has changed since the run was started (%s): it may compute something else", file, key)
+        if not isinstance(noted, dict) or not file or sha256_of(file) == noted.get("sha256"):
+            continue
+        if resumed and not is_named_by_trust(file):
+            raise CapiError(
+                f"{file} ({key}) has changed since the run was started, and may compute something else: restore it, or "
+                f"look at what is different and add --trust {file} (in Python, trust={str(file)!r})"
+            )
+        _LOG.warning("%s has changed since the run was started (%s): it may compute something else", file, key)
 
 
 def _value(config: Config, path: str) -> Any:

@@ -19,7 +19,7 @@ from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_paths
 from capi.runtime.tensor_file import Header, read_header
 from capi.types import Statistics
-from capi.zoo.build import TARGET, frozen, recorded_target, statistics, warn_of_changed_code, weightless_student
+from capi.zoo.build import TARGET, check_code, frozen, recorded_target, statistics, weightless_student
 from capi.zoo.checkpoint_files import STATE, CheckpointFolder, StoredTensors
 from capi.zoo.files import read_contents
 from capi.zoo.huggingface.files import check_statistics, checked_image_size
@@ -49,7 +49,7 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     if not checkpoint and not checkpoints.steps():
         raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
     record = folder.record()
-    warn_of_changed_code(record, config, ["model.predictor.kind"])
+    check_code(record, config, ["model.predictor.kind"], resumed=False)
     stored, prefix = StoredTensors(checkpoint or checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]
     names = [name.removeprefix(prefix) for name in stored.weightless if name.startswith(prefix)]
     model = _empty(config, names, str(path), recorded_target(record, config))

@@ -121,6 +121,11 @@ def test__the_target_of_the_page_is_trained_resumed_and_judged(run_here: RunHere
     assert run_here(*again, "--trust", "pca_target.py").code == 0
     with (work / "pca_target.py").open("a") as file:
         file.write("# Another file.\n")
+    # The command that the run was started with, repeated by a scheduler, says nothing of the file as it is now.
+    repeated = run_here(*words("run", "--resume"))
+    assert_refused(
+        repeated, "has changed since the run was started, and may compute something else: restore it, or look"
+    )
     said = run_here(*again, "--trust", "pca_target.py")
     assert said.code == 0
     # A terminal breaks lines.
