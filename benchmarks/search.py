@@ -41,9 +41,10 @@ BASE = [
 MUON, FAST = ["optimization.optimizer=muon"], ["optimization.learning_rate=4e-3"]
 LAYERS = ["target.layers=all", "target.normalize=instance"]
 BEST = [*MUON, *FAST, *LAYERS]
+SMALL = ["data.image_size=48", "optimization.batch_size=64", "clustering.prototypes=256"]
 ROWS: dict[str, list[str]] = {
     "untrained": [],
-    "recipe of 2026-11": ["data.image_size=48", "optimization.batch_size=64", "clustering.prototypes=256"],
+    "recipe of 2026-11": SMALL,
     "adamw": [],
     "adamw x2": FAST,
     "adamw layers": LAYERS,
@@ -77,6 +78,14 @@ ROWS: dict[str, list[str]] = {
     "registers 0": [*BEST, "model.registers=0"],
     "standard Sinkhorn": [*BEST, "clustering.sinkhorn=standard"],
     "48 px": [*BEST, "data.image_size=48"],
+    "48 px, batch 64": [*BEST, *SMALL],
+    "pixels 48 px, batch 64": [*MUON, *FAST, *SMALL, "target.kind=pixels"],
+    "48 px, batch 64, muon x4": [*BEST, *SMALL, "optimization.learning_rate=8e-3"],
+    "48 px, batch 32": [*BEST, *SMALL, "optimization.batch_size=32"],
+    "48 px, batch 64, momentum 0.99": [*BEST, *SMALL, "optimization.teacher_momentum=0.99"],
+    "48 px, batch 64, last layer": [*MUON, *FAST, *SMALL],
+    "features 48 px, batch 64": [*BEST, *SMALL, "target.kind=features"],
+    "ema_head 48 px, batch 64": [*BEST, *SMALL, "target.kind=ema_head"],
     "width 192": [*BEST, "model.width=192", "model.heads=3"],
     "depth 6": [*BEST, "model.depth=6"],
     "patch 16": [*BEST, "model.patch_size=16", "masking.predict=5"],

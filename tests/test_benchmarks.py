@@ -191,9 +191,12 @@ def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: 
     arguments = ["--data", f"toy={tmp_path}", "--budget=0.2", "--rows", "untrained", "adamw", "--set", *small]
     output = run("search.py", str(tmp_path / "results"), *arguments, "--table", f"--collect={tmp_path / 'all.jsonl'}")
     records = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
-    assert sorted(record["kind"] for record in records) == ["cost", "run", "run"]
-    untrained, trained = (next(one for one in records if one.get("row") == row) for row in ("untrained", "adamw"))
-    assert (untrained["steps"], untrained["photos"], untrained["linear"]) == (0, 6, 100.0)
+    assert sorted(record["kind"] for record in records) == ["cost", "cost", "run", "run"]
+    untrained, trained = (
+        next(record for record in records if (record["kind"], record["row"]) == ("run", row))
+        for row in ("untrained", "adamw")
+    )
+    assert (untrained["steps"], untrained["photos"], untrained["linear"]) == (0, 18, 100.0)
     assert trained["steps"] >= 1
     # Bright and dark are told apart by any encoder: no photo is right in one run and wrong in the other.
     assert re.search(r"untrained \| 0 \| 0 \| 0 .*\+0\.0 ± 0\.0 \|$", output, re.M)
