@@ -108,6 +108,7 @@ def matrix_products(model: CapiEncoder, size: int) -> list[Product]:
     """Every product that an image needs, with the model's own weights, which must come from memory each time."""
     encoder, predictor = model.encoder, model.predictor
     assert isinstance(predictor, CrossPredictor)
+    assert isinstance(encoder, Encoder)
     patches = (size // model.patch_size) ** 2
     tokens = patches + encoder.num_registers
     embedding = encoder.patch_embedding.weight.flatten(1)

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from capi.api.race import speedrun as speedrun
     from capi.api.share import push as push
     from capi.api.tables import compare_table as compare_table
+    from capi.api.training import adapt as adapt
+    from capi.api.training import adapted_config as adapted_config
     from capi.api.training import pretrain as pretrain
     from capi.config.files import load_config as load_config
     from capi.config.trust import trusting as trusting
@@ -72,6 +74,7 @@ if TYPE_CHECKING:
     from capi.train.launch import SlurmOptions as SlurmOptions
     from capi.train.launch import slurm_script as slurm_script
     from capi.train.launch import submit as submit
+    from capi.train.run import PretrainedRun as PretrainedRun
     from capi.train.step import train_step as train_step
     from capi.types import Features as Features
     from capi.types import MaskedBatch as MaskedBatch
@@ -92,6 +95,7 @@ if TYPE_CHECKING:
 # The names of `capi`, with the module that defines each.
 PUBLIC = {
     "ablate": "capi.api.ablation",
+    "adapt": "capi.api.training",
     "build_learner": "capi.train.build",
     "check": "capi.train.dry_run",
     "check_data": "capi.data.survey",
@@ -131,6 +135,7 @@ PUBLIC = {
 }
 # What the command line needs beside them, to choose and to print.
 _COMMANDS = {
+    "adapted_config": "capi.api.training",
     "DemoSummary": "capi.api.demo",
     "run_demo": "capi.api.demo",
     "ENDINGS": "capi.data.sources",
@@ -167,6 +172,7 @@ _COMMANDS = {
     "StepCost": "capi.train.cost.step",
     "Suggestion": "capi.train.cost.suggest",
     "planned_cost": "capi.train.cost.plan",
+    "PretrainedRun": "capi.train.run",
     "SlurmOptions": "capi.train.launch",
     "slurm_script": "capi.train.launch",
     "submit": "capi.train.launch",

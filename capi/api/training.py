@@ -9,18 +9,21 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from capi.config.files import Overrides, Recipe, as_config, override_texts
-from capi.config.trust import Trust, trusting
+from capi.config.files import Overrides, Recipe, as_config, merge, override_texts, parse_config, recipe_tree
+from capi.config.schema import Config
+from capi.config.trust import Trust, trusted_code, trusting
 from capi.data.locations import Data
-from capi.errors import expect
+from capi.errors import CapiError, expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
 from capi.runtime.devices import choose_device
 from capi.runtime.processes import joined
 from capi.runtime.progress import default_console
 from capi.train import run
+from capi.train.initial_weights import adapted_sections
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
 from capi.train.run import PretrainedRun
+from capi.zoo.run_folder import RunFolder, run_config
 
 
 def pretrain(
@@ -78,3 +81,70 @@ def pretrain(
         if not config.run.report or not done.is_main:
             return done
         return replace(done, report=conclude(done.path, data, finished=done.finished, device=chosen))
+
+
+def adapt(
+    model: str | Path,
+    overrides: Overrides = (),
+    *,
+    data: Data,
+    out: str | Path,
+    recipe: str | Path = "adapt",
+    resume: bool = False,
+    extend: bool = False,
+    overwrite: bool = False,
+    device: torch.device | str | None = None,
+    loggers: Sequence[Logger] = (),
+    evaluations: Sequence[Evaluation] = (),
+    trust: Trust = (),
+    console: Console | None = None,
+    **sections: Any,
+) -> PretrainedRun:
+    """Go on training a published encoder, or one of your own, on your images: a run like any other.
+
+    `model` is anything that `load` takes: a run, a published model, a file, `baseline:NAME=FILE`. Student and teacher
+    start from it; predictor, head and prototypes are new, and learn while the encoder stands still
+    (`adapt.frozen_share`). The section `adapt` says how much it may change. Everything else is as in `pretrain`.
+    """
+    texts = override_texts(overrides, sections)
+    trusted = trusted_code(trust, texts)
+    with trusting(trusted):
+        config = adapted_config(model, texts, recipe=recipe, out=Path(out) if resume else None)
+    return pretrain(
+        config,
+        data=data,
+        out=out,
+        resume=resume,
+        extend=extend,
+        overwrite=overwrite,
+        device=device,
+        loggers=loggers,
+        evaluations=evaluations,
+        trust=trusted,
+        console=console,
+    )
+
+
+def adapted_config(
+    model: str | Path,
+    overrides: Overrides = (),
+    *,
+    recipe: str | Path = "adapt",
+    out: Path | None = None,
+    weights: bool = True,
+) -> Config:
+    """The config of a run that adapts a model. Of the run in `out`, where there is one, it is its own: the model is not
+    opened again. Without `weights`, for a plan, a baseline needs no file.
+    """
+    expect("the model", model, (str, Path), "what capi.load takes, such as a run or baseline:NAME=FILE")
+    name = str(model)
+    if out is not None and RunFolder(out).exists:
+        before = run_config(RunFolder(out))
+        if before.init.encoder != name:
+            raise CapiError(
+                f"{out} was started from {before.init.encoder or 'fresh weights'}, not from {name}: resume it with "
+                "that name, or give --out another folder"
+            )
+        return parse_config(before.model_dump(mode="json"), override_texts(overrides))
+    tree = merge(recipe_tree(str(recipe)), adapted_sections(name, weights=weights))
+    return parse_config(tree, override_texts(overrides), source=str(recipe))

@@ -34,7 +34,7 @@ _NO_NAME = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 # Characters of an argument: a YAML list of evaluations may stand in one.
 _LONGEST_WORD = 2**16
 # Commands that share their work where torchrun starts several processes.
-SEVERAL = ("pretrain", "evaluate", "compare", "extract")
+SEVERAL = ("pretrain", "adapt", "evaluate", "compare", "extract")
 # How much later than the others the first process may come to print an error.
 SECONDS_TO_SPEAK = 20.0
 

@@ -18,7 +18,7 @@ from capi.errors import CapiError
 if TYPE_CHECKING:
     from capi.api import OnnxExported
 
-FORMATS = ("safetensors", "released", "transformers", "onnx")
+FORMATS = ("safetensors", "released", "transformers", "onnx", "original")
 PRECISIONS = ("float32", "float16", "int8")
 # What a file or folder is called in a run where no name is given.
 _USUAL = {
@@ -26,6 +26,7 @@ _USUAL = {
     "released": "encoder.pth",
     "transformers": "transformers",
     "onnx": "encoder.onnx",
+    "original": "original",
 }
 
 
@@ -101,7 +102,9 @@ def _print_baselines(console: Console) -> None:
 def export(
     model: Annotated[str, typer.Argument(help="A run folder, a checkpoint, a folder of transformers, or a name.")],
     out: Annotated[Path | None, typer.Option(help="File or folder to write; by default in the run.")] = None,
-    format: Annotated[str, typer.Option(help="safetensors, released, transformers or onnx.")] = "safetensors",
+    format: Annotated[
+        str, typer.Option(help="safetensors, released, transformers, onnx, or original: that of the adapted weights.")
+    ] = "safetensors",
     weights: Weights = "teacher",
     image_size: Annotated[
         int | None,

@@ -15,6 +15,8 @@ from capi.cli.app import Overrides, app, duration, echo, results
 from capi.cli.terminal import Terminal
 from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
+from capi.config.schema import Config
+from capi.config.trust import trusting
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
@@ -28,6 +30,9 @@ def plan(
     context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP)] = None,
     overrides: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option(help="Plan `capi adapt` of this model; a baseline:NAME needs no file.")
+    ] = None,
     gpus: Annotated[int, typer.Option(callback=between(1, 10**6), help="How many GPUs, over all machines.")] = 1,
     gpu: Annotated[
         str, typer.Option(help="Which; `this` is the machine at hand, --gpu list names the others.")
@@ -73,13 +78,15 @@ def plan(
     elif images is not None:
         raise CapiError("--images is the number that --measure runs: add --measure, or set optimization.batch_size")
     _refuse_idle(context, measure=measure, suggest=bool(suggest))
+    if suggest:
+        refuse_idle(context, ("model",), "is what a recipe would start from, and --suggest chooses one: leave it out")
     carbon = api.CARBON_INTENSITY if carbon_intensity is None else carbon_intensity
     assumptions = api.Assumptions(mfu=mfu, pue=pue, carbon_intensity=carbon)
     if suggest:
         _suggest(suggest, gpu, gpus, hours, assumptions, as_json)
         return
     assert recipe is not None
-    config = files.load_config(recipe, overrides or [])
+    config = files.load_config(recipe, overrides or []) if model is None else _adapted(model, recipe, overrides or [])
     if measure:
         _measure(config, images, assumptions, as_json)
         return
@@ -89,6 +96,11 @@ def plan(
         _print_json(plan_json(planned, paper))
         return
     _print_plan(recipe, planned, paper)
+
+
+def _adapted(model: str, recipe: str, overrides: list[str]) -> Config:
+    with trusting(overrides=overrides):
+        return api.adapted_config(model, overrides, recipe=recipe, weights=False)
 
 
 def _refuse_to_measure(*, elsewhere: bool, suggesting: bool) -> None:

@@ -1,10 +1,11 @@
-"""Commands that train: pretrain, demo, speedrun.
+"""Commands that train: pretrain, adapt, demo, speedrun.
 
 The command that runs one of the paper's ablations again.
 
 Commands that start a run elsewhere: launch slurm.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ from capi.config.trust import trusted_code
 from capi.errors import INTERRUPTED, PREEMPTED, CapiError
 
 if TYPE_CHECKING:
-    from capi.api import DataSummary, DemoSummary, LossLabel, StepCost
+    from capi.api import DataSummary, DemoSummary, LossLabel, PretrainedRun, StepCost
 
 DataOption = Annotated[
     list[str] | None,
@@ -71,9 +72,8 @@ def pretrain(
             "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
         )
     _refuse_both(resume, overwrite)
-    # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
-    with api.StopRequest() as request:
-        done = api.pretrain(
+    _run(
+        lambda: api.pretrain(
             recipe,
             overrides or [],
             data=data,
@@ -85,6 +85,50 @@ def pretrain(
             trust=trust or [],
             console=messages(),
         )
+    )
+
+
+@app.command()
+def adapt(
+    model: Annotated[str, typer.Argument(help="What to start from: a run, a published model, baseline:NAME=FILE.")],
+    overrides: Overrides = None,
+    data: DataOption = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
+    recipe: Annotated[str, typer.Option(help="A recipe's name, or the path of a YAML file.")] = "adapt",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    extend: Annotated[
+        bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
+    ] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    trust: Trust = None,
+    device: Device = None,
+) -> None:
+    """Go on training a published encoder, or one of your own, on your images."""
+    if not data or out is None:
+        raise typer.BadParameter("adapt needs --data, images to learn from, and --out, a folder for the run")
+    _refuse_both(resume, overwrite)
+    _run(
+        lambda: api.adapt(
+            model,
+            overrides or [],
+            data=data,
+            out=out,
+            recipe=recipe,
+            resume=resume,
+            extend=extend,
+            overwrite=overwrite,
+            device=device,
+            trust=trust or [],
+            console=messages(),
+        )
+    )
+
+
+def _run(train: Callable[[], "PretrainedRun"]) -> None:
+    """Train to the end or to a signal, and say where it stands."""
+    # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
+    with api.StopRequest() as request:
+        done = train()
         if not done.finished:
             if done.is_main:
                 echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")

@@ -22,7 +22,7 @@ UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 # The commands of `capi --help`, in the order in which people come to need them.
 PANELS = {
-    "Train": ("demo", "recipes", "data", "pretrain"),
+    "Train": ("demo", "recipes", "data", "pretrain", "adapt"),
     "Use": ("models", "export", "extract", "nearest", "predict", "push"),
     "Judge": ("datasets", "evaluate", "compare"),
     "Look": ("doctor", "report", "watch", "visualize", "explore"),

@@ -123,7 +123,7 @@ def load_config(recipe: str | Path, overrides: Overrides = (), **sections: Any) 
     Overrides are text of the form `key.sub=value`, or a dict: `{"optimization.steps": 3}`, `{"optimization": {"steps":
     3}}`. Sections may also be given by name: `load_config("tiny4", optimization={"steps": 3}, seed=1)`.
     """
-    return parse_config(_read_recipe(str(recipe)), override_texts(overrides, sections), source=str(recipe))
+    return parse_config(recipe_tree(str(recipe)), override_texts(overrides, sections), source=str(recipe))
 
 
 def as_config(recipe: Recipe, overrides: Overrides = ()) -> Config:
@@ -246,7 +246,7 @@ def migrate(tree: Tree, source: str) -> Tree:
     return tree | {"version": CONFIG_VERSION}
 
 
-def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
+def recipe_tree(name: str, seen: tuple[str, ...] = ()) -> Tree:
     """A recipe with what it extends filled in."""
     if name in seen:
         raise CapiError(f"recipe {name} extends itself: {' -> '.join((*seen, name))}")
@@ -262,7 +262,7 @@ def _read_recipe(name: str, seen: tuple[str, ...] = ()) -> Tree:
         raise CapiError(f"{name}: extends must be the name of a recipe, not {base!r}")
     if base.endswith(FILE_ENDINGS):
         base = os.path.normpath(Path(name).parent / base)
-    return merge(_read_recipe(base, (*seen, name)), tree)
+    return merge(recipe_tree(base, (*seen, name)), tree)
 
 
 def _recipe_path(name: str) -> Any:

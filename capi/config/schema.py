@@ -98,6 +98,8 @@ class InitConfig(Section):
 
     encoder: str | None = None
     """Where they come from: a run folder, a file, a folder of `transformers`, a name or whatever `capi.load` takes."""
+    parts: Literal["all", "encoder"] = "all"
+    """What is taken: everything that there is, or the encoder alone, as `capi adapt` does."""
     strict: bool = True
     """Whether the encoder and the predictor must fit in all their tensors; if not, what fits is taken."""
 
@@ -106,6 +108,29 @@ class InitConfig(Section):
         if self.encoder is None and not self.strict:
             raise ValueError("init.strict=false has no meaning without weights to start from: set init.encoder")
         return self
+
+
+class AdaptConfig(Section):
+    """How much the encoder may change that a run starts from, with `init.encoder`."""
+
+    frozen_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the steps in which the encoder stands still, until predictor, head and prototypes have learnt; then its
+    rate rises for as many steps."""
+    rate_multiplier: Positive = 1.0
+    """Learning rate of the encoder, in units of the student's."""
+    layer_decay: Portion = 1.0
+    """Learning rate of a block in units of the next one's. The patch embedding comes before the first block, the
+    predictor after the last one."""
+    blocks: Depth | None = None
+    """Last blocks that are trained, with the norm after them; what lies before stays as it is. null: everything."""
+    pull: NotNegative = 0.0
+    """How strongly weights are pulled back to where they started (L2-SP), in place of their weight decay, which pulls
+    to 0 in the same way."""
+    lora_rank: Width | None = None
+    """Rank of matrices beside each projection of attention and MLP, which are trained in place of all other weights of
+    the encoder (LoRA); null: none."""
+    lora_scale: Positive = 1.0
+    """What the product of these matrices is multiplied by."""
 
 
 class CheckpointConfig(Section):
@@ -175,6 +200,23 @@ CONFIG_VERSION = 4
 _MOST_PARAMETERS, _MOST_PATCHES, _MOST_VALUES = 10**11, 2**20, 2**38
 
 
+class BaselineConfig(Section):
+    """What an encoder of another method is beyond the sizes in `model`; `capi adapt` writes it down."""
+
+    name: str
+    """The baseline that it is one of (`capi models` lists them); its method fixes everything that is not said here."""
+    layout: Literal["original", "transformers"] = "original"
+    """Whose names of weights its file has: the authors' or those of transformers."""
+    grid: Side
+    """Rows and columns of patches that its positions are made for."""
+    eps: Positive = 1e-6
+    """Of its norms."""
+    relative_bias: Literal["none", "shared", "block"] = "none"
+    """Biases by the offset between two patches: none, one table for all blocks, or one in each."""
+    resampling: Literal["fixed", "bicubic", "antialias", "offset", "rows"] = "bicubic"
+    """How its positions come to another grid."""
+
+
 class PredictorConfig(Section):
     """How hidden patches are predicted. What is left null follows the encoder."""
 
@@ -216,6 +258,9 @@ class ModelConfig(Section):
     """Share of the images for which each residual branch is dropped, in the student only."""
     predictor: PredictorConfig = PredictorConfig()
     """The predictor and its shape."""
+    baseline: BaselineConfig | None = None
+    """The encoder is another method's, of the sizes above; `positions` and `stochastic_depth` are then the predictor's
+    alone. null: CAPI's own."""
     head: Literal["linear", "mlp"] = "linear"
     """From a prediction to prototype logits: a linear map, or three layers and a bottleneck before it."""
 
@@ -456,6 +501,8 @@ class Config(Section):
     """Batch, steps, rates and momentum."""
     init: InitConfig = InitConfig()
     """Trained weights to start from."""
+    adapt: AdaptConfig = AdaptConfig()
+    """How much they may change."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """When the run is saved, and how many saves are kept."""
     run: RunConfig = RunConfig()
@@ -497,6 +544,24 @@ class Config(Section):
         if not isinstance(layers, str) and max(layers) >= depth:
             raise ValueError(
                 f"target.layers names block {max(layers)}, but model.depth is {depth}: choose from 0 to {depth - 1}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _adapts_what_is_there(self) -> "Config":
+        adapt = self.adapt
+        if adapt.blocks is not None and adapt.blocks > self.model.depth:
+            raise ValueError(
+                f"adapt.blocks trains the last {adapt.blocks} blocks, but the encoder has {self.model.depth}: choose "
+                f"at most {self.model.depth}, or leave it out to train everything"
+            )
+        if adapt.pull and (adapt.lora_rank is not None or self.optimization.optimizer != "adamw"):
+            other = "adapt.lora_rank" if adapt.lora_rank else f"optimization.optimizer={self.optimization.optimizer}"
+            raise ValueError(f"adapt.pull has no meaning with {other}: leave one of them out")
+        if adapt.lora_rank is not None and adapt.lora_rank > self.model.width:
+            raise ValueError(
+                f"adapt.lora_rank is {adapt.lora_rank}, more than model.width = {self.model.width}: choose a small "
+                "number such as 16"
             )
         return self
 

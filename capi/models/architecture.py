@@ -130,6 +130,11 @@ def _is_count(value: Any, least: int, most: int) -> bool:
 def architecture_of(encoder: CapiEncoder) -> Architecture:
     """The description of a model as it stands there."""
     trunk = encoder.encoder
+    if not isinstance(trunk, Encoder):
+        raise CapiError(
+            "this encoder is another method's, which files of CAPI models do not describe: of a run there are the "
+            "formats original, onnx and safetensors"
+        )
     return Architecture(
         **_stack_of(trunk),
         patch_size=encoder.patch_size,

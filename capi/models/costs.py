@@ -15,7 +15,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from capi.models.layers import Block
+from torch import nn
+
+from capi.models.layers import TransformerBlock
+from capi.models.low_rank import LowRank
+from capi.models.plain_vit import PlainBlock
 
 # The residual stream, norms, losses and Sinkhorn; and indices; and what is rounded.
 FLOAT32, INT64, BFLOAT16 = 4, 8, 2
@@ -96,53 +100,91 @@ class ActivationPolicy:
 
 def stack_flop(blocks: Iterable[Any], queries: int, context: int) -> int:
     """The forward pass of a row of blocks on one image, of so many tokens that ask and so many that are read."""
-    return sum(_block_flop(block, queries, context) for block in blocks if isinstance(block, Block))
+    return sum(_block_flop(block, queries, context) for block in blocks if isinstance(block, TransformerBlock))
 
 
-def _block_flop(block: Block, queries: int, context: int) -> int:
-    attention, mlp = block.attention, block.mlp
-    on_queries = (attention.query, attention.output, mlp.expand, mlp.contract)
-    on_context = (attention.key, attention.value)
-    linear = queries * sum(layer.weight.numel() for layer in on_queries)
-    linear += context * sum(layer.weight.numel() for layer in on_context)
+def training_flop(blocks: Iterable[Any], queries: int, context: int) -> int:
+    """Forward and backward pass of such a row. A matrix that is not trained has no gradient, and what comes before all
+    that is trained has no backward pass."""
+    total, reached = 0, False
+    for block in blocks:
+        reached = reached or is_trained(block)
+        total += _block_flop(block, queries, context)
+        if reached:
+            total += _block_flop(block, queries, context) + _block_flop(block, queries, context, trained=True)
+    return total
+
+
+def is_trained(module: Any) -> bool:
+    """Whether any of its parameters is."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _block_flop(block: TransformerBlock, queries: int, context: int, *, trained: bool = False) -> int:
+    """Of one pass; with `trained` of matrices that are trained alone, and of attention."""
+    attention = block.attention
+    linear = queries * sum(_values(layer, trained) for layer in (attention.query, attention.output, *maps_of(block)))
+    linear += context * sum(_values(layer, trained) for layer in (attention.key, attention.value))
     products = 2 * queries * context * attention.query.out_features
     return 2 * (linear + products)
 
 
-def blocks_of(stack: object) -> list[Block]:
+def _values(layer: nn.Linear, trained: bool) -> int:
+    """Numbers in the matrices of a map: its own, and those that LoRA puts beside it."""
+    return sum(each.numel() for each in layer.parameters() if each.ndim == 2 and (each.requires_grad or not trained))
+
+
+def maps_of(block: TransformerBlock) -> list[nn.Linear]:
+    """The linear maps of its MLP."""
+    return [layer for layer in block.mlp.children() if isinstance(layer, nn.Linear)]
+
+
+def blocks_of(stack: object) -> list[TransformerBlock]:
     """The blocks of an encoder or a predictor, all alike."""
-    return [block for block in getattr(stack, "blocks", ()) if isinstance(block, Block)]
+    return [block for block in getattr(stack, "blocks", ()) if isinstance(block, TransformerBlock)]
+
+
+def kept_blocks(stack: object) -> list[TransformerBlock]:
+    """The blocks that leave something for the backward pass: not those before all that is trained."""
+    blocks = blocks_of(stack)
+    first = next((number for number, block in enumerate(blocks) if is_trained(block)), len(blocks) - 1)
+    return blocks[first:]
 
 
 def stack_bytes(stack: Any, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
     """A row of blocks and the norm at its end."""
-    blocks = blocks_of(stack)
-    rotary = _rotary_bytes(blocks[0], sequence) if stack.positions.rotates else 0
+    blocks = kept_blocks(stack)
+    rotary = _rotary_bytes(blocks[0], sequence) if getattr(stack.positions, "rotates", False) else 0
     # All blocks of a stack are alike.
     each = len(blocks) * _block_bytes(blocks[0], sequence, images, policy, rotary)
     tables_once = policy.checkpointing != "off" or not (policy.mixed or drops(blocks[0]))
     width = blocks[0].attention.query.out_features
-    last = FLOAT32 * sequence.queries * (width + 1)
+    # Of the norm; other methods' encoders have it or not.
+    last = 0 if getattr(stack, "final_norm", stack) is None else FLOAT32 * sequence.queries * (width + 1)
     return each + images * (last + (rotary if tables_once else 0))
 
 
-def _rotary_bytes(block: Block, sequence: TokenSequence) -> int:
+def _rotary_bytes(block: TransformerBlock, sequence: TokenSequence) -> int:
     """Cosines and sines of one image in float32, of what asks and of what is read."""
     head_width = block.attention.query.out_features // block.attention.heads
     positions = sequence.queries + (sequence.context or 0)
     return 2 * FLOAT32 * positions * head_width
 
 
-def drops(block: Block) -> bool:
+def drops(block: TransformerBlock) -> bool:
     """Whether it leaves out images, as stochastic depth does."""
     return block.drop_rate > 0
 
 
-def _block_bytes(block: Block, sequence: TokenSequence, images: int, policy: ActivationPolicy, rotary: int) -> int:
+def _block_bytes(
+    block: TransformerBlock, sequence: TokenSequence, images: int, policy: ActivationPolicy, rotary: int
+) -> int:
     if policy.checkpointing == "full":
         return FLOAT32 * images * sequence.queries * block.attention.query.out_features
     if policy.checkpointing == "selective":
         return _block_products(block, sequence, images, policy)
+    if isinstance(block, PlainBlock):
+        return images * _plain_branches(block, sequence, policy)
     running = block.images_kept(images) if drops(block) else images
     # Both branches draw images of their own; the storage of the permutation is kept whole.
     drawn = 2 * INT64 * images if drops(block) else 0
@@ -151,7 +193,28 @@ def _block_bytes(block: Block, sequence: TokenSequence, images: int, policy: Act
     )
 
 
-def _attention(block: Block, sequence: TokenSequence, policy: ActivationPolicy) -> int:
+def _plain_branches(block: PlainBlock, sequence: TokenSequence, policy: ActivationPolicy) -> int:
+    """One image of another method's block: norms with their statistics, inputs of maps, and what lies between.
+
+    What a map that is not trained reads is not kept, unless LoRA reads it.
+    """
+    q, c, attention = sequence.queries, policy.compute_bytes, block.attention
+    d, m = attention.query.out_features, block.mlp.expand.out_features
+    norms = 2 * FLOAT32 * q * (d + 2)
+    maps = maps_of(block)
+    # Rounding makes a copy for each map and each matrix of LoRA that reads it; in float32 they share one.
+    readers = [(attention.query, attention.key, attention.value), tuple(maps[:-1])]
+    reads = [sum(any(w.requires_grad for w in layer.parameters()) for layer in each) for each in readers]
+    inputs = c * q * d * sum(count if policy.mixed else min(count, 1) for count in reads)
+    attended = c * d * 4 * q + FLOAT32 * attention.heads * q
+    # Before and after the GELU; with a gate its map, what SiLU gives, the other map, and their product.
+    hidden = c * q * m * (2 if block.mlp.gate is None else 4)
+    scaled = 2 * c * q * d if block.attention_scale is not None and block.attention_scale.requires_grad else 0
+    thin = sum(c * q * layer.down.shape[0] for layer in block.modules() if isinstance(layer, LowRank))
+    return norms + inputs + attended + hidden + scaled + thin
+
+
+def _attention(block: TransformerBlock, sequence: TokenSequence, policy: ActivationPolicy) -> int:
     """One image: its norm, the inputs of the linear maps, queries, keys, values, the result and its normaliser."""
     q, t, c = sequence.queries, sequence.read, policy.compute_bytes
     d, e = block.attention.query.out_features, block.attention.key.in_features
@@ -168,7 +231,7 @@ def _attention(block: Block, sequence: TokenSequence, policy: ActivationPolicy) 
     return norm + inputs + attended + added
 
 
-def _mlp(block: Block, sequence: TokenSequence, policy: ActivationPolicy) -> int:
+def _mlp(block: TransformerBlock, sequence: TokenSequence, policy: ActivationPolicy) -> int:
     """One image: the norm, its result, and the hidden layer before and after its GELU."""
     q, c = sequence.queries, policy.compute_bytes
     d, m = block.mlp.expand.in_features, block.mlp.expand.out_features
@@ -176,7 +239,7 @@ def _mlp(block: Block, sequence: TokenSequence, policy: ActivationPolicy) -> int
     return norm + c * q * (d + 2 * m) + (FLOAT32 * q * d if drops(block) else 0)
 
 
-def _turned(block: Block, sequence: TokenSequence, policy: ActivationPolicy, rotary: int) -> int:
+def _turned(block: TransformerBlock, sequence: TokenSequence, policy: ActivationPolicy, rotary: int) -> int:
     """One image: the rotary tables that a block keeps for itself, rounded or of the images that it works on."""
     if policy.mixed:
         # Queries and keys each round the tables, also where they are the same.
@@ -185,7 +248,7 @@ def _turned(block: Block, sequence: TokenSequence, policy: ActivationPolicy, rot
     return rotary if drops(block) else 0
 
 
-def _block_products(block: Block, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
+def _block_products(block: TransformerBlock, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
     """Selective checkpointing: the block's input and what its products give."""
     q, t, c = sequence.queries, sequence.read, policy.compute_bytes
     d, m = block.attention.query.out_features, block.mlp.expand.out_features
@@ -195,7 +258,7 @@ def _block_products(block: Block, sequence: TokenSequence, images: int, policy: 
     return images * FLOAT32 * q * d + running * products
 
 
-def recomputed_bytes(block: Block, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
+def recomputed_bytes(block: TransformerBlock, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
     """What one block holds again while its backward pass runs."""
     if policy.checkpointing == "off":
         return 0
@@ -206,10 +269,10 @@ def recomputed_bytes(block: Block, sequence: TokenSequence, images: int, policy:
     return max(again - saved, 0)
 
 
-def weight_copies(block: Block, policy: ActivationPolicy) -> int:
+def weight_copies(block: TransformerBlock, policy: ActivationPolicy) -> int:
     """In mixed precision a rounded copy of every matrix stays until the backward pass."""
     if not policy.mixed or policy.checkpointing != "off":
         return 0
-    attention, mlp = block.attention, block.mlp
-    layers = (attention.query, attention.key, attention.value, attention.output, mlp.expand, mlp.contract)
+    attention = block.attention
+    layers = (attention.query, attention.key, attention.value, attention.output, *maps_of(block))
     return policy.compute_bytes * sum(layer.in_features * layer.out_features for layer in layers)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError
 from capi.models.encoder import Encoder
+from capi.models.plain_vit import PlainEncoder
 from capi.models.predictor import Predictor
 from capi.types import IMAGENET, Features, Float, Statistics
 
@@ -14,7 +15,8 @@ class CapiEncoder(nn.Module):
 
     `pooled` is the predictor's (capi/models/predictor.py): mask tokens at all positions through its first block,
     averaged; of a fused model, which has no predictor, the mean of the patches. It costs a little extra;
-    `encoder(images, pooled=False)` leaves it out and puts None in its place. `statistics` are the mean and std
+    `encoder(images, pooled=False)` leaves it out and puts None in its place. Of another method's encoder that was
+    adapted, features are what that method takes. `statistics` are the mean and std
     that images are normalised with before they come here, `image_size` the height and width that they get by default:
     those of training, None where they are not known.
     """
@@ -22,7 +24,7 @@ class CapiEncoder(nn.Module):
     def __init__(
         self,
         *,
-        encoder: Encoder,
+        encoder: Encoder | PlainEncoder,
         predictor: Predictor,
         head: nn.Module | None = None,
         statistics: Statistics = IMAGENET,
@@ -44,6 +46,8 @@ class CapiEncoder(nn.Module):
         return self.encoder.patch_embedding.patch_size
 
     def forward(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features:
+        if isinstance(self.encoder, PlainEncoder):
+            return self.encoder.features(images, pooled=pooled)
         rows, columns = self.encoder.patch_embedding.grid(images)
         encoded = self.encoder(images)
         return Features(

@@ -136,6 +136,14 @@ class MLP(nn.Module):
 class TransformerBlock(nn.Module):
     """What is compiled, sharded and computed again by itself: a `Block`, or one of another method's encoder."""
 
+    attention: Any
+    mlp: Any
+    drop_rate: float = 0.0
+
+    def images_kept(self, images: int) -> int:
+        """For how many images of a batch a residual branch runs in training."""
+        return max(int(images * (1 - self.drop_rate)), 1)
+
 
 class Block(TransformerBlock):
     """x + attention(norm(x)), then x + mlp(norm(x)); in training each branch runs for a random part of the images.
@@ -186,10 +194,6 @@ class Block(TransformerBlock):
             query_rotary if key_rotary is None else key_rotary,
         )
         return attended
-
-    def images_kept(self, images: int) -> int:
-        """For how many images of a batch a residual branch runs in training."""
-        return max(int(images * (1 - self.drop_rate)), 1)
 
     def _draw_kept(self, x: Tensor) -> Tensor:
         return torch.randperm(len(x), device=x.device)[: self.images_kept(len(x))]

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -304,15 +304,22 @@ class PlainBlock(TransformerBlock):
         return x + _scaled(self.mlp(self.mlp_norm(x)), self.mlp_scale)
 
 
+class Origin(NamedTuple):
+    """Whose weights these are: the name of a baseline, and whether their file was in its own layout."""
+
+    baseline: str
+    layout: Literal["original", "transformers"] = "original"
+
+
 class PlainNetwork(nn.Module):
     """The weights of a plain vision transformer, and its tokens: of whole images, or of their visible patches."""
 
     rotary_periods: Tensor | None
 
-    def __init__(self, architecture: PlainArchitecture) -> None:
+    def __init__(self, architecture: PlainArchitecture, *, origin: "Origin | None" = None) -> None:
         super().__init__()
         of = architecture
-        self.architecture = of
+        self.architecture, self.origin = of, origin
         self.patch_embedding = PatchEmbedding(width=of.width, channels=of.channels, patch_size=of.patch_size)
         self.patch_norm = nn.LayerNorm(of.width, eps=of.eps) if of.patch_norm else None
         self.class_token = nn.Parameter(torch.zeros(1, 1, of.width)) if of.class_token else None
@@ -362,9 +369,16 @@ class PlainNetwork(nn.Module):
             x = block(x, bias, angles, places)
         return x if self.final_norm is None or of.blocks_used is not None else self.final_norm(x)
 
-    def summary(self, tokens: Float[Tensor, "b t d"]) -> Float[Tensor, "b d"]:
-        """The class token; of a model without one, the mean of the patches."""
-        return tokens[:, 0] if self.architecture.class_token else tokens[:, self.prefix :].mean(1)
+    def features(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features:
+        """What frozen encoders give; `PlainViT` says what stands where."""
+        tokens, first = self.tokens(images), int(self.architecture.class_token)
+        patches = tokens[:, self.prefix :]
+        summary = tokens[:, 0] if first else patches.mean(1)
+        return Features(
+            pooled=summary if pooled else None,
+            registers=tokens[:, first : self.prefix],
+            feature_map=patches.unflatten(1, self._grid(images)),
+        )
 
     def _grid(self, images: Float[Tensor, "b c height width"]) -> tuple[int, int]:
         of = self.architecture
@@ -431,17 +445,13 @@ class PlainViT(PlainNetwork):
         statistics: Statistics = IMAGENET,
         licence: str = "",
         verified: str = "",
+        origin: Origin | None = None,
     ) -> None:
-        super().__init__(architecture)
+        super().__init__(architecture, origin=origin)
         self.statistics, self.licence, self.verified = statistics, licence, verified
 
     def forward(self, images: Float[Tensor, "b c height width"], *, pooled: bool = True) -> Features:
-        tokens = self.tokens(images)
-        return Features(
-            pooled=self.summary(tokens) if pooled else None,
-            registers=tokens[:, int(self.architecture.class_token) : self.prefix],
-            feature_map=tokens[:, self.prefix :].unflatten(1, self._grid(images)),
-        )
+        return self.features(images, pooled=pooled)
 
 
 class PlainEncoder(PlainNetwork):
@@ -450,8 +460,8 @@ class PlainEncoder(PlainNetwork):
     The class token counts as a register. Predictors take it for one too: its coordinates are those of the first.
     """
 
-    def __init__(self, architecture: PlainArchitecture) -> None:
-        super().__init__(architecture)
+    def __init__(self, architecture: PlainArchitecture, *, origin: Origin | None = None) -> None:
+        super().__init__(architecture, origin=origin)
         if architecture.causal:
             raise CapiError(
                 "this model learnt with attention from each patch to earlier ones alone, so it cannot leave out hidden "

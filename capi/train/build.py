@@ -3,12 +3,12 @@
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from capi.config.schema import Config, OptimizationConfig
+from capi.config.schema import AdaptConfig, Config, OptimizationConfig
 from capi.data.crops import normalize, recolor
 from capi.data.decoding import Decoder
 from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
@@ -21,7 +21,9 @@ from capi.method.masking import Grid, MaskSampler
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
-from capi.models.layers import Block
+from capi.models.encoder import Encoder
+from capi.models.layers import TransformerBlock
+from capi.models.plain_vit import PlainEncoder
 from capi.runtime.devices import Transfer, keep_freed_memory
 from capi.runtime.plugins import register
 from capi.runtime.processes import Processes
@@ -29,11 +31,12 @@ from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
 from capi.train.loop import LoopSettings
 from capi.train.muon import Muon
-from capi.train.optimizer import AdamW, Optimizer, OptimizerClass, student_optimizer, target_optimizer
+from capi.train.optimizer import AdamW, Adaptation, Optimizer, OptimizerClass, student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
 from capi.types import MaskedBatch, VisionEncoder
+from capi.zoo.baselines.registry import baseline_named
 from capi.zoo.build import TABLES, build_student, component, run_context, statistics, target_class, target_settings
 from capi.zoo.encoders import open_configured_encoder
 
@@ -46,9 +49,9 @@ class Networks(NamedTuple):
     target: Target
 
     @property
-    def blocks(self) -> list[Block]:
-        """The transformer blocks that are trained."""
-        return [module for module in self.student.modules() if isinstance(module, Block)]
+    def blocks(self) -> list[TransformerBlock]:
+        """The transformer blocks of the student."""
+        return [module for module in self.student.modules() if isinstance(module, TransformerBlock)]
 
 
 def build_learner(
@@ -74,11 +77,41 @@ def build_networks(
     """Student, teacher and target, as one of so many processes has them, freshly initialised from the config's seed."""
     torch.manual_seed(config.seed)
     student = build_student(config).to(device)
+    hold_frozen(student, config)
     refuse_layers(config)
     teacher = Teacher(student, layers=config.target.layers, normalize=config.target.normalize)
     context = run_context(config, frozen_encoder, processes)
     target = target_class(config).build(context, teacher, **target_settings(config))
     return Networks(student, teacher, target.to(device))
+
+
+def refuse_idle_adapt(config: Config) -> None:
+    """What is said of weights to start from has no meaning without any."""
+    default = AdaptConfig()
+    changed = [name for name, value in config.adapt if value != getattr(default, name)]
+    if changed and config.init.encoder is None:
+        raise CapiError(
+            f"adapt.{changed[0]} has no meaning without weights to start from: use `capi adapt MODEL`, or set "
+            "init.encoder"
+        )
+
+
+def hold_frozen(student: Student, config: Config) -> None:
+    """Take what must stay as it is from the parameters that are trained."""
+    encoder, adapt = cast("Encoder | PlainEncoder", student.encoder), config.adapt
+    if adapt.lora_rank is not None:
+        for name, parameter in encoder.named_parameters():
+            parameter.requires_grad_(name.endswith((".down", ".up")))
+    elif adapt.blocks is not None:
+        encoder.requires_grad_(False)
+        for trained in (*encoder.blocks[-adapt.blocks :], getattr(encoder, "final_norm", None)):
+            if trained is not None:
+                trained.requires_grad_(True)
+    baseline = config.model.baseline
+    table = encoder.positions if isinstance(encoder, PlainEncoder) else None
+    if baseline and table is not None and baseline_named(baseline.name).layout.positions in ("row", "column"):
+        # Sines and cosines, which are fixed.
+        table.requires_grad_(False)
 
 
 def refuse_layers(config: Config) -> None:
@@ -118,6 +151,12 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
             norm_decay_multiplier=optimization.norm_decay_multiplier,
             patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
             matrix_rate_multiplier=optimization.matrix_rate_multiplier,
+            adaptation=Adaptation(
+                frozen_steps=int(optimization.scheduled_steps * config.adapt.frozen_share),
+                rate_multiplier=config.adapt.rate_multiplier,
+                layer_decay=config.adapt.layer_decay,
+                pull=config.adapt.pull,
+            ),
         ),
         target_optimizer=target_optimizer(
             target,

@@ -288,6 +288,8 @@ def _moments(prefix: str, module: nn.Module, optimizer: Optimizer) -> dict[str, 
     """The optimizer's tensors by parameter, made where it has not stepped yet."""
     moments: dict[str, Tensor] = {}
     for name, parameter in module.named_parameters():
+        if not parameter.requires_grad:
+            continue
         state = optimizer.state[parameter]
         if not state:
             state.update(optimizer.initial_state(parameter))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capi.models.layers import Block
+from capi.models.layers import TransformerBlock
 from capi.train.step import Learner
 
 _LOG = logging.getLogger("capi")
@@ -31,7 +31,7 @@ def compile_networks(learner: Learner, backend: str = "inductor") -> None:
     """Compile blocks and heads of student and teacher in place; names and copies stay as they are."""
     failures: list[str] = []
     for network in (learner.student, learner.teacher.average):
-        for module in (*(part for part in network.modules() if isinstance(part, Block)), network.head):
+        for module in (*(part for part in network.modules() if isinstance(part, TransformerBlock)), network.head):
             module.forward = Compiled(module.forward, failures, backend)
 
 

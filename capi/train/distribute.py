@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from capi.config.schema import Config
-from capi.models.layers import Block
+from capi.models.layers import TransformerBlock
 from capi.runtime.devices import keep_freed_memory
 from capi.runtime.processes import Processes
 from capi.runtime.sharding import average_gradients, device_mesh, fill_from_main, flat_mesh, shard, spread, whole_state
@@ -76,6 +76,6 @@ def _without_weights(config: Config, frozen_encoder: VisionEncoder | None, proce
 
 def _units(network: nn.Module, precision: torch.dtype) -> dict[nn.Module, torch.dtype]:
     """What is put together by itself: blocks, and the head, which a teacher hardly ever needs and float32 suits."""
-    blocks = {module: precision for module in network.modules() if isinstance(module, Block)}
+    blocks = {module: precision for module in network.modules() if isinstance(module, TransformerBlock)}
     heads = {module: torch.float32 for name, module in network.named_modules() if name.rpartition(".")[2] == "head"}
     return blocks | heads

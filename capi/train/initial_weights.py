@@ -3,24 +3,36 @@
 Encoder, predictor and head of the student are filled, and the teacher is its copy; from a run of ours the prototypes
 come along. `init.strict` asks that encoder and predictor fit in everything. The head and the prototypes belong to a
 target, which a new run may change: they are taken where they fit, and where they do not is logged.
+
+With `init.parts=encoder` the encoder alone is filled, which may be another method's: `adapted_sections` says what a
+config must have for it. A patch embedding of another patch size or of other channels is resampled.
 """
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.config.schema import Config
+from capi.config.schema import BaselineConfig, Config
+from capi.data.crops import image_size_of
 from capi.data.survey import significant
 from capi.errors import CapiError, some_of
 from capi.models.architecture import Architecture, architecture_of
+from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
+from capi.models.plain_vit import Origin, PlainArchitecture, PlainEncoder, PlainNetwork
+from capi.models.weightless import without_weights
+from capi.runtime.protocol import PAPER_SIZE
 from capi.train.step import Learner
+from capi.types import Float, VisionEncoder, statistics_of
 from capi.zoo import build as networks
+from capi.zoo.baselines import is_baseline
+from capi.zoo.baselines.load import weightless_baseline
 from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from capi.zoo.encoders import open_configured_encoder
 from capi.zoo.run_folder import RunFolder
@@ -83,6 +95,8 @@ def initialise(learner: Learner, config: Config) -> Initialised | None:
     source = config.init.encoder
     if source is None:
         return None
+    if config.init.parts == "encoder":
+        return _fill_encoder(learner, config, source)
     given, student = _opened(source, learner.device), learner.student
     wanted = architecture_of(given)
     differing = _differences(architecture_of(networks.frozen(student, given.statistics)), wanted)
@@ -105,9 +119,113 @@ def _opened(source: str, device: torch.device) -> CapiEncoder:
     if not isinstance(given, CapiEncoder):
         raise CapiError(
             f"init.encoder={source} is a {type(given).__name__}, whose weights a run cannot start from: name a run, a "
-            "file or a folder with the weights of a CAPI model"
+            "file or a folder with the weights of a CAPI model, or start with `capi adapt`"
         )
     return given
+
+
+def adapted_sections(source: str, *, weights: bool = True) -> dict[str, Any]:
+    """The sections of a config that describe an encoder and its images, for a student that starts from it.
+
+    Without `weights` a baseline that is named without a place is described as it is published.
+    """
+    published = not weights and is_baseline(source) and "=" not in source
+    given = weightless_baseline(source) if published else open_configured_encoder(source)
+    network = _network_of(given, source)
+    plain = isinstance(network, PlainNetwork)
+    trunk: Any = network.architecture if plain else architecture_of(cast("CapiEncoder", given))
+    names = ("width", "depth", "heads", "patch_size", "registers", "channels")
+    model: dict[str, Any] = {name: getattr(trunk, name) for name in names}
+    model |= {"mlp_ratio": trunk.mlp_width / trunk.width, "predictor": {"depth": max(min(trunk.depth // 2, 4), 1)}}
+    if isinstance(network, PlainNetwork):
+        # Refuses a model that cannot be masked before anything is built.
+        with without_weights():
+            PlainEncoder(trunk)
+        model["baseline"] = _baseline_section(trunk, network.origin)
+        size = [min(trunk.native_size, PAPER_SIZE[0]) // trunk.patch_size * trunk.patch_size] * 2
+    else:
+        model["positions"] = trunk.positions
+        size = list(image_size_of(given))
+    mean, std = statistics_of(given)
+    data = {"image_size": size[0] if size[0] == size[1] else size, "mean": list(mean), "std": list(std)}
+    return {"model": model, "data": data, "init": {"encoder": source, "parts": "encoder"}}
+
+
+def _baseline_section(of: PlainArchitecture, origin: Origin | None) -> dict[str, Any]:
+    assert origin is not None, "an encoder of a file knows where it is from"
+    differing = {name: getattr(of, name) for name in BaselineConfig.model_fields if name not in ("name", "layout")}
+    return {"name": origin.baseline, "layout": origin.layout, **differing}
+
+
+def _network_of(given: VisionEncoder, source: str) -> Encoder | PlainNetwork:
+    """The part of an opened model that a student's encoder can be."""
+    network = given.encoder if isinstance(given, CapiEncoder) else given
+    if not isinstance(network, Encoder | PlainNetwork):
+        raise CapiError(
+            f"{source} is a {type(given).__name__}, whose weights no student can start from: name a run, a published "
+            "model, a file, or baseline:NAME (`capi models` lists them)"
+        )
+    return network
+
+
+def _fill_encoder(learner: Learner, config: Config, source: str) -> Initialised:
+    """Student and teacher get the encoder; predictor, head and prototypes stay new."""
+    given, own = open_configured_encoder(source, device=learner.device), learner.student.encoder
+    state, ours = _network_of(given, source).state_dict(), cast("nn.Module", own).state_dict()
+    if "rotary_periods" in ours:
+        state["rotary_periods"] = cast("Tensor", cast("PlainNetwork", _network_of(given, source)).rotary_periods)
+    name = "patch_embedding.weight"
+    state[name], notes = fitted_patches(state[name], ours[name])
+    part = _compared("encoder", ours, state)
+    # What LoRA puts beside a map is new.
+    part = replace(part, missing=tuple(key for key in part.missing if not key.endswith((".down", ".up"))))
+    if not part.fits:
+        wanted = adapted_sections(source)["model"]
+        differing = [
+            f"model.{key}={value}"
+            for key, value in wanted.items()
+            if key in _SIZES and value != getattr(config.model, key)
+        ]
+        raise CapiError(
+            f"{source} does not fit in its {part.sentence}"
+            + (f": set {' '.join(differing)}" if differing else ": start it with `capi adapt`")
+        )
+    with torch.no_grad():
+        for key in part.loaded:
+            ours[key].copy_(state[key])
+    learner.teacher.average.load_state_dict(learner.student.state_dict())
+    licence = getattr(given, "licence", "")
+    notes += _statistics_note(config, given) + ([f"license of these weights: {licence}"] if licence else [])
+    return Initialised(source, fingerprint(state), (part,), ("predictor, head and prototypes: new", *notes))
+
+
+# They are the encoder's own; patch size and channels may change.
+_SIZES = ("width", "depth", "heads", "registers", "mlp_ratio")
+
+
+def fitted_patches(
+    weight: Float[Tensor, "d c size size"], like: Float[Tensor, "d e other other"]
+) -> tuple[Float[Tensor, "d e other other"], list[str]]:
+    """A patch embedding for the channels and the patch size of another one, and what was done to it.
+
+    A patch of another size gives what it gave once it is resized to the old one, which is linear: with R for the
+    resizing the new weights are R^T w. New channels begin as the mean of the old ones; all are scaled so that their
+    sum stays of the same size.
+    """
+    notes = []
+    (given, size), (channels, other) = weight.shape[1:3], like.shape[1:3]
+    if size != other:
+        pixels = torch.eye(other * other, device=weight.device).view(1, other * other, other, other)
+        resize = F.interpolate(pixels, (size, size), mode="bicubic", antialias=True)[0].flatten(1)
+        weight = (weight.flatten(2) @ resize.T).unflatten(2, (other, other))
+        notes.append(f"patch embedding: resampled from {size} to {other} pixels a side")
+    if given != channels:
+        mean = weight.mean(1, keepdim=True)
+        own = weight if channels > given else mean[:, :0]
+        weight = torch.cat([own, mean.expand(-1, channels - own.shape[1], -1, -1)], 1) * (given / channels)
+        kept = f"{given} of its own and " if own.shape[1] else ""
+        notes.append(f"patch embedding: {channels} channels, {kept}{channels - own.shape[1]} as the mean of those")
+    return weight, notes
 
 
 def fingerprint(state: Tensors) -> str:
@@ -248,9 +366,11 @@ def _newest_checkpoint(source: str) -> StoredTensors | None:
     return StoredTensors(checkpoints.path(checkpoints.steps()[-1]))
 
 
-def _statistics_note(config: Config, given: CapiEncoder) -> list[str]:
-    ours, theirs = networks.statistics(config), given.statistics
-    if ours == theirs:
+def _statistics_note(config: Config, given: VisionEncoder) -> list[str]:
+    if "auto" in {config.data.mean, config.data.std}:
+        return []
+    ours, theirs = networks.statistics(config), statistics_of(given)
+    if ours == theirs or len(ours.mean) != len(theirs.mean):
         return []
     wanted = " ".join(f"data.{name}=[{significant(values, 4)}]" for name, values in theirs._asdict().items())
     return [

@@ -8,6 +8,7 @@ An optimizer of the student is a class that keeps the contract `Optimizer`, and 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch.nn.utils import clip_grads_with_norm_
 from capi.method.health import gradient_norm
 from capi.method.student import Student
 from capi.method.targets import Target
-from capi.models.encoder import PatchEmbedding
-from capi.models.layers import Block, RMSNorm
+from capi.models.encoder import PatchEmbedding, PatchEncoder
+from capi.models.layers import RMSNorm, TransformerBlock
+from capi.runtime.sharding import local_part
 from capi.types import Float
 
 BETAS = (0.9, 0.95)
@@ -50,14 +52,64 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class AdamW(torch.optim.AdamW, Optimizer):
-    """AdamW with the constants of the paper."""
+    """AdamW with the constants of the paper.
+
+    A group with a `pull` (L2-SP; Li et al., ICML 2018) decays towards the weights it started from, which are part of
+    its state: W <- W - rate pull (W - W0), decoupled from the gradient as weight decay is.
+    """
 
     def __init__(self, groups: Any) -> None:
         super().__init__(groups, lr=0.0, betas=BETAS, eps=EPS, fused=True)
 
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Where `found_inf` is 1 nothing changes."""
+        assert closure is None, "gradients are there before a step"
+        for group in self.param_groups:
+            if group.get("pull"):
+                self._pull(group)
+        super().step()
+
+    def _pull(self, group: dict[str, Any]) -> None:
+        for parameter in group["params"]:
+            if not self.state[parameter]:
+                self.state[parameter].update(self.initial_state(parameter))
+        weights = [local_part(parameter) for parameter in group["params"]]
+        origins = [local_part(self.state[parameter]["origin"]) for parameter in group["params"]]
+        share = torch.full((), group["lr"] * group["pull"], device=weights[0].device)
+        if self.found_inf is not None:
+            share = share * (1 - self.found_inf)
+        torch._foreach_lerp_(weights, origins, [share] * len(weights))
+
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-        return {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        state = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+        pulled = (group["params"] for group in self.param_groups if group.get("pull"))
+        is_pulled = any(parameter is each for parameters in pulled for each in parameters)
+        return state | ({"origin": parameter.detach().clone()} if is_pulled else {})
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How much an encoder may change that a run starts from."""
+
+    frozen_steps: int = 0
+    """First steps in which it stands still; its rate then rises for as many."""
+    rate_multiplier: float = 1.0
+    layer_decay: float = 1.0
+    """The rate of a block in units of the next one's: block l of L has decay^(L - l), the embedding decay^(L + 1)."""
+    pull: float = 0.0
+    """Towards the weights it started from, in place of weight decay."""
+
+    def rates(self, encoder: PatchEncoder) -> dict[int, float]:
+        """The multiple of the rate for each of its parameters, by identity."""
+        depth = len(encoder.blocks)
+        rates = {id(each): self.layer_decay ** (depth + 1) for each in encoder.parameters()}
+        for number, block in enumerate(encoder.blocks):
+            rates |= {id(each): self.layer_decay ** (depth - number) for each in block.parameters()}
+        last = getattr(encoder, "final_norm", None)
+        rates |= {id(each): 1.0 for each in last.parameters()} if last is not None else {}
+        return {key: self.rate_multiplier * rate for key, rate in rates.items()}
 
 
 OptimizerClass = Callable[[list[dict[str, Any]]], Optimizer]
@@ -71,26 +123,32 @@ def student_optimizer(
     norm_decay_multiplier: float = 0.1,
     patch_embedding_rate_multiplier: float = 0.2,
     matrix_rate_multiplier: float = 1.0,
+    adaptation: Adaptation | None = None,
 ) -> Optimizer:
-    """Learning rates start at 0; `set_learning_rate` gives each step its own."""
-    matrices = {id(weight) for weight in block_matrices(student)}
-    groups: dict[tuple[float, float, bool], list[nn.Parameter]] = {}
+    """Learning rates start at 0; `set_learning_rate` gives each step its own. What has no gradient is left out."""
+    adaptation = adaptation or Adaptation()
+    matrices, rates = {id(weight) for weight in block_matrices(student)}, adaptation.rates(student.encoder)
+    groups: dict[tuple[float, float, bool, int, float], list[nn.Parameter]] = {}
     for module, name, parameter in _owned_parameters(student):
+        if not parameter.requires_grad:
+            continue
         decay, rate = weight_decay, 1.0
         if name == "bias":
             decay = 0.0
-        elif isinstance(module, RMSNorm):
+        elif isinstance(module, RMSNorm | nn.LayerNorm) or name in ("attention_scale", "mlp_scale"):
             decay = weight_decay * norm_decay_multiplier
         if isinstance(module, PatchEmbedding):
             rate = patch_embedding_rate_multiplier
         elif id(parameter) in matrices:
             rate = matrix_rate_multiplier
-        groups.setdefault((rate, decay, id(parameter) in matrices), []).append(parameter)
+        frozen_steps, pull = 0, 0.0
+        if id(parameter) in rates:
+            rate, frozen_steps, pull = rate * rates[id(parameter)], adaptation.frozen_steps, adaptation.pull
+        key = rate, 0.0 if pull else decay, id(parameter) in matrices, frozen_steps, pull
+        groups.setdefault(key, []).append(parameter)
+    names = ("rate_multiplier", "weight_decay", "matrices", "frozen_steps", "pull")
     return optimizer(
-        [
-            {"params": parameters, "rate_multiplier": rate, "weight_decay": decay, "matrices": in_blocks}
-            for (rate, decay, in_blocks), parameters in groups.items()
-        ]
+        [{"params": parameters, **dict(zip(names, key, strict=True))} for key, parameters in groups.items()]
     )
 
 
@@ -103,14 +161,16 @@ def target_optimizer(target: Target, *, weight_decay: float, rate_multiplier: fl
 
 def block_matrices(student: Student) -> list[nn.Parameter]:
     """The 2-D weights inside the blocks of encoder and predictor."""
-    blocks = (module for module in student.modules() if isinstance(module, Block))
+    blocks = (module for module in student.modules() if isinstance(module, TransformerBlock))
     return [parameter for block in blocks for parameter in block.parameters() if parameter.ndim == 2]
 
 
-def set_learning_rate(optimizer: Optimizer, rate: float) -> None:
-    """Set the rate of this step, each group at its own multiple."""
+def set_learning_rate(optimizer: Optimizer, rate: float, step: int = 0) -> None:
+    """Set the rate of this step, each group at its own multiple, or 0 while it stands still."""
     for group in optimizer.param_groups:
-        group["lr"] = rate * group["rate_multiplier"]
+        frozen = group.get("frozen_steps", 0)
+        risen = min(max((step - frozen + 1) / frozen, 0.0), 1.0) if frozen else 1.0
+        group["lr"] = rate * group["rate_multiplier"] * risen
 
 
 def clip_gradients(optimizer: Optimizer, limit: float) -> None:

@@ -176,6 +176,7 @@ def _examine(
     build.mask_sampler(config)
     networks.component("optimization.optimizer", config)
     build.refuse_layers(config)
+    build.refuse_idle_adapt(config)
     config, frozen_encoder = build.resolve_target(config, device=device)
     facts = describe_data(data, source)
     if going_on:

@@ -15,6 +15,7 @@ from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
 from capi.models.features import CapiEncoder
+from capi.models.low_rank import merge_low_rank
 from capi.train.guard import Guard
 from capi.train.optimizer import Optimizer, clip_gradients, set_learning_rate
 from capi.types import Float, MaskedBatch, Statistics
@@ -59,6 +60,7 @@ class Learner:
             raise CapiError("the learner does not know the mean and std of its images: set data.mean and data.std")
         network = self.teacher.average if weights == "teacher" else self.student
         encoder = frozen(copy.deepcopy(network), self.statistics, self.image_size)
+        merge_low_rank(encoder)
         return encoder.eval().requires_grad_(False)
 
     def autocast(self) -> AbstractContextManager[None]:
@@ -117,7 +119,7 @@ def train_step(
     skipped = learner.guard(student_loss + target_loss, step)
     # The two losses reach disjoint parameters, so neither optimiser disturbs the other.
     for optimizer in learner.optimizers:
-        set_learning_rate(optimizer, learner.learning_rate(step))
+        set_learning_rate(optimizer, learner.learning_rate(step), step)
         if learner.clip is not None:
             clip_gradients(optimizer, learner.clip)
         optimizer.found_inf = skipped

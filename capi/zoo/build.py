@@ -9,7 +9,7 @@ from typing import Any, overload
 from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
-from capi.config.schema import Config, Section
+from capi.config.schema import Config, ModelConfig, Section
 from capi.config.trust import is_named_by_trust, trusted_place
 from capi.errors import CapiError
 from capi.method.masking import MASKS
@@ -20,6 +20,8 @@ from capi.models.architecture import weightless
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, LinearMap
+from capi.models.low_rank import add_low_rank
+from capi.models.plain_vit import Origin, PlainArchitecture, PlainEncoder
 from capi.models.predictor import PREDICTORS, Predictor, PredictorShape
 from capi.runtime.plugins import check_options, code_file, import_component, look_up, sha256_of
 from capi.types import Statistics, VisionEncoder
@@ -46,8 +48,27 @@ def build_student(config: Config, target: TargetFacts | None = None) -> Student:
 
     `target` is what a run wrote down about its own; without it, that of the config says how wide the output is.
     """
+    encoder = _build_encoder(config)
+    rank, scale = config.adapt.lora_rank, config.adapt.lora_scale
+    if rank is not None:
+        for block in encoder.blocks[-(config.adapt.blocks or config.model.depth) :]:
+            add_low_rank(block, rank=rank, scale=scale)
+    return student_of(
+        encoder=encoder, predictor=_build_predictor(config), head=_build_head(config, target or target_facts(config))
+    )
+
+
+def _build_encoder(config: Config) -> Encoder | PlainEncoder:
     model = config.model
-    encoder = Encoder(
+    if model.baseline is not None:
+        architecture = plain_architecture(model)
+        if architecture.relative_bias != "none" and config.grid != (architecture.grid, architecture.grid):
+            raise CapiError(
+                f"data.image_size is {list(config.data.height_and_width)}, but {model.baseline.name} takes images of "
+                f"its own size only: set data.image_size={architecture.native_size}"
+            )
+        return PlainEncoder(architecture, origin=Origin(model.baseline.name, model.baseline.layout))
+    return Encoder(
         width=model.width,
         depth=model.depth,
         heads=model.heads,
@@ -59,9 +80,18 @@ def build_student(config: Config, target: TargetFacts | None = None) -> Student:
         grid=config.grid,
         drop_rate=model.stochastic_depth,
     )
-    return student_of(
-        encoder=encoder, predictor=_build_predictor(config), head=_build_head(config, target or target_facts(config))
-    )
+
+
+def plain_architecture(model: ModelConfig) -> PlainArchitecture:
+    """The encoder of another method that a config describes: the method's own options with its sizes."""
+    # A table of 54 models in twelve files, which nothing else here needs.
+    from capi.zoo.baselines.registry import baseline_named
+
+    assert model.baseline is not None
+    sizes = {name: getattr(model, name) for name in ("width", "depth", "heads", "patch_size", "registers", "channels")}
+    differing = model.baseline.model_dump(exclude={"name", "layout"})
+    method = baseline_named(model.baseline.name).architecture
+    return method.changed(**sizes, **differing, mlp_width=round(model.width * model.mlp_ratio))
 
 
 def weightless_student(config: Config, names: Sequence[str], source: str, target: TargetFacts | None = None) -> Student:
@@ -253,9 +283,10 @@ def recorded_loss(record: Mapping[str, Any], config: Config | None) -> LossLabel
 
 def frozen(student: Student, statistics: Statistics, image_size: tuple[int, int] | None = None) -> CapiEncoder:
     """A student or a teacher's average as an encoder for evaluation; it shares the weights."""
-    assert isinstance(student.encoder, Encoder), f"CapiEncoder wants an Encoder, not {type(student.encoder).__name__}"
+    encoder = student.encoder
+    assert isinstance(encoder, Encoder | PlainEncoder), f"CapiEncoder wants no {type(encoder).__name__}"
     return CapiEncoder(
-        encoder=student.encoder,
+        encoder=encoder,
         predictor=student.predictor,
         head=student.head,
         statistics=statistics,

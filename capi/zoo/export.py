@@ -9,6 +9,7 @@ from typing import Literal
 from capi.data.crops import image_size_of
 from capi.errors import CapiError
 from capi.models.features import CapiEncoder
+from capi.models.plain_vit import PlainNetwork
 from capi.runtime.protocol import PAPER_SIZE
 from capi.zoo.encoders import Trainee, load_weights
 from capi.zoo.huggingface.files import write_transformers
@@ -17,7 +18,7 @@ from capi.zoo.run_folder import RunFolder
 from capi.zoo.weights import Weights, export_encoder, export_run
 
 _LOG = logging.getLogger("capi")
-ExportFormat = Literal["safetensors", "released", "transformers", "onnx"]
+ExportFormat = Literal["safetensors", "released", "transformers", "onnx", "original"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ def export(
 ) -> Path:
     """Write the encoder of a learner or of anything that `load` takes: as safetensors, in the released layout, for the
     transformers library (with `image_size`), or as ONNX (with `precision`, `opset` and `pooled`). Says where it is.
+    `original` is the layout of the weights that `adapt` started from: what loads those loads these in their place.
     """
     options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)
     return write_export(model, Path(out), format=format, weights=weights, options=options, overwrite=overwrite).path
@@ -75,7 +77,7 @@ def write_export(
     if format not in _WRITERS:
         raise CapiError(f'there is no format "{format}", only {", ".join(_WRITERS)}')
     _refuse_idle_options(format, options)
-    if out.is_dir() and format != "transformers":
+    if out.is_dir() and format not in ("transformers", "original"):
         raise CapiError(f"{out} is a folder: --out takes the name of a file")
     if out.exists() and not overwrite:
         raise CapiError(f"{out} is there already: choose another --out, or replace it with --overwrite")
@@ -119,9 +121,21 @@ def _onnx(model: str | Path | Trainee, out: Path, weights: Weights, options: Exp
     return Exported(done.path, done)
 
 
+def _original(model: str | Path | Trainee, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+    encoder = load_weights(model, weights)
+    if not isinstance(encoder.encoder, PlainNetwork):
+        # The layout that CAPI's published weights have.
+        return _released(model, out, weights, options)
+    # The table of baselines, which nothing else here needs.
+    from capi.zoo.baselines.write import write_original
+
+    return Exported(write_original(encoder.encoder, out))
+
+
 _WRITERS: dict[str, Callable[[str | Path | Trainee, Path, Weights, ExportOptions], Exported]] = {
     "safetensors": _safetensors,
     "released": _released,
     "transformers": _transformers,
     "onnx": _onnx,
+    "original": _original,
 }

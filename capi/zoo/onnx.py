@@ -61,7 +61,7 @@ class _Traced(nn.Module):
 
 def plain_copy(encoder: CapiEncoder, dtype: torch.dtype = torch.float32) -> CapiEncoder:
     """The same encoder for evaluation, of one precision, on the CPU, without its head; itself where it is all that."""
-    device = encoder.encoder.registers.device.type
+    device = encoder.encoder.patch_embedding.weight.device.type
     if encoder.head is None and not encoder.training and _dtype(encoder) == dtype and device == "cpu":
         return encoder
     own, predictor = copy.deepcopy((encoder.encoder, encoder.predictor))

@@ -234,6 +234,11 @@ def _predictor(model: CapiEncoder) -> CrossPredictor:
     return model.predictor
 
 
+def _encoder(model: CapiEncoder) -> Encoder:
+    assert isinstance(model.encoder, Encoder), "the released layout has CAPI's own encoder alone"
+    return model.encoder
+
+
 def _key_map(model: CapiEncoder) -> dict[str, str]:
     """Our parameter names to those of the released layout."""
     names = {}
@@ -248,7 +253,7 @@ def _key_map(model: CapiEncoder) -> dict[str, str]:
 
 def _table_keys(model: CapiEncoder) -> dict[str, int]:
     """The key of every block's rotary table, and the head width there."""
-    stacks = (("encoder", model.encoder), ("predictor", _predictor(model)))
+    stacks = (("encoder", _encoder(model)), ("predictor", _predictor(model)))
     return {
         f"{_STACKS[name]}.blocks.{number}.{_TABLE_KEY}": stack.head_width
         for name, stack in stacks
@@ -406,7 +411,7 @@ def _reorder_for(variant: RopeVariant, weights: State, model: CapiEncoder) -> St
     """Swap the middle quarters of each head's query and key channels for `axial`; the swap undoes itself."""
     if variant == "released":
         return weights
-    widths = {"encoder": model.encoder.head_width, "predictor": _predictor(model).head_width}
+    widths = {"encoder": _encoder(model).head_width, "predictor": _predictor(model).head_width}
     return {
         name: _swap_quarters(weight, widths[name.split(".")[0]]) if name.endswith(_ROTATED) else weight
         for name, weight in weights.items()

@@ -14,6 +14,7 @@ from capi.errors import CapiError
 from capi.method.targets import TargetFacts
 from capi.models.architecture import Architecture, architecture_of, weightless_encoder
 from capi.models.features import CapiEncoder
+from capi.models.low_rank import merge_low_rank
 from capi.runtime.atomic import atomic_open, atomic_path
 from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_paths
@@ -56,6 +57,7 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     taken = stored.take({prefix + name: value for name, value in model.state_dict().items()})
     state = {name.removeprefix(prefix): value for name, value in taken.items()}
     model.load_state_dict(state, strict=True, assign=True)
+    merge_low_rank(model)
     return model.eval().requires_grad_(False)
 
 
@@ -63,6 +65,8 @@ def export_run(path: Path, out: Path, weights: Weights) -> Path:
     """Write the encoder of a run as one safetensors file, with the run's config inside."""
     folder = RunFolder(path)
     config, record = run_config(folder), folder.record()
+    # What is written has been merged.
+    config = config.model_copy(update={"adapt": config.adapt.model_copy(update={"lora_rank": None})})
     facts = {"config": hide_paths(config.model_dump(mode="json")), "weights": weights}
     facts |= {TARGET: record[TARGET]} if TARGET in record else {}
     return export_encoder(load_run(path, weights), out, "safetensors", facts)

@@ -106,7 +106,8 @@ def test__a_published_encoder_is_the_first_advice_where_photos_are_few_and_have_
         for images in (Images(5000, 300), Images(14_000_000, 300), Images(5000, 300, channels=5))
     )
     assert "capi extract capi_vitl14_lvd" in few[0]
-    assert "init.encoder=capi_vitl14_lvd" in few[1]
+    assert "capi adapt capi_vitl14_lvd --data PHOTOS" in few[1]
+    assert "Last, train your own" in few[2]
     assert many == []
     assert cells == ["Published encoders see 3 channels, and these images have 5: train your own"]
 

@@ -3,7 +3,15 @@
 from typing import NamedTuple
 
 from capi.method.student import Student
-from capi.models.costs import ActivationPolicy, Counts, blocks_of, recomputed_bytes, stack_bytes, weight_copies
+from capi.models.costs import (
+    ActivationPolicy,
+    Counts,
+    is_trained,
+    kept_blocks,
+    recomputed_bytes,
+    stack_bytes,
+    weight_copies,
+)
 from capi.models.heads import Head
 
 
@@ -22,9 +30,10 @@ def student_activations(student: Student, counts: Counts, images: int, policy: A
     encoder, predictor, head = student.encoder, student.predictor, student.head
     assert isinstance(head, Head), f"what {type(head).__name__} keeps is not known"
     inner, outer = predictor.sequences(counts)
-    stacks = [(blocks_of(encoder), inner), *([(blocks_of(predictor), outer)] if outer else [])]
+    stacks = [(kept_blocks(encoder), inner), *([(kept_blocks(predictor), outer)] if outer else [])]
     # Of one image: its patches as rows, which the embedding's gradient reads.
     embedded = policy.compute_bytes * counts.visible * encoder.patch_embedding.weight[0].numel()
+    embedded *= is_trained(encoder.patch_embedding)
     between = predictor.bytes_between(counts, encoder.width, policy)
     return Activations(
         encoder=embedded * images + stack_bytes(encoder, inner, images, policy),

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from capi.method.student import Student
 from capi.method.targets import Target
-from capi.models.costs import Counts, blocks_of, stack_flop
+from capi.models.costs import Counts, blocks_of, is_trained, stack_flop, training_flop
 from capi.models.encoder import PatchEncoder
 from capi.models.heads import Head
 
@@ -46,7 +46,8 @@ def iteration_flop(
         teacher=encoder_flop(encoder, patches) if target.reads_teacher else 0,
         target=target.flop(counts, head),
         # Images need no gradient, so the patch embedding has one product less.
-        student_encoder=TRAINING * share * stack_flop(encoder.blocks, inner.queries, inner.read) + 2 * embedding,
+        student_encoder=share * training_flop(encoder.blocks, inner.queries, inner.read)
+        + (1 + is_trained(encoder.patch_embedding)) * embedding,
         predictor=TRAINING * (share * blocks + predictor.flop_between(counts)),
         head=TRAINING * head.flop(predicted),
     )

@@ -30,7 +30,7 @@ from capi.models.costs import (
 )
 from capi.models.encoder import PatchEncoder
 from capi.models.heads import Head
-from capi.models.layers import Block
+from capi.models.layers import TransformerBlock
 from capi.train.cost.activations import student_activations
 from capi.train.optimizer import Optimizer
 from capi.train.recomputation import Recomputation
@@ -93,11 +93,17 @@ class Planned:
 
     @cached_property
     def trained_parameters(self) -> int:
-        return _parameters(self.learner.student) + _parameters(self.learner.target)
+        return (self.gradient_bytes + self.target_bytes) // FLOAT32
 
     @cached_property
     def student_bytes(self) -> int:
         return FLOAT32 * _parameters(self.learner.student)
+
+    @cached_property
+    def gradient_bytes(self) -> int:
+        """Of what is trained."""
+        parameters = self.learner.student.parameters()
+        return FLOAT32 * sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
 
     @cached_property
     def target_bytes(self) -> int:
@@ -176,7 +182,7 @@ class Planned:
         activations = student_activations(self.learner.student, self.counts, at_once, policy)
         # A sharded run gathers blocks in the precision of the products, and keeps no copies.
         copies = 0 if saving.shards > 1 else activations.weight_copies
-        gradients = self.student_bytes // saving.shards
+        gradients = self.gradient_bytes // saving.shards
         return [
             # Gradients come while activations go; but what is freed has other sizes than what is needed, so both count.
             MemoryPart("student's gradients", gradients, STUDENT),
@@ -192,7 +198,7 @@ class Planned:
     def _update(self, saving: Saving) -> list[MemoryPart]:
         working = self.learner.student_optimizer.working_values() * FLOAT32
         return [
-            MemoryPart("student's gradients", self.student_bytes // saving.shards, UPDATE),
+            MemoryPart("student's gradients", self.gradient_bytes // saving.shards, UPDATE),
             MemoryPart("prototypes' gradients", self.target_bytes, UPDATE),
             MemoryPart("optimizer's working memory", working // saving.shards, UPDATE),
         ]
@@ -200,7 +206,7 @@ class Planned:
     def _backward(self, at_once: int, policy: ActivationPolicy) -> int:
         """Logits with two gradients of them, or the gradients of one hidden layer and of its input."""
         block = self.learner.student.encoder.blocks[0]
-        assert isinstance(block, Block)
+        assert isinstance(block, TransformerBlock)
         tokens, hidden = self.counts.context, block.mlp.expand.out_features
         in_block = tokens * (2 * policy.compute_bytes * hidden + 2 * FLOAT32 * self.config.model.width)
         in_loss = self.counts.predicted * self.outputs * (policy.compute_bytes + 2 * FLOAT32)
@@ -222,7 +228,7 @@ def _moments(optimizer: Optimizer | None) -> int:
 def _encoding(encoder: PatchEncoder, counts: Counts, policy: ActivationPolicy) -> int:
     """One image without gradients: residual stream, norm, and the hidden layer before and after its GELU."""
     block = encoder.blocks[0]
-    assert isinstance(block, Block)
+    assert isinstance(block, TransformerBlock)
     width, hidden = encoder.width, block.mlp.expand.out_features
     rounded = policy.compute_bytes * width if policy.mixed else 0
     tokens = counts.registers + counts.patches

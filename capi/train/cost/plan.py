@@ -219,7 +219,7 @@ def networks(config: Config, gpu: Gpu | None = None) -> Planned:
     # On the meta device tensors have shapes and no values, so that the largest model is built in a moment.
     with torch.device("meta"):
         learner = build_learner(config, "meta")
-    counts = Counts(config.model.registers, Grid(*config.grid).size, visible, predicted)
+    counts = Counts(learner.student.encoder.num_registers, Grid(*config.grid).size, visible, predicted)
     return Planned(config, learner, counts, accelerator=gpu is None or gpu.accelerator)
 
 

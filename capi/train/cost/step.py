@@ -79,7 +79,7 @@ def measure_step(
     return StepCost(
         batch_size=batch_size,
         encoder_parameters=sum(parameter.numel() for parameter in learner.student.encoder.parameters()),
-        trained_parameters=sum(parameter.numel() for parameter in trained),
+        trained_parameters=sum(parameter.numel() for parameter in trained if parameter.requires_grad),
         flop_an_image=flop,
         seconds=best,
         peak_bytes=peak_bytes(first.images.device),

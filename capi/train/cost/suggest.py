@@ -124,9 +124,13 @@ class Suggestion(Summary):
                 f"{_PUBLISHED}. `capi extract {_PUBLISHED} PHOTOS --out features.safetensors` takes it as it is"
             )
             said.append(
-                f"To continue from it: init.encoder={_PUBLISHED} with the recipe vitl14, or a student of it with "
-                "the recipe distill (docs/guides/distillation.md). Images unlike photos (microscopes, satellites) "
-                "want a trial of both"
+                f"Then adapt it: `capi adapt {_PUBLISHED} --data PHOTOS --out ADAPTED` goes on training it on these "
+                "images, and takes DINOv2, MAE and others as well (docs/guides/adapting.md)"
+            )
+            said.append(
+                "Last, train your own, with the command below. Images unlike photos (microscopes, satellites) want a "
+                "trial of all three: `capi compare` shows them side by side. For a small encoder that does what a "
+                "large one does there is the recipe distill (docs/guides/distillation.md)"
             )
         return said
 

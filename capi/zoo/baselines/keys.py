@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+import torch
 from torch import Tensor
 
 from capi.errors import CapiError, quoted, some_of
@@ -154,6 +155,16 @@ def to_ours(state: State, layout: Layout, shapes: Shapes, source: str) -> State:
             if name is not None:
                 ours[name] = part
     return ours
+
+
+def to_theirs(ours: State, layout: Layout) -> State:
+    """Their state dict out of ours. A part of theirs that is not used is zero."""
+    theirs: State = {}
+    for name, place in _places(layout, {name: tuple(value.shape) for name, value in ours.items()}).items():
+        used = next(ours[each] for each in place.ours if each is not None)
+        parts = [torch.zeros_like(used) if each is None else ours[each] for each in place.ours]
+        theirs[name] = torch.cat(parts).reshape(place.shape).contiguous()
+    return theirs
 
 
 def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> None:

@@ -18,7 +18,14 @@ from typing import Any
 import torch
 
 from capi.errors import CapiError
-from capi.models.plain_vit import PlainArchitecture, PlainViT, column_first_sincos, rotary_periods, row_first_sincos
+from capi.models.plain_vit import (
+    Origin,
+    PlainArchitecture,
+    PlainViT,
+    column_first_sincos,
+    rotary_periods,
+    row_first_sincos,
+)
 from capi.models.weightless import without_weights
 from capi.zoo.baselines import PREFIX, USUAL
 from capi.zoo.baselines.keys import Layout, find_state, fits, is_ignored, to_ours
@@ -39,6 +46,13 @@ from capi.zoo.released import State, look_of
 FOLDER_VARIABLE = "CAPI_BASELINES"
 _BICUBIC = ("bicubic", "antialias")
 _ENDINGS = ("", ".pth", ".pt", ".th", ".pth.tar", ".safetensors", ".bin")
+
+
+def weightless_baseline(name: str) -> PlainViT:
+    """The encoder that `baseline:NAME` stands for as its authors describe it, without weights."""
+    baseline = baseline_named(name.removeprefix(PREFIX))
+    with without_weights():
+        return PlainViT(baseline.architecture, statistics=baseline.statistics, origin=Origin(baseline.name))
 
 
 def open_baseline(name: str) -> PlainViT:
@@ -105,13 +119,15 @@ def load_baseline(baseline: Baseline, path: Path, part: str | None = None) -> Pl
     folder = _transformers_folder(path)
     if folder is None:
         contents = read_weights(path) if path.is_dir() else read_contents(path)
-        return _build(baseline, baseline.architecture, contents, baseline.layout, part, str(path))
+        origin = Origin(baseline.name)
+        return _build(baseline, baseline.architecture, contents, baseline.layout, part, str(path), origin)
     config = read_config(folder)
     if part is not None:
         raise CapiError(f'{folder} holds one network in the format of transformers: leave out "@{part}"')
     architecture = architecture_in(config, baseline, str(folder))
     layout = layout_for(architecture, str(config["model_type"]))
-    return _build(baseline, architecture, read_weights(folder), layout, None, str(folder))
+    origin = Origin(baseline.name, "transformers")
+    return _build(baseline, architecture, read_weights(folder), layout, None, str(folder), origin)
 
 
 def _transformers_folder(path: Path) -> Path | None:
@@ -124,7 +140,13 @@ def _transformers_folder(path: Path) -> Path | None:
 
 
 def _build(
-    baseline: Baseline, architecture: PlainArchitecture, contents: Any, layout: Layout, part: str | None, source: str
+    baseline: Baseline,
+    architecture: PlainArchitecture,
+    contents: Any,
+    layout: Layout,
+    part: str | None,
+    source: str,
+    origin: Origin,
 ) -> PlainViT:
     state = find_state(contents, layout, layout.part(part))
     if state is None:
@@ -143,7 +165,11 @@ def _build(
     _tell_doubtful(weights, architecture, baseline, source)
     with without_weights():
         model = PlainViT(
-            architecture, statistics=baseline.statistics, licence=baseline.licence, verified=baseline.verified
+            architecture,
+            statistics=baseline.statistics,
+            licence=baseline.licence,
+            verified=baseline.verified,
+            origin=origin,
         )
     model.load_state_dict(weights, strict=True, assign=True)
     _set_periods(model, state, layout, source)

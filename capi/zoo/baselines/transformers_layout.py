@@ -142,6 +142,57 @@ def _dinov3_rules(of: PlainArchitecture) -> tuple[KeyRule, ...]:
     )
 
 
+# What the library's own class is called, by the type; BEiT's norm at the end is that of its pretraining model.
+_CLASSES = {
+    "vit": "ViTModel",
+    "vit_msn": "ViTMSNModel",
+    "vit_mae": "ViTMAEModel",
+    "ijepa": "IJepaModel",
+    "beit": "BeitForMaskedImageModeling",
+    "data2vec-vision": "Data2VecVisionModel",
+    "dinov2": "Dinov2Model",
+    "dinov2_with_registers": "Dinov2WithRegistersModel",
+    "dinov3_vit": "DINOv3ViTModel",
+}
+
+
+def config_of(of: PlainArchitecture, model_type: str) -> dict[str, Any]:
+    """What config.json says of a model: the opposite of `architecture_in`."""
+    config: dict[str, Any] = {
+        "model_type": model_type,
+        "architectures": [_CLASSES[model_type]],
+        "hidden_size": of.width,
+        "num_hidden_layers": of.depth,
+        "num_attention_heads": of.heads,
+        "patch_size": of.patch_size,
+        "num_channels": of.channels,
+        "image_size": of.native_size,
+        "layer_norm_eps": of.eps,
+        "hidden_act": "gelu",
+        "intermediate_size": of.mlp_width,
+    }
+    if of.registers:
+        config["num_register_tokens"] = of.registers
+    if of.relative_bias != "none":
+        kinds = {"use_relative_position_bias": "block", "use_shared_relative_position_bias": "shared"}
+        config |= {name: of.relative_bias == kind for name, kind in kinds.items()}
+    if model_type == "beit":
+        config["use_mask_token"] = True
+    if model_type in ("dinov2", "dinov2_with_registers"):
+        ratio = of.mlp_width / of.width * (1.5 if of.gated_mlp else 1)
+        config |= {"mlp_ratio": int(ratio) if ratio == int(ratio) else ratio, "use_swiglu_ffn": of.gated_mlp}
+        del config["intermediate_size"]
+    if model_type == "dinov3_vit":
+        biases = {f"{name}_bias": getattr(of, f"{name}_bias") for name in ("query", "key", "value", "mlp")}
+        config |= biases | {"use_gated_mlp": of.gated_mlp, "hidden_act": "silu" if of.gated_mlp else "gelu"}
+    return config
+
+
+def written_name(name: str, model_type: str) -> str:
+    """The name of a tensor as the library writes it."""
+    return f"beit.{name}" if model_type == "beit" and not name.startswith("layernorm") else name
+
+
 def architecture_in(config: Mapping[str, Any], baseline: Baseline, source: str) -> PlainArchitecture:
     """The baseline's architecture with what config.json adds to it; a model of another kind or size raises."""
     kind = config.get("model_type")

@@ -45,7 +45,7 @@ def write_transformers(encoder: CapiEncoder, out: Path, *, image_size: ImageSize
     """
     checked_image_size(image_size, encoder.patch_size)
     target = out.resolve()
-    _check_place(target, overwrite)
+    check_place(target, overwrite)
     try:
         with atomic_folder(target) as partial:
             write_files(encoder, partial, image_size=image_size)
@@ -73,7 +73,7 @@ def config_of(encoder: CapiEncoder, image_size: ImageSize) -> dict[str, Any]:
     return {
         "architectures": [MODEL_CLASS],
         "model_type": MODEL_TYPE,
-        "dtype": str(encoder.encoder.registers.dtype).removeprefix("torch."),
+        "dtype": str(encoder.encoder.patch_embedding.weight.dtype).removeprefix("torch."),
         **architecture.as_plain(),
         "image_size": height if height == width else [height, width],
         "image_mean": list(mean),
@@ -128,7 +128,8 @@ def check_statistics(mean: Any, std: Any, channels: int, source: str) -> None:
             raise CapiError(f"{source} has {name} {values!r}, expected a number{above} for each of {channels} channels")
 
 
-def _check_place(out: Path, overwrite: bool) -> None:
+def check_place(out: Path, overwrite: bool) -> None:
+    """Refuse a place where something else lies than an export."""
     if not out.exists():
         return
     if not out.is_dir():
@@ -170,7 +171,10 @@ def _read_config(path: Path) -> tuple[Architecture, Statistics, tuple[int, int] 
     values = read_object(path)
     kind = values.get("model_type")
     if kind != MODEL_TYPE:
-        raise CapiError(f'{path} has model_type {kind!r}: expected a folder of a CAPI model, with "{MODEL_TYPE}" there')
+        raise CapiError(
+            f'{path} has model_type {kind!r}: expected a folder of a CAPI model, with "{MODEL_TYPE}" there (one of '
+            "another method is named baseline:NAME=FOLDER, see `capi models --all`)"
+        )
     names = {field.name for field in fields(Architecture)}
     # The library adds values of its own to this file, which say nothing of the architecture.
     own = {name: value for name, value in values.items() if name in names}

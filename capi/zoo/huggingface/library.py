@@ -166,7 +166,7 @@ class CapiModel(PreTrainedModel):
             raise CapiError("a CAPI model gives no attentions: its attention is computed without them")
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        with _recorded(self.model.encoder, wanted=bool(output_hidden_states)) as hidden_states:
+        with _recorded(self.model.encoder.blocks, wanted=bool(output_hidden_states)) as hidden_states:
             features = self.model(pixel_values.to(self.dtype))
         patches = features.feature_map.flatten(1, 2)
         output = CapiOutput(
@@ -220,14 +220,14 @@ def _init_linear(module: nn.Linear) -> None:
 
 
 @contextmanager
-def _recorded(encoder: Encoder, *, wanted: bool) -> Iterator[list[Tensor]]:
+def _recorded(blocks: nn.ModuleList, *, wanted: bool) -> Iterator[list[Tensor]]:
     """The tokens before the first block and after each, filled in while the encoder runs inside."""
     states: list[Tensor] = []
     if not wanted:
         yield states
         return
-    handles = [encoder.blocks[0].register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))]
-    handles += [block.register_forward_hook(lambda _, __, output: states.append(output)) for block in encoder.blocks]
+    handles = [blocks[0].register_forward_pre_hook(lambda _, inputs: states.append(inputs[0]))]
+    handles += [block.register_forward_hook(lambda _, __, output: states.append(output)) for block in blocks]
     try:
         yield states
     finally:
