@@ -23,8 +23,9 @@ from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import DataOptions
 from capi.models.features import CapiEncoder
 from capi.report.pictures.curves import series
-from capi.report.pictures.pca import contact_sheet, pca_pictures, photos_of
-from capi.report.pictures.sheets import save_picture
+from capi.report.pictures.painters import Drawn
+from capi.report.pictures.pca import pca_pictures, photos_of
+from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
@@ -138,10 +139,13 @@ def _draw(config: Config, start: CapiEncoder, trained: CapiEncoder, split: str) 
     frame = Frame((height * _ENLARGED, width * _ENLARGED), channels=config.model.channels)
     pixels = StillBatches(photos.images, frame, torch.tensor(firsts[:_SHOWN]), _SHOWN)[0].images
     images = normalize(pixels, *networks.statistics(config))
-    columns = [
-        ("photo", photos_of(pixels)),
-        ("untrained", pca_pictures(start, images)),
-        ("trained", pca_pictures(trained, images)),
-        ("trained, jointly", pca_pictures(trained, images, joint=True)),
+    pictures = [
+        photos_of(pixels),
+        pca_pictures(start, images),
+        pca_pictures(trained, images),
+        pca_pictures(trained, images, joint=True),
     ]
-    return contact_sheet(columns)
+    rows = [Row("", [Drawn(picture) for picture in row]) for row in zip(*pictures, strict=True)]
+    notes = ["The first three principal components of the patch features as red, green and blue."]
+    columns = ["photo", "untrained", "trained", "trained, jointly"]
+    return sheet_of("Features before and after training", notes, columns, rows)

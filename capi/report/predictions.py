@@ -24,8 +24,9 @@ from capi.evals.images import StillBatches
 from capi.evals.prediction import Prediction
 from capi.evals.results import Outcome, make_folder
 from capi.evals.tasks import SegmentationData
+from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import photos_of
-from capi.report.pictures.sheets import font, save_picture
+from capi.report.pictures.sheets import Row, font, save_picture, sheet_of
 from capi.runtime.atomic import atomic_open, remove
 from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths
@@ -132,13 +133,9 @@ def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encodin
         truth, prediction = (
             labels.numpy().repeat(enlarged, 0).repeat(enlarged, 1) for labels in (picture.truth, picture.prediction)
         )
-        sheet = side_by_side(
-            [
-                ("photo", photo),
-                ("truth", overlay(photo, truth, ignored)),
-                ("prediction", overlay(photo, prediction, ignored)),
-            ]
-        )
+        pictures = [photo, overlay(photo, truth, ignored), overlay(photo, prediction, ignored)]
+        row = Row("", [Drawn(drawn) for drawn in pictures])
+        sheet = sheet_of("", (), ("photo", "truth", "prediction"), [row], side=max(photo.size))
         present = {int(label) for label in np.union1d(truth, prediction)}
         names = {label: data.classes[label] for label in sorted(present & set(data.classes))}
         path = folder / f"{picture.number:05d}_{Path(picture.name).stem}.png"
@@ -210,16 +207,4 @@ def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
     for picture in pictures:
         sheet.paste(picture, (0, top))
         top += picture.height
-    return sheet
-
-
-def side_by_side(pictures: Sequence[tuple[str, Image.Image]]) -> Image.Image:
-    """Pictures of one height beside each other, each under its title."""
-    width = sum(picture.width + _MARGIN for _, picture in pictures) + _MARGIN
-    sheet = Image.new("RGB", (width, max(p.height for _, p in pictures) + _LINE + _MARGIN), "white")
-    draw, left = ImageDraw.Draw(sheet), _MARGIN
-    for title, picture in pictures:
-        draw.text((left, 3), title, fill="black", font=font())
-        sheet.paste(picture, (left, _LINE))
-        left += picture.width + _MARGIN
     return sheet

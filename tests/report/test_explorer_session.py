@@ -13,7 +13,7 @@ from capi.method.masking import MaskSampler
 from capi.models.features import CapiEncoder, PixelEncoder
 from capi.report.draw import Prototypes, built_in_photos
 from capi.report.explorer import session
-from capi.report.explorer.session import Explorer, Kept, View
+from capi.report.explorer.session import Explorer, View
 from capi.report.pictures.feature_maps import FeatureMaps
 from capi.report.pictures.gallery import PrototypeIndex
 from capi.types import Features, Statistics
@@ -65,27 +65,6 @@ def test__features_are_computed_once(folder: Path) -> None:
     explorer.collect()
     explorer.collect()
     assert encoder.calls == 4
-
-
-def test__what_is_kept_is_bounded_and_the_oldest_goes_first() -> None:
-    kept: Kept[str] = Kept(10)
-    for key in "abc":
-        kept.get(key, lambda key=key: key * 4, len)
-    assert kept.used == 8
-    made: list[str] = []
-
-    def make(key: str) -> str:
-        made.append(key)
-        return key * 4
-
-    assert kept.get("b", lambda: make("b"), len) == "bbbb"
-    assert kept.get("a", lambda: make("a"), len) == "aaaa"
-    # "b" was asked for after "c".
-    kept.get("b", lambda: make("b"), len)
-    kept.get("c", lambda: make("c"), len)
-    assert made == ["a", "c"]
-    assert kept.get("long", lambda: "x" * 11, len) == "x" * 11
-    assert (kept.used, len(kept)) == (8, 2)
 
 
 def test__similar_patches_come_from_other_images_and_from_all_of_them_for_an_upload(

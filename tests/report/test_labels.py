@@ -7,7 +7,7 @@ from PIL import Image
 
 from capi.errors import CapiError
 from capi.report.pictures.sheets import font
-from capi.report.predictions import color_of, colored, label_image, legend, overlay, side_by_side, stacked
+from capi.report.predictions import color_of, colored, label_image, legend, overlay, stacked
 from tests.data.pictures import noise
 
 
@@ -113,16 +113,6 @@ def test__stacked_pictures_keep_their_pixels() -> None:
     assert (sheet[:4, :6] == np.asarray(upper)).all()
     assert (sheet[:4, 6:] == 255).all()
     assert (sheet[4:] == np.asarray(lower)).all()
-
-
-def test__pictures_stand_side_by_side_under_their_titles() -> None:
-    pictures = [Image.new("RGB", (40, 30), color) for color in ("red", "blue")]
-    sheet = np.asarray(side_by_side([("one", pictures[0]), ("two", pictures[1])]))
-    for color in ((255, 0, 0), (0, 0, 255)):
-        rows, columns = np.nonzero((sheet == color).all(-1))
-        assert (np.ptp(rows) + 1, np.ptp(columns) + 1, len(rows)) == (30, 40, 1200)
-        above = sheet[: rows.min(), columns.min() : columns.max() + 1]
-        assert (above != 255).any()
 
 
 def test__an_ignored_label_is_white_in_the_legend_as_it_is_in_the_picture() -> None:

@@ -5,7 +5,7 @@ from PIL import Image
 from sklearn.decomposition import PCA
 from torch import Tensor
 
-from capi.report.pictures.pca import as_colors, contact_sheet, fit_components, pca_pictures, photos_of
+from capi.report.pictures.pca import as_colors, fit_components, pca_pictures, photos_of
 from capi.types import Features
 
 
@@ -96,31 +96,6 @@ def test__joint_pictures_share_their_components_and_others_have_their_own() -> N
         assert np.array_equal(np.asarray(alone[number]), own.numpy())
         assert np.array_equal(np.asarray(joint[number]), together[number].numpy())
         assert not torch.equal(own, together[number])
-
-
-def test__a_contact_sheet_shows_every_picture_at_its_place() -> None:
-    first = [colored((250, 0, 0)), colored((0, 250, 0), width=3)]
-    second = [colored((0, 0, 250)), colored((250, 250, 0), height=5), colored((0, 250, 250))]
-    sheet = np.asarray(contact_sheet([("a", first), ("b", second)], side=20))
-    for column, pictures in enumerate((first, second)):
-        for row, picture in enumerate(pictures):
-            places = np.argwhere((sheet == picture.getpixel((0, 0))).all(2))
-            # A margin of 6 around each, and 16 for the titles.
-            top, left = 16 + 6 + row * 26, 6 + column * 26
-            assert places.min(0).tolist() == [top, left]
-            assert places.max(0).tolist() == [top + 19, left + 19]
-            assert len(places) == 400
-    assert sheet.shape == (16 + 6 + 3 * 26, 6 + 2 * 26, 3)
-    titles = (sheet[:16] < 128).all(2)
-    assert titles[:, 6:32].any()
-    assert titles[:, 32:].any()
-
-
-def test__patches_stay_squares() -> None:
-    checkered = Image.fromarray(np.array([[0, 255], [255, 0]], dtype=np.uint8))
-    inside = np.s_[22:42, 6:26, 0]
-    shown = np.asarray(contact_sheet([("", [checkered])], 20))[inside]
-    assert np.array_equal(shown, np.kron([[0, 255], [255, 0]], np.ones((10, 10), dtype=int)))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -7,11 +7,9 @@ for in other images is looked for among those that are there already.
 
 import io
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import torch
 from PIL import Image
@@ -33,6 +31,7 @@ from capi.report.pictures.hidden_patches import STUDENT_TEMPERATURE, HiddenPredi
 from capi.report.pictures.pca import photos_of
 from capi.report.pictures.sheets import printable
 from capi.report.pictures.similarity import nearest_patches
+from capi.runtime.cache import Cache
 from capi.runtime.image_files import open_image, read_image
 from capi.runtime.randomness import sample_keys
 from capi.types import Bool, Float, Int, VisionEncoder, statistics_of
@@ -46,36 +45,6 @@ MEMBERS = 24
 # The short side of a photo on the page, about.
 _SHOWN_SIDE, _THUMBNAIL = 448, 128
 _FALLBACK_MASKS = MaskSampler(kind="inverse_block", ratio=0.65, roll=True, predict=1.0)
-
-Value = TypeVar("Value")
-
-
-class Kept(Generic[Value]):
-    """Values by key within a number of bytes; those that were not asked for longest go first. Safe among threads."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self.most_bytes, self.used = most_bytes, 0
-        self._values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: Hashable, make: Callable[[], Value], size: Callable[[Value], int]) -> Value:
-        """The value of a key, made where it is not there; a value larger than all room is not kept."""
-        with self._lock:
-            if key in self._values:
-                self._values.move_to_end(key)
-                return self._values[key][0]
-        value = make()
-        with self._lock:
-            if key not in self._values and size(value) <= self.most_bytes:
-                self._values[key] = value, size(value)
-                self.used += size(value)
-            while self.used > self.most_bytes:
-                _, (_, freed) = self._values.popitem(last=False)
-                self.used -= freed
-        return value
-
-    def __len__(self) -> int:
-        return len(self._values)
 
 
 @dataclass(frozen=True)
@@ -132,8 +101,13 @@ class Explorer:
         self.masks = masks or _FALLBACK_MASKS
         self.index = None if prototypes is None else PrototypeIndex(prototypes.weight, prototypes.bias, MEMBERS)
         self.failed: dict[str, str] = {}
-        self._views: Kept[View] = Kept(VIEW_BYTES)
-        self._photos: Kept[Image.Image] = Kept(PHOTO_BYTES)
+        self._views = Cache(
+            lambda number: self._made(self.source, number, number), VIEW_BYTES, weigh=lambda view: view.bytes
+        )
+        self._photos = Cache(
+            lambda number: open_image(self.library.photos[number]).convert("RGB"), PHOTO_BYTES, weigh=_picture_bytes
+        )
+        self._caching = threading.Lock()
         # Decoding sets limits that belong to the whole process.
         self._reading = threading.Lock()
         # What is being added to is not read from.
@@ -189,7 +163,8 @@ class Explorer:
 
     def view(self, number: int) -> View:
         """One of the given images; its features are computed once, as long as there is room."""
-        return self._views.get(number, lambda: self._made(self.source, number, number), lambda one: one.bytes)
+        with self._caching:
+            return self._views[number]
 
     def opened(self, path: Path, name: str) -> View:
         """A file that somebody gave."""
@@ -209,8 +184,8 @@ class Explorer:
 
     def photo(self, number: int) -> Image.Image:
         """A photo of the library."""
-        packed = self.library.photos[number]
-        return self._photos.get(number, lambda: open_image(packed).convert("RGB"), _picture_bytes)
+        with self._caching:
+            return self._photos[number]
 
     def similar(self, view: View, patch: tuple[int, int], count: int) -> list[PatchPlace]:
         """The nearest patches of other images, one of each."""

@@ -7,15 +7,9 @@ from typing import Any
 from capi.errors import CapiError
 from capi.method.targets import LossLabel
 from capi.runtime.atomic import atomic_open
+from capi.train.health import is_score, metric_of
 
-_PANELS = (
-    ("{loss.name} of the student ({loss.unit})", ("student_loss",)),
-    ("Cross-entropy of the clustering (nat)", ("clustering_loss",)),
-    ("Entropy of the targets (nat)", ("target_entropy",)),
-    ("Balance of the assignments", ("prototype_use",)),
-    ("Learning rate", ("learning_rate",)),
-)
-_EVALUATION_MARK = "/"
+_PANELS = ("student_loss", "clustering_loss", "target_entropy", "prototype_use", "learning_rate")
 
 
 def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -31,10 +25,11 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLabe
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise CapiError("curves need an extra: pip install 'capi[pictures]'") from error
-    scores = sorted({key for record in records for key in record if _EVALUATION_MARK in key})
     logged = {key for record in records for key in record}
-    shown = [panel for panel in _PANELS if logged.intersection(panel[1])] or _PANELS
-    panels = [*shown, *([("Evaluations", tuple(scores))] if scores else [])]
+    scores = sorted(filter(is_score, logged))
+    metrics = [metric_of(key, loss) for key in _PANELS if key in logged] or [metric_of(key, loss) for key in _PANELS]
+    panels = [(f"{one.title} ({one.unit})" if one.unit else one.title, [one.key]) for one in metrics]
+    panels += [("Evaluations", scores)] if scores else []
     rows = -(-len(panels) // 3)
     figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
     axes = figure.subplots(rows, 3).flatten()
@@ -42,7 +37,7 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLabe
         for key in keys:
             steps, values = series(records, key)
             axis.plot(steps, values, label=key, linewidth=1.2, marker="o" if len(steps) < 12 else None, markersize=3)
-        axis.set_title(title.format(loss=loss), fontsize=11)
+        axis.set_title(title, fontsize=11)
         axis.set_xlabel("step")
         axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
         axis.grid(alpha=0.3)

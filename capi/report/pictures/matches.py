@@ -1,6 +1,5 @@
 """The contact sheet of a search: an image and the images or patches of a file that are most similar to it."""
 
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,13 +12,13 @@ from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.sources import ImageSource
 from capi.evals.feature_files import Framing
 from capi.evals.retrieval import Match, patch_under
+from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import photos_of
-from capi.report.pictures.sheets import fitting, font
+from capi.report.pictures.sheets import Row, font, printable, sheet_of
 from capi.runtime.image_files import is_below
 
-_TILE, _GAP, _PER_ROW = 184, 16, 5
-_LINE, _MARGIN = 19, 24
-_INK, _FAINT, _ACCENT, _PAPER, _EMPTY = "#1f2328", "#6e7781", "#e5484d", "white", "#eef0f2"
+_TILE, _PER_ROW = 184, 6
+_FAINT, _ACCENT, _EMPTY = "#6e7781", "#e5484d", "#eef0f2"
 _SMALLEST_FRAME = 9
 
 
@@ -31,26 +30,17 @@ def similarity_sheet(
     framing: Framing,
     at: tuple[float, float] | None = None,
 ) -> Image.Image:
-    """The image asked about on the left, its matches in rows beside it, each with its rank, similarity and name.
+    """The image asked about and its matches, each with its rank, similarity and name.
 
     `images` is the folder that names are relative to, or the source itself. Patches are framed.
     """
-    columns = max(1, min(_PER_ROW, len(matches)))
-    rows = max(1, math.ceil(len(matches) / columns))
-    labelled = any(match.label is not None for match in matches)
-    step = _TILE + _GAP, _TILE + _LINE * (2 + labelled) + _GAP
-    # Beside several rows there is room for a larger picture.
-    side = _TILE if rows == 1 else min(2 * step[1] - _GAP - _LINE * 2, 2 * _TILE)
-    left = _MARGIN + side + 2 * _GAP
-    sheet = Image.new("RGB", (left + columns * step[0] - _GAP + _MARGIN, rows * step[1] - _GAP + 2 * _MARGIN), _PAPER)
-    _paste(sheet, (_MARGIN, _MARGIN), query_tile(query, side, framing, at), ["query", query.name])
-    draw = ImageDraw.Draw(sheet)
-    draw.line((left - _GAP, _MARGIN, left - _GAP, sheet.height - _MARGIN), fill="#d0d7de")
-    for position, match in enumerate(matches):
-        down, across = divmod(position, columns)
-        corner = left + across * step[0], _MARGIN + down * step[1]
-        _paste(sheet, corner, match_tile(match, _TILE, framing, images), _caption(position + 1, match, labelled))
-    return sheet
+    cells = [Drawn(query_tile(query, _TILE, framing, at), caption=f"query\n{query.name}")]
+    cells += [
+        Drawn(match_tile(match, _TILE, framing, images), caption=_caption(rank, match))
+        for rank, match in enumerate(matches, start=1)
+    ]
+    rows = [Row("", cells[start : start + _PER_ROW]) for start in range(0, len(cells), _PER_ROW)]
+    return sheet_of("", (), (), rows, side=_TILE)
 
 
 def query_tile(query: Path, side: int, framing: Framing, at: tuple[float, float] | None) -> Image.Image:
@@ -114,17 +104,7 @@ def _message(text: str, side: int) -> Image.Image:
     return tile
 
 
-def _caption(rank: int, match: Match, labelled: bool) -> list[str]:
+def _caption(rank: int, match: Match) -> str:
     told = "   the same patch" if match.itself and match.patch else "   the same image" if match.itself else ""
-    lines = [f"{rank}.   {match.similarity:.3f}{told}"]
-    return [*lines, *([match.label or ""] if labelled else []), match.name]
-
-
-def _paste(sheet: Image.Image, corner: tuple[int, int], tile: Image.Image, lines: Sequence[str]) -> None:
-    sheet.paste(tile, corner)
-    draw = ImageDraw.Draw(sheet)
-    for number, line in enumerate(lines):
-        size = 14 if number == 0 else 13
-        top = corner[1] + tile.height + 4 + number * _LINE
-        fill = _FAINT if number == len(lines) - 1 else _INK
-        draw.text((corner[0], top), fitting(line, tile.width, size), fill=fill, font=font(size))
+    lines = [f"{rank}.   {match.similarity:.3f}{told}", match.label or "", match.name]
+    return "\n".join(printable(line) for line in lines if line)

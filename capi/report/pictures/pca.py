@@ -11,12 +11,11 @@ it; as long as all patches fit into it, it is all of them. Which patches it hold
 how they are batched.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 from torch import Tensor
 
 from capi.errors import CapiError
@@ -29,7 +28,6 @@ _SHOWN = (0.01, 0.99)
 _ROUNDING = 1e-6
 # Below this a distribution counts as even, and its skew as rounding.
 _EVEN = 1e-4
-_MARGIN, _TITLE_HEIGHT = 6, 16
 # Percentiles of a photo that become black and white, where they lie within this share of the whole range.
 _CONTRAST, _SMALL_RANGE = (1, 99), 0.25
 
@@ -136,21 +134,6 @@ def pca_pictures(
         values = fit_components(group.flatten(0, 2)).project(group.flatten(0, 2)).view(*group.shape[:3], 3)
         pictures += [Image.fromarray(picture.numpy()) for picture in as_colors(values)]
     return pictures
-
-
-def contact_sheet(columns: Sequence[tuple[str, Sequence[Image.Image]]], side: int = 160) -> Image.Image:
-    """Pictures side by side: a title and one column each, one row an image."""
-    rows = max(len(pictures) for _, pictures in columns)
-    width = len(columns) * (side + _MARGIN) + _MARGIN
-    sheet = Image.new("RGB", (width, rows * (side + _MARGIN) + _MARGIN + _TITLE_HEIGHT), "white")
-    draw = ImageDraw.Draw(sheet)
-    for number, (title, pictures) in enumerate(columns):
-        left = _MARGIN + number * (side + _MARGIN)
-        draw.text((left, 3), title, fill="black")
-        for row, picture in enumerate(pictures):
-            top = _TITLE_HEIGHT + _MARGIN + row * (side + _MARGIN)
-            sheet.paste(picture.convert("RGB").resize((side, side), Image.Resampling.NEAREST), (left, top))
-    return sheet
 
 
 def photos_of(pixels: Tensor) -> list[Image.Image]:

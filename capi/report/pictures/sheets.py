@@ -25,8 +25,6 @@ from capi.runtime.atomic import atomic_open
 _MARGIN, _GAP, _LINE = 14, 8, 17
 _INK, _FAINT, _PAPER, _EMPTY = "#1c2430", "#5c6675", "white", "#eceff3"
 _LABEL = 24
-# Larger, since tiles are made smaller on a phone.
-_TILE_FONT, _TILE_LINE = 15, 20
 _BAR = (160, 12)
 _NARROWEST = 420
 _WITHIN_MATPLOTLIB = Path("mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
@@ -65,20 +63,15 @@ def contained(picture: Image.Image, side: int) -> Image.Image:
 
 
 def tiled(drawn: Sequence[Drawn], side: int, per_row: int = 4) -> Image.Image:
-    """The pictures of one image, each under its title; a single one without a title is just enlarged."""
+    """The pictures of one image, each above its title; a single one without a title is just enlarged."""
     if len(drawn) == 1 and not drawn[0].title:
         return enlarged(drawn[0].picture, side)
-    pictures = [enlarged(one.picture, side) for one in drawn]
-    width, height = pictures[0].width + _GAP, pictures[0].height + _GAP + _TILE_LINE
-    columns, rows = min(per_row, len(drawn)), math.ceil(len(drawn) / per_row)
-    sheet = Image.new("RGB", (columns * width + _GAP, rows * height + _GAP), _PAPER)
-    draw = ImageDraw.Draw(sheet)
-    for number, (one, picture) in enumerate(zip(drawn, pictures, strict=True)):
-        left, top = _GAP + number % per_row * width, _GAP + number // per_row * height
-        text = fitting(f"{one.title} · {one.caption}" if one.caption else one.title, picture.width, _TILE_FONT)
-        draw.text((left, top), text, fill=_INK, font=font(_TILE_FONT))
-        sheet.paste(picture, (left, top + _TILE_LINE))
-    return sheet
+    cells = [
+        Drawn(enlarged(one.picture, side), caption=f"{one.title} · {one.caption}" if one.caption else one.title)
+        for one in drawn
+    ]
+    rows = [Row("", cells[start : start + per_row]) for start in range(0, len(cells), per_row)]
+    return sheet_of("", (), (), rows, side=max(cells[0].picture.size))
 
 
 def sheet_of(
@@ -90,11 +83,12 @@ def sheet_of(
     side: int = 168,
     legend: Legend | None = None,
 ) -> Image.Image:
-    """A title, what there is to know, and a table of pictures."""
-    width = max(2 * _MARGIN + len(columns) * (side + _GAP) - _GAP, _NARROWEST)
+    """A title, what there is to know, and a table of pictures. What is empty takes no room."""
+    count = max([len(columns), *(len(row.cells) for row in rows)])
+    width = max(2 * _MARGIN + count * (side + _GAP) - _GAP, _NARROWEST if title or notes or legend else 0)
     head = _head(title, notes, width, legend)
-    heads = [column.split("\n") for column in columns]
-    top = head.height + _LINE * max((len(lines) for lines in heads), default=1) + 4
+    heads = [column.split("\n") for column in columns] if any(columns) else []
+    top = head.height + (_LINE * max(len(lines) for lines in heads) + 4 if heads else 0)
     heights = [_height(row, side) + _GAP for row in rows]
     sheet = Image.new("RGB", (width, top + sum(heights) + _MARGIN - _GAP), _PAPER)
     sheet.paste(head, (0, 0))
@@ -108,18 +102,19 @@ def sheet_of(
 
 
 def _height(row: Row, side: int) -> int:
-    """What the label of a row and its tallest picture need."""
+    """What the label of a row and its tallest picture with its caption need."""
     pictures = [
-        side if cell is None else contained(cell.picture, side).height + _LINE * bool(cell.caption)
+        side if cell is None else contained(cell.picture, side).height + _LINE * len(cell.caption.splitlines())
         for cell in row.cells
     ]
-    return _LABEL + max(pictures)
+    return (_LABEL if row.label else 0) + max(pictures)
 
 
 def _draw_row(sheet: Image.Image, draw: Any, row: Row, top: int, side: int) -> None:
     """The label stands above the pictures: names are long, and narrow screens have no room beside them."""
-    draw.text((_MARGIN, top + 4), fitting(row.label, sheet.width - 2 * _MARGIN), fill=_INK, font=font())
-    top += _LABEL
+    if row.label:
+        draw.text((_MARGIN, top + 4), fitting(row.label, sheet.width - 2 * _MARGIN), fill=_INK, font=font())
+        top += _LABEL
     for number, cell in enumerate(row.cells):
         across = _MARGIN + number * (side + _GAP)
         if cell is None:
@@ -128,9 +123,9 @@ def _draw_row(sheet: Image.Image, draw: Any, row: Row, top: int, side: int) -> N
             continue
         picture = contained(cell.picture, side)
         sheet.paste(picture, (across + (side - picture.width) // 2, top))
-        if cell.caption:
-            middle = across + side / 2, top + picture.height + 2
-            draw.text(middle, fitting(cell.caption, side), fill=_FAINT, font=font(), anchor="ma")
+        for line, text in enumerate(cell.caption.splitlines()):
+            middle = across + side / 2, top + picture.height + 2 + line * _LINE
+            draw.text(middle, fitting(text, side), fill=_FAINT, font=font(), anchor="ma")
 
 
 def _head(title: str, notes: Sequence[str], width: int, legend: Legend | None) -> Image.Image:
@@ -138,6 +133,8 @@ def _head(title: str, notes: Sequence[str], width: int, legend: Legend | None) -
     letters = max(int((width - 2 * _MARGIN) / font().getlength("n")), 20)
     lines = [line for note in notes for line in textwrap.wrap(note, letters)]
     bar = None if legend is None else _bar(legend, width)
+    if not (title or lines or bar):
+        return Image.new("RGB", (width, _MARGIN), _PAPER)
     height = _MARGIN + 26 + _LINE * len(lines) + (0 if bar is None else bar.height + 4) + 8
     head = Image.new("RGB", (width, height), _PAPER)
     draw = ImageDraw.Draw(head)
