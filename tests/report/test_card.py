@@ -118,6 +118,7 @@ def test__what_is_not_known_is_said_to_be_so(card: ModelCard) -> None:
     assert "## Pictures\n\nNone." in text
     assert "## Energy and CO2\n\nNot known." in text
     assert text.endswith("## Where it comes from\n\nNot known.\n")
+    assert "\n\n\n" not in text
     assert "healthy range" not in text
 
 
