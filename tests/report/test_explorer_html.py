@@ -5,7 +5,7 @@ import re
 import numpy as np
 from PIL import Image
 
-from capi.report.explorer.html import STYLE, Figure, alert, answer, facts, figures, heading, missing, scale, swatches
+from capi.report.explorer.html import Figure, alert, answer, facts, figures, heading, missing, scale, swatches
 from tests.data.pictures import noise
 
 EVIL = '<script>alert("x")</script>'
@@ -51,8 +51,3 @@ def test__images_that_failed_are_named_and_counted() -> None:
     text = heading("run", [], {"a.png": "broken", "b.png": "broken"})
     assert "a.png (broken) and 1 more" in text
     assert "alert" not in heading("run", [], {})
-
-
-def test__the_style_refers_to_nothing_outside() -> None:
-    assert "url(" not in STYLE
-    assert "@import" not in STYLE

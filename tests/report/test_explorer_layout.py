@@ -8,7 +8,6 @@ import pytest
 from PIL import Image
 
 from capi.errors import CapiError
-from capi.models.features import PixelEncoder
 from capi.report.explorer.layout import ExplorerLayout
 from capi.report.explorer.session import Explorer
 from tests.report.small_models import photo_folder, some_prototypes, untrained_model
@@ -78,27 +77,6 @@ def test__picking_gives_the_image_and_takes_away_what_was_seen_of_the_last(layou
     assert "Click a patch" in values[layout.similarity]
 
 
-def test__two_clicks_hide_the_rectangle_between_them(layout: ExplorerLayout) -> None:
-    view = layout.explorer.view(0)
-    width, height = view.photo.size
-    first = layout._corner(view, None, [width * 0.9, height * 0.6])
-    assert first[layout.corner] == (2, 5)
-    assert "opposite corner" in first[layout.outcome]
-    second = layout._corner(view, (2, 5), [width * 0.6, height * 0.3])
-    assert second[layout.corner] is None
-    hidden = second[layout.predictions].hidden
-    assert [tuple(place) for place in hidden.nonzero().tolist()] == [(r, c) for r in (1, 2) for c in (3, 4, 5)]
-    answers = layout._answer(view, second[layout.predictions], [width * 0.6, height * 0.3])
-    assert "Row 1, column 3:" in answers[layout.answers]
-
-
-def test__a_click_finds_the_prototype_of_its_patch(layout: ExplorerLayout) -> None:
-    view = layout.explorer.view(0)
-    values = layout._find_prototype(view, (1, 2))
-    assert values[layout.prototype] == int(layout.explorer.nearest(view)[1, 2])
-    assert f"Prototype {values[layout.prototype]}" in values[layout.members]
-
-
 def test__each_random_mask_is_another_one(layout: ExplorerLayout) -> None:
     view = layout.explorer.view(0)
     first = layout._hide(view, "random", 0.5, 0)
@@ -137,11 +115,3 @@ def test__what_goes_wrong_becomes_the_message_and_nothing_else(layout: ExplorerL
     assert connected[1]() == {layout.message: "", layout.where: "here"}
     # What follows by itself does not take the message away before it was read.
     assert connected[2]() == {layout.where: "here"}
-
-
-def test__an_encoder_of_any_kind_has_a_page(tmp_path: Path) -> None:
-    layout = layout_of(Explorer(PixelEncoder(8), [photo_folder(tmp_path / "photos")], size=32))
-    assert not hasattr(layout, "prototype")
-    assert not hasattr(layout, "hide")
-    values = layout._pick(0)
-    assert "img" in layout._draw_features(values[layout.view])[layout.pca]

@@ -129,6 +129,7 @@ def test__every_page_fits_every_screen(browser: Browser, written: str, scheme: s
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
         opened = context.new_page()
         opened.goto(written)
+        opened.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert opened.evaluate(OVERFLOW) == 0
         colors = opened.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
         background, color = (sum(map(int, re.findall(r"\d+", one)[:3])) for one in colors)
