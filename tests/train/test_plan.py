@@ -53,6 +53,13 @@ def test__the_largest_batch_is_the_last_one_that_fits() -> None:
     assert plan.fits
 
 
+@pytest.mark.parametrize("name", ["vits16_gpu", "vitb16_gpu"])
+def test__the_recipes_for_one_gpu_fit_24_gb_and_a_day(name: str) -> None:
+    plan = plan_run(load_config(name), gpus()["rtx4090"])
+    assert plan.fits
+    assert 20 < plan.effort.hours <= 24
+
+
 def test__accumulation_reaches_the_batch_with_the_fewest_parts() -> None:
     config = load_config("vitl14")
     plan = plan_run(config, gpus()["h100"], 8)
