@@ -100,6 +100,7 @@ ROWS: dict[str, list[str]] = {
     "ema_head muon x2 layers": [*BEST, "target.kind=ema_head"],
 }
 REFERENCE = "adamw"
+EARLY = ("0.1", "0.5")
 NEIGHBOURS, FOLDS, STRENGTHS = 10, 5, (1e-2, 1e-1, 1.0, 10.0)
 LABELS = ("label", "breed")
 READ: dict[object, Any] = {}
@@ -116,7 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--known", type=Path, help="JSON lines of runs that need not be repeated")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="on top of all rows")
     parser.add_argument("--collect", type=Path, help="write the records of RESULTS and of --known as JSON lines here")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print the scores of all rows")
+    parser.add_argument("--against", default=REFERENCE, choices=ROWS, metavar="ROW", help="what --table compares with")
+    parser.add_argument("--early", action="store_true", help="print what foretells the final k-NN of a run")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.job:
@@ -131,7 +134,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines = {name_of(record): json.dumps(record, sort_keys=True) for record in records}
         chosen.collect.write_text("".join(f"{lines[name]}\n" for name in sorted(lines)))
     if chosen.table:
-        print(table(records))
+        print(table(records, chosen.against))
+    if chosen.early:
+        print(early(records))
 
 
 def known(path: Path | None) -> list[dict[str, Any]]:
@@ -333,20 +338,20 @@ def vectors(job: dict[str, Any], learner: Any, split: str) -> tuple[Any, Any]:
     return torch.cat(means), torch.tensor(classes)
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """Mean and std over seeds; and against the row `adamw`, photo by photo over the seeds that both have."""
+def table(records: Sequence[dict[str, Any]], against: str = REFERENCE) -> str:
+    """Mean and std over seeds; and against one row, photo by photo over the seeds that both have."""
     runs = {name_of(record): record for record in records if record["kind"] == "run"}
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for run in runs.values():
         groups.setdefault((run["data"], run["split"], run["budget"], " ".join(run["set"]), run["row"]), []).append(run)
     lines = [
-        "| data | budget | row | seeds | steps | CPU s | k-NN | linear | k-NN over adamw | linear over adamw |",
+        f"| data | budget | row | seeds | steps | CPU s | k-NN | linear | k-NN over `{against}` | linear over it |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     order = list(ROWS)
     for key, group in sorted(groups.items(), key=lambda item: (*item[0][:4], order.index(item[0][4]))):
         data, split, budget, changes, row = key
-        reference = groups.get((*key[:4], "adamw"), [])
+        reference = groups.get((*key[:4], against), [])
         cells = [
             f"{data} ({split})",
             f"{budget:g} {changes}".strip(),
@@ -355,8 +360,31 @@ def table(records: Sequence[dict[str, Any]]) -> str:
         ]
         cells += [spread([run[name] for run in group], digits) for name, digits in (("steps", 0), ("cpu_seconds", 0))]
         cells += [spread([run[name] for run in group], 1) for name in ("knn", "linear")]
-        cells += [difference(group, reference, name) if row != "adamw" else "-" for name in ("knn", "linear")]
+        cells += [difference(group, reference, name) if row != against else "-" for name in ("knn", "linear")]
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def early(records: Sequence[dict[str, Any]]) -> str:
+    """Spearman's rank correlation of each early measure with the final k-NN, over all trained runs of a data set.
+
+    Runs with a target other than clusters lack some measures, and count where they have them.
+    """
+    from scipy.stats import spearmanr
+
+    runs = [record for record in records if record["kind"] == "run" and record.get("early")]
+    lines = ["| data | measured | runs | after a tenth | after half |", "|---|---|---|---|---|"]
+    for data in dict.fromkeys(run["data"] for run in runs):
+        of_data = [run for run in runs if run["data"] == data]
+        for name in dict.fromkeys(name for run in of_data for name in run["early"]["0.1"]):
+            having = [run for run in of_data if all(run["early"][share].get(name) is not None for share in EARLY)]
+            if len(having) > 3:
+                final = [run["knn"] for run in having]
+                cells = (
+                    f"{spearmanr([run['early'][share][name] for run in having], final).statistic:+.2f}"
+                    for share in EARLY
+                )
+                lines.append(f"| {data} | {name} | {len(having)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

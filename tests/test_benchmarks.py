@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -205,3 +206,18 @@ def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: 
         line for line in output.splitlines() if line.startswith("|")
     ]
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test__the_search_says_which_early_measure_orders_runs_as_they_end(tmp_path: Path) -> None:
+    def record(seed: int, knn: float) -> dict[str, Any]:
+        early = {"loss": -knn, "use": knn**3, "rank": None if seed == 0 else (seed * 2) % 5}
+        common = {"kind": "run", "data": "toy", "row": "adamw", "seed": seed, "split": "train", "budget": 1, "set": []}
+        return common | {"knn": knn, "early": {"0.1": early, "0.5": early, "1.0": early}}
+
+    lines = [json.dumps(record(seed, knn)) for seed, knn in enumerate((10.0, 30.0, 20.0, 50.0, 40.0))]
+    (tmp_path / "all.jsonl").write_text("\n".join(lines))
+    output = run("search.py", str(tmp_path / "results"), f"--known={tmp_path / 'all.jsonl'}", "--early")
+    assert "| toy | loss | 5 | -1.00 | -1.00 |" in output
+    assert "| toy | use | 5 | +1.00 | +1.00 |" in output
+    # Of four runs with k-NN 30, 20, 50, 40 the ranks 2, 4, 1, 3 are the other way round.
+    assert "| toy | rank | 4 | -0.80 | -0.80 |" in output
