@@ -82,11 +82,12 @@ dist: $(STAMP)
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
 
-# The releases that the tests run with, so that a new one of another project turns nothing red. torch has its range in
-# pyproject.toml, and builds that differ by machine.
+# The releases that the tests run with, so that a new one of another project turns nothing red. torch stays the one that is
+# there, since a newer one may bring gigabytes for GPUs: scripts/compatible.sh tries others. Its build (+cpu) is left out.
 upgrade: $(STAMP)
-	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager --editable ".[dev]"
-	$(BIN)/python -m pip freeze --exclude-editable | grep -v '^torch==' > scripts/constraints.txt
+	$(BIN)/python -m pip freeze | grep '^torch==' | sed 's/+.*//' > .venv/torch.txt
+	$(BIN)/python -m pip install --upgrade --upgrade-strategy eager --constraint .venv/torch.txt --editable ".[dev]"
+	$(BIN)/python -m pip freeze --exclude-editable | sed '/^torch==/s/+.*//' > scripts/constraints.txt
 
 clean:
 	rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from capi.train.launch import slurm_script as slurm_script
     from capi.train.launch import submit as submit
     from capi.train.run import PretrainedRun as PretrainedRun
+    from capi.train.selftest import selftest as selftest
     from capi.train.step import train_step as train_step
     from capi.types import Features as Features
     from capi.types import MaskedBatch as MaskedBatch
@@ -121,6 +122,7 @@ PUBLIC = {
     "register_source": "capi.data.locations",
     "register_target": "capi.method.registry",
     "report": "capi.report.runs",
+    "selftest": "capi.train.selftest",
     "speedrun": "capi.api.race",
     "suggest": "capi.train.cost.suggest",
     "train_step": "capi.train.step",

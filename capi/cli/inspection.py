@@ -1,4 +1,4 @@
-"""Commands that show what a run did: doctor, report, watch, explore."""
+"""Commands that show what a run did: doctor, report, watch, explore; and what a machine can do: selftest."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +10,7 @@ from capi.cli.app import Device, Trust, app, check_weights, echo, messages
 from capi.cli.evaluation import OWN_SIZE, Model, Weights
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between
+from capi.errors import CapiError
 
 Run = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; other machines reach the page only if you change it.")]
@@ -82,3 +83,22 @@ def explore(
         open_browser=open_browser,
         announce=echo,
     )
+
+
+@app.command()
+def selftest(
+    out: Annotated[Path, typer.Option(help="File to write, as JSON.")] = Path("selftest.json"),
+    only: Annotated[list[str] | None, typer.Option(help="A check to run alone; may repeat.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the JSON too, in place of a paragraph.")] = False,
+    device: Device = None,
+) -> None:
+    """Check that this machine trains as it should: exactness, speed, memory, compiler, resume, all GPUs.
+
+    Exit code 1 where a check fails. It takes ten minutes on a GPU, and two at a CPU's smaller sizes.
+    """
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise CapiError(f"--out {out} cannot be written: give the name of a file in a folder that is there")
+    found = api.selftest(only=only or [], device=device, console=messages())
+    api.atomic_write(out, found.json())
+    echo(found.json() if as_json else f"{found.paragraph()}\n\nwrote {out}: paste both into an issue")
+    raise typer.Exit(0 if found.passed else 1)

@@ -26,7 +26,7 @@ PANELS = {
     "Use": ("models", "export", "extract", "nearest", "predict", "push"),
     "Judge": ("datasets", "evaluate", "compare"),
     "Look": ("doctor", "report", "watch", "visualize", "explore"),
-    "Scale": ("plan", "shards", "launch"),
+    "Scale": ("selftest", "plan", "shards", "launch"),
     "Paper": ("ablate", "speedrun"),
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}

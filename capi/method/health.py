@@ -11,7 +11,7 @@ All of it is measured on a part of a batch, as far as the target has prototypes 
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -53,11 +53,13 @@ class Observer(Protocol):
 class Clustering(Protocol):
     """A target with prototypes of its own."""
 
-    prototypes: Tensor
-    bias: Tensor | None
-    recent_use: Tensor
-    """How many of the last patches each prototype was nearest to, kept here."""
     reduction: Reduction
+    if TYPE_CHECKING:
+        # Parameters and buffers, which `isinstance` does not see from Python 3.12 on.
+        prototypes: Tensor
+        bias: Tensor | None
+        recent_use: Tensor
+        """How many of the last patches each prototype was nearest to, kept here."""
 
 
 class NoObserver:
@@ -81,8 +83,8 @@ class HealthMonitor:
             return
         seen = F.normalize(some_tokens(tokens).float(), dim=-1)
         self.found |= {"position_share": position_share(seen), "effective_rank": effective_rank(seen.flatten(0, 1))}
-        if isinstance(target, Clustering):
-            self._prototypes(seen, target)
+        if hasattr(target, "recent_use"):
+            self._prototypes(seen, cast(Clustering, target))
 
     def _prototypes(self, seen: Float[Tensor, "b n d"], clustering: Clustering) -> None:
         rows = seen.flatten(0, 1)

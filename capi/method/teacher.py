@@ -43,8 +43,11 @@ class Teacher(nn.Module):
     @torch.no_grad()
     def follow(self, student: Student, momentum: float, skipped: Float[Tensor, ""] | None = None) -> None:
         """average = momentum * average + (1 - momentum) * student; where `skipped` is 1 the momentum is 1."""
-        mine: list[Tensor] = list(self.average.parameters())
-        theirs: list[Tensor] = list(student.parameters())
+        # Of sharded weights the parts that lie here, which are sharded alike.
+        mine, theirs = (
+            [getattr(value, "to_local", lambda value=value: value)() for value in network.parameters()]
+            for network in (self.average, student)
+        )
         share = (1 - momentum) * (1 - (torch.zeros((), device=mine[0].device) if skipped is None else skipped))
         if is_accelerator(share.device):
             # A lerp by a tensor would be one kernel for each parameter. The gradients are freed by now, so that the

@@ -1,7 +1,7 @@
 """The vision transformer: registers and patches, all patches or only the visible ones, with mask tokens or without."""
 
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -42,8 +42,10 @@ class PatchEncoder(Protocol):
     @property
     def width(self) -> int: ...
 
-    patch_embedding: "PatchEmbedding"
-    blocks: nn.ModuleList
+    if TYPE_CHECKING:
+        # Submodules, which `isinstance` does not see from Python 3.12 on.
+        patch_embedding: "PatchEmbedding"
+        blocks: nn.ModuleList
 
     @property
     def num_registers(self) -> int: ...

@@ -6,6 +6,7 @@ import platform
 import resource
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -34,6 +35,8 @@ def choose_device(device: torch.device | str | None = None) -> torch.device:
     return chosen
 
 
+# What torch 2.9 says of `float32_products`: its newer names cannot be mixed with those that others use.
+warnings.filterwarnings("ignore", message="Please use the new API settings to control TF32")
 _counted_as_accelerator = False
 
 

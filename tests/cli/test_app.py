@@ -32,9 +32,9 @@ from capi.zoo.onnx import OLDEST_OPSET
 from tests.cli.conftest import RunHere, assert_refused
 
 COMMANDS = [
-    *("ablate", "compare", "data", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract", "launch"),
-    *("models", "nearest", "plan", "predict", "pretrain", "push", "recipes", "report", "shards", "speedrun"),
-    *("visualize", "watch"),
+    *("ablate", "adapt", "compare", "data", "datasets", "demo", "doctor", "evaluate", "explore", "export", "extract"),
+    *("launch", "models", "nearest", "plan", "predict", "pretrain", "push", "recipes", "report", "selftest", "shards"),
+    *("speedrun", "visualize", "watch"),
 ]
 
 

@@ -119,7 +119,7 @@ def test__the_memory_of_micro_batches_does_not_grow_with_their_targets() -> None
         gc.collect()
         found = [one for one in gc.get_objects() if type(one) in {torch.Tensor, torch.nn.Parameter}]
         # Other tests may have left tensors that have no storage.
-        tensors = [one for one in found if one.layout is torch.strided and one.device.type == "cpu"]
+        tensors = [one for one in found if one.layout is torch.strided and one.is_cpu]
         storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
         return sum(storages.values())
 

@@ -7,6 +7,9 @@ from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
+
+# Teaches older releases of torch what a collective gives.
+import torch.distributed._tools.fake_collectives
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import FSDPModule
