@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from capi.data.survey import statistics_warning as statistics_warning
     from capi.errors import CapiError as CapiError
     from capi.evals.comparison_cells import Comparison as Comparison
+    from capi.evals.comparison_cells import missing_cells as missing_cells
+    from capi.evals.comparison_cells import shown_score as shown_score
     from capi.evals.datasets import DATASETS as DATASETS
     from capi.evals.datasets import dataset_named as dataset_named
     from capi.evals.results import percent as percent
     from capi.evals.results import shown_size as shown_size
-    from capi.evals.table_view import missing_cells as missing_cells
-    from capi.evals.table_view import shown_score as shown_score
     from capi.method.masking import register_mask as register_mask
     from capi.method.registry import register_target as register_target
     from capi.method.targets import LossLabel as LossLabel
@@ -151,8 +151,8 @@ _COMMANDS = {
     "dataset_named": "capi.evals.datasets",
     "percent": "capi.evals.results",
     "shown_size": "capi.evals.results",
-    "missing_cells": "capi.evals.table_view",
-    "shown_score": "capi.evals.table_view",
+    "missing_cells": "capi.evals.comparison_cells",
+    "shown_score": "capi.evals.comparison_cells",
     "LossLabel": "capi.method.targets",
     "diagnosis_text": "capi.report.doctor",
     "DEFAULT_KINDS": "capi.report.draw",

@@ -36,13 +36,12 @@ from capi.data.crops import image_size_of
 from capi.data.sources import Files
 from capi.errors import CapiError, nearest
 from capi.evals.build import fingerprints, load_data
-from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison
+from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, TableView
 from capi.evals.datasets import check_task, dataset_named
 from capi.evals.features import is_out_of_memory
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.limits import PartOfImages, PartOfMasks
 from capi.evals.results import Record, read_record
-from capi.evals.table_view import TableView
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
 from capi.evals.team import Execution, executing, prepared
 from capi.report.comparison import write_pages

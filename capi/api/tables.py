@@ -12,9 +12,8 @@ from capi.config.experiments import Asked, ResultTable, TableColumn, TableRow, a
 from capi.config.files import Overrides
 from capi.config.paper import number_of
 from capi.errors import CapiError, nearest
-from capi.evals.comparison_cells import BenchmarkColumn, Comparison
+from capi.evals.comparison_cells import NOT_IN_TABLE, BenchmarkColumn, Comparison, TableEntry, TableView, ViewRow
 from capi.evals.datasets.imagenet import TEST_SETS
-from capi.evals.table_view import NOT_IN_TABLE, TableEntry, TableView, ViewRow
 from capi.evals.team import executing
 from capi.types import Names, listed
 from capi.zoo.baselines import PREFIX, USUAL, is_baseline

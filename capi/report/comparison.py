@@ -11,11 +11,23 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, Remark, shareable, short_names
+from capi.evals.comparison_cells import (
+    NOT_IN_TABLE,
+    BenchmarkColumn,
+    Cell,
+    Comparison,
+    Remark,
+    TableView,
+    ViewRow,
+    missing_cells,
+    ours,
+    shareable,
+    short_names,
+    why_not,
+)
+from capi.evals.comparison_cells import as_markdown as table_markdown
+from capi.evals.comparison_cells import as_plain as plain_table
 from capi.evals.results import percent, table
-from capi.evals.table_view import NOT_IN_TABLE, TableView, ViewRow, missing_cells, ours, why_not
-from capi.evals.table_view import as_markdown as table_markdown
-from capi.evals.table_view import as_plain as plain_table
 from capi.report.pages.page import render
 from capi.runtime.atomic import atomic_write
 from capi.runtime.privacy import hide_paths

@@ -1,7 +1,7 @@
 """A table of the paper over a comparison: what is shown, and that it is escaped."""
 
-from capi.evals.comparison_cells import Cell
-from capi.evals.table_view import (
+from capi.evals.comparison_cells import (
+    Cell,
     TableEntry,
     TableView,
     ViewRow,

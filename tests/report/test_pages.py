@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page
 
 from capi.config.paper import PaperRow, PaperTable
-from capi.evals.table_view import TableEntry, TableView, ViewRow
+from capi.evals.comparison_cells import TableEntry, TableView, ViewRow
 from capi.report.ablation import Point, RowOutcome, RunOutcome, TableOutcome
 from capi.report.ablation import as_html as ablation_html
 from capi.report.comparison import as_html as comparison_html
