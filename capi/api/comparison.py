@@ -205,7 +205,7 @@ class _ComparisonRun:
             raise
         except _FAILURES as error:
             return replace(cell, status="failed", reason=reason_of(error))
-        return replace(cell, status="done", record=record, kept=cached is not None)
+        return replace(cell, status="done", record=record, reused=cached is not None)
 
     def evaluated(self, folder: Path, model: str, column: BenchmarkColumn, identity: dict[str, Any]) -> Record:
         """Without the file that identifies them, results that are being replaced are never taken for finished."""

@@ -66,7 +66,7 @@ def shards(
         complete = len(list(out.glob("*.tar")))
         echo(f"Stopped. {out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on.")
         raise typer.Exit(INTERRUPTED) from None
-    reused = f", shards that were there already: {packed.kept}" if packed.kept else ""
+    reused = f", shards that were there already: {packed.reused}" if packed.reused else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
     echo(f"{packed.path} has {packed.images} images in {number}{reused}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:

@@ -258,12 +258,12 @@ def result_tables() -> dict[str, ResultTable]:
 def table_named(name: str) -> ResultTable:
     """A table by name or number; another name is an error with the closest one."""
     tables = result_tables()
-    found = find_table(name, {known: table.label for known, table in tables.items()})
-    if found is not None:
-        return tables[found]
-    if find_table(name, {known: table.label for known, table in paper_tables().items()}):
+    name_found = find_table(name, {own: table.label for own, table in tables.items()})
+    if name_found is not None:
+        return tables[name_found]
+    if find_table(name, {own: table.label for own, table in paper_tables().items()}):
         raise CapiError(
             f"{name} compares trainings: `capi recipes --table` shows it, `capi ablate` runs it in miniature"
         )
-    listed = ", ".join(f"{known} ({number_of(table.label)})" for known, table in tables.items())
+    listed = ", ".join(f"{own} ({number_of(table.label)})" for own, table in tables.items())
     raise CapiError(f'there is no table "{name}"{nearest(name, tables)}: expected {listed}')

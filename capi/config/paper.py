@@ -58,7 +58,7 @@ def find_table(name: str, labels: Mapping[str, str]) -> str | None:
 
     asked = plain(name)
     return next(
-        (known for known, label in labels.items() if asked in (known, plain(label), plain(number_of(label)))), None
+        (table for table, label in labels.items() if asked in (table, plain(label), plain(number_of(label)))), None
     )
 
 
@@ -154,11 +154,11 @@ def paper_tables() -> dict[str, PaperTable]:
 
 def paper_table(name: str) -> PaperTable:
     """One table by name or number."""
-    found = find_table(name, {labels: table.label for labels, table in paper_tables().items()})
-    if found is None:
+    table_name = find_table(name, {labels: table.label for labels, table in paper_tables().items()})
+    if table_name is None:
         listed = ", ".join(f"{labels} ({table.number})" for labels, table in paper_tables().items())
         raise CapiError(f'there is no table "{name}"{nearest(name, paper_tables())} (there are {listed})')
-    return paper_tables()[found]
+    return paper_tables()[table_name]
 
 
 def results_of(name: str) -> list[Result]:

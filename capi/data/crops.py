@@ -99,8 +99,8 @@ def color_changes(keys: Int[Tensor, " b"], strength: float, channels: int) -> Fl
         angle = 2 * math.pi * hue[:, None, None]
         turned = gray + angle.cos() * (matrix - gray) + angle.sin() * cross
         luminance = torch.tensor(LUMINANCE, dtype=torch.float64).expand(3, 3)
-        kept = 1 + saturation[:, None, None]
-        matrix = (kept * matrix + (1 - kept) * luminance) @ turned
+        saturated = 1 + saturation[:, None, None]
+        matrix = (saturated * matrix + (1 - saturated) * luminance) @ turned
     matrix = (1 + contrast)[:, None, None] * (1 + brightness)[:, None, None] * matrix
     shift = (-contrast / 2)[:, None, None].expand(-1, channels, 1)
     return torch.cat([matrix, shift], 2).float()

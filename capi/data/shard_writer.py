@@ -67,7 +67,7 @@ class Packed:
     shards: int
     images: int
     bytes: int
-    kept: int
+    reused: int
     """Shards that were there already."""
     left_out: dict[str, str]
     """Images that could not be read, and why."""
@@ -266,15 +266,15 @@ def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
 def _ending(name: str, content: bytes) -> str:
     """The ending of the file, or of its format where a row of a table has none."""
     ending = name.rpartition(".")[2].lower()
-    known = f".{ending}" in ENDINGS
-    if known and content.startswith(_BEGINNINGS):
+    is_usual = f".{ending}" in ENDINGS
+    if is_usual and content.startswith(_BEGINNINGS):
         return ending
     try:
         with open_image(content) as image:
             kind = str(image.format)
     except Exception as error:
         raise BrokenImageError(f"it is no image (it begins with {content[:12]!r})") from error
-    return ending if known else "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
+    return ending if is_usual else "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
 
 
 def _check(settings: PackingSettings) -> None:

@@ -42,7 +42,7 @@ class Cell:
     status: Status = "pending"
     record: Record | None = field(default=None, repr=False)
     reason: str = ""
-    kept: bool = False
+    reused: bool = False
     """Whether the results were there from an earlier comparison."""
 
     @property

@@ -107,8 +107,8 @@ class NearestNeighbours:
         if self.labels_ is None:
             raise CapiError("these neighbours have no classes: give `fit` the labels of the training vectors")
         classes = int(self.labels_.max()) + 1
-        found = self.kneighbors(features)
-        parts = zip(found.index.split(_VOTING_ROWS), found.closeness.split(_VOTING_ROWS), strict=True)
+        nearest = self.kneighbors(features)
+        parts = zip(nearest.index.split(_VOTING_ROWS), nearest.closeness.split(_VOTING_ROWS), strict=True)
         return torch.cat([_majority(self.labels_[index], closeness, classes) for index, closeness in parts])
 
     def score(self, features: Float[Tensor, "s d"], labels: Int[Tensor, " s"]) -> float:

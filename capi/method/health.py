@@ -74,7 +74,7 @@ class HealthMonitor:
     """Measures an iteration that it is given to."""
 
     def __init__(self) -> None:
-        self.found: dict[str, Tensor | None] = {}
+        self.measured: dict[str, Tensor | None] = {}
 
     @torch.no_grad()
     def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], target: Target) -> None:
@@ -82,7 +82,7 @@ class HealthMonitor:
             # Pixels and features of another encoder say nothing about the run.
             return
         seen = F.normalize(some_tokens(tokens).float(), dim=-1)
-        self.found |= {"position_share": position_share(seen), "effective_rank": effective_rank(seen.flatten(0, 1))}
+        self.measured |= {"position_share": position_share(seen), "effective_rank": effective_rank(seen.flatten(0, 1))}
         if hasattr(target, "recent_use"):
             self._prototypes(seen, cast(Clustering, target))
 
@@ -92,7 +92,7 @@ class HealthMonitor:
         # Counted over all processes, which must all do so, whatever their patches are.
         counts = nearest.bincount(minlength=len(clustering.prototypes)) * torch.isfinite(rows).all()
         clustering.recent_use.copy_(remember(clustering.recent_use, clustering.reduction.sum(counts.float())))
-        self.found |= {
+        self.measured |= {
             "position_information": position_information(of_few.view(seen.shape[:2])),
             "prototype_perplexity": perplexity(clustering.recent_use),
             "dead_prototypes": dead_share(clustering.recent_use),
@@ -100,16 +100,16 @@ class HealthMonitor:
 
     @torch.no_grad()
     def gradients(self, student: Student, teacher: Teacher, target: Target) -> None:
-        self.found |= {
+        self.measured |= {
             "teacher_gap": relative_distance(student.parameters(), teacher.parameters()),
             "student_gradient": gradient_norm(student.parameters()),
         }
         if own := list(target.parameters()):
-            self.found[f"{target.name}_gradient"] = gradient_norm(own)
+            self.measured[f"{target.name}_gradient"] = gradient_norm(own)
 
     def values(self) -> dict[str, float | None]:
         """What was measured last; None where there is not enough to go by."""
-        return {name: None if value is None else float(value) for name, value in self.found.items()}
+        return {name: None if value is None else float(value) for name, value in self.measured.items()}
 
 
 def some_tokens(tokens: Sequence[Float[Tensor, "_ n d"]]) -> Float[Tensor, "b _ d"]:
@@ -163,7 +163,7 @@ def position_information(nearest: Int[Tensor, "b n"], shuffles: int = _SHUFFLES)
     generator = torch.Generator().manual_seed(0)
     keys = torch.rand(shuffles, *nearest.shape, generator=generator).to(nearest.device)
     shuffled = nearest.expand(shuffles, -1, -1).gather(2, keys.argsort(2))
-    by_chance = torch.stack([plain_information(one) for one in shuffled]).mean()
+    by_chance = torch.stack([plain_information(tokens) for tokens in shuffled]).mean()
     return plain_information(nearest) - by_chance
 
 
@@ -213,7 +213,7 @@ def relative_distance(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> Float
 
 def gradient_norm(parameters: Iterable[Tensor]) -> Float[Tensor, ""]:
     """Length of all gradients together."""
-    return whole(torch.nn.utils.get_total_norm([one.grad for one in parameters if one.grad is not None]))
+    return whole(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
 
 
 def _is_enough(recent: Float[Tensor, " k"]) -> bool:

@@ -38,8 +38,8 @@ class Spread:
 
 def spread(values: Iterable[float]) -> Spread | None:
     """None where there is nothing yet."""
-    known = list(values)
-    return Spread(fmean(known), stdev(known) if len(known) > 1 else None, len(known)) if known else None
+    numbers = list(values)
+    return Spread(fmean(numbers), stdev(numbers) if len(numbers) > 1 else None, len(numbers)) if numbers else None
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,8 @@ class RowOutcome:
 
     def score_at(self, curve: str, seconds: float) -> Spread | None:
         """The score on the way after so many seconds of training."""
-        found = (score_at(run.curves.get(curve, ()), seconds) for run in self.runs)
-        return spread(score for score in found if score is not None)
+        scores = (score_at(run.curves.get(curve, ()), seconds) for run in self.runs)
+        return spread(score for score in scores if score is not None)
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Ordering:
 def orderings(table: TableOutcome, paper_column: int, column: str) -> list[Ordering]:
     """Every pair of rows that the paper prints different scores for, the better one first."""
     scored = [row for row in table.rows if row.paper is not None and not isinstance(row.paper.scores, str)]
-    found = []
+    pairs = []
     for number, first in enumerate(scored):
         for second in scored[number + 1 :]:
             better, worse = sorted((first, second), key=lambda row: -_paper(row, paper_column))
@@ -173,8 +173,8 @@ def orderings(table: TableOutcome, paper_column: int, column: str) -> list[Order
             high, low = better.score(column), worse.score(column)
             if gap > 0 and high is not None and low is not None:
                 here = 100 * (high.mean - low.mean)
-                found.append(Ordering(better.name, worse.name, gap, here, _uncertainty(high, low)))
-    return found
+                pairs.append(Ordering(better.name, worse.name, gap, here, _uncertainty(high, low)))
+    return pairs
 
 
 def _paper(row: RowOutcome, column: int) -> float:
@@ -190,11 +190,13 @@ def _uncertainty(first: Spread, second: Spread) -> float | None:
 
 def columns_side_by_side(table: TableOutcome) -> list[tuple[int, str]]:
     """The paper's columns by number, each with the column here that judges the same way."""
-    found = []
+    columns = []
     for number, title in enumerate(table.paper.columns):
         for word, ending in _COUNTERPARTS.items():
-            found += [(number, column) for column in table.columns if title.endswith(word) and column.endswith(ending)]
-    return found
+            columns += [
+                (number, column) for column in table.columns if title.endswith(word) and column.endswith(ending)
+            ]
+    return columns
 
 
 def score_text(spread: Spread | None) -> str:
@@ -302,12 +304,12 @@ def _line(row: RowOutcome, table: TableOutcome) -> list[str]:
 
 def _ordering_lines(table: TableOutcome) -> Iterator[str]:
     for number, column in columns_side_by_side(table):
-        for one in orderings(table, number, column):
+        for ordering in orderings(table, number, column):
             yield (
-                f"- {column}: {one.better} over {one.worse}: {percent_points(one.paper)} in the paper, "
-                f"{percent_points(one.here)} here"
-                + (f" (standard error {one.uncertainty:.1f})" if one.uncertainty is not None else "")
-                + f": {one.verdict}"
+                f"- {column}: {ordering.better} over {ordering.worse}: {percent_points(ordering.paper)} in the paper, "
+                f"{percent_points(ordering.here)} here"
+                + (f" (standard error {ordering.uncertainty:.1f})" if ordering.uncertainty is not None else "")
+                + f": {ordering.verdict}"
             )
 
 
@@ -365,10 +367,10 @@ def _html_row(row: RowOutcome, table: TableOutcome) -> list[str]:
 
 def _ordering_rows(table: TableOutcome) -> Iterator[list[str]]:
     for number, column in columns_side_by_side(table):
-        for one in orderings(table, number, column):
-            error = "-" if one.uncertainty is None else f"{one.uncertainty:.1f}"
-            pair = f"{one.better} over {one.worse}"
-            yield [column, pair, one.verdict, percent_points(one.paper), percent_points(one.here), error]
+        for ordering in orderings(table, number, column):
+            error = "-" if ordering.uncertainty is None else f"{ordering.uncertainty:.1f}"
+            pair = f"{ordering.better} over {ordering.worse}"
+            yield [column, pair, ordering.verdict, percent_points(ordering.paper), percent_points(ordering.here), error]
 
 
 def _curve_charts(table: TableOutcome) -> Iterator[dict[str, Any]]:
@@ -383,9 +385,9 @@ def _lines(row: RowOutcome, curve: str, across: str, color: int) -> Iterator[dic
     runs = [run.curves[curve] for run in row.runs if curve in run.curves]
     points = [[(float(getattr(point, across)), point.score) for point in run] for run in runs]
     if len(points) > 1:
-        yield from (score_line("", color, one, faint=True) for one in points)
+        yield from (score_line("", color, points_of_run, faint=True) for points_of_run in points)
     # Runs that are not done yet are left out of the mean, which would jump where they end.
-    whole = [one for one in points if len(one) == max(map(len, points))]
+    whole = [points_of_run for points_of_run in points if len(points_of_run) == max(map(len, points))]
     if whole:
         mean = [(fmean(x for x, _ in at), fmean(y for _, y in at)) for at in zip(*whole, strict=True)]
         yield score_line(row.name, color, mean)

@@ -66,7 +66,7 @@ def as_json(comparison: Comparison) -> str:
 def _as_plain(cell: Cell) -> dict[str, Any]:
     record = {} if cell.record is None else {name: value for name, value in cell.record.items() if name != "grid"}
     plain = {"model": cell.model, "benchmark": cell.benchmark, "status": cell.status, "folder": cell.folder}
-    return plain | {"kept": cell.kept, "reason": cell.reason or None, "results": record or None}
+    return plain | {"kept": cell.reused, "reason": cell.reason or None, "results": record or None}
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -94,10 +94,10 @@ def facts(comparison: Comparison) -> dict[str, str]:
     """When, where and with what the cells were computed; a comparison may be put together over time."""
     records = [cell.record for cell in comparison.done if cell.record is not None]
     dates = sorted(record["date"] for record in records)
-    kept = sum(cell.kept for cell in comparison.done)
+    reused = sum(cell.reused for cell in comparison.done)
     skipped = sum(cell.status == "skipped" and cell.reason != NOT_IN_TABLE for cell in comparison.in_order)
-    found = {
-        "cells": f"{len(records)} done ({kept} of them kept from before), {len(comparison.failed)} failed, "
+    facts = {
+        "cells": f"{len(records)} done ({reused} of them kept from before), {len(comparison.failed)} failed, "
         f"{len(comparison.unfinished)} pending" + (f", {skipped} skipped" if skipped else ""),
         "seconds": f"{sum(record['seconds'] for record in records):.1f}",
         "evaluated": " to ".join(dict.fromkeys((*dates[:1], *dates[-1:]))),
@@ -108,7 +108,7 @@ def facts(comparison: Comparison) -> dict[str, str]:
         "python": _listed(record["versions"]["python"] for record in records),
         "page written": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in facts.items() if value}
 
 
 def _listed(values: Iterable[str]) -> str:
@@ -189,7 +189,7 @@ def _remark(text: str, about: Sequence[str]) -> str:
 
 def _table_of_seconds(comparison: Comparison, names: dict[str, str]) -> str:
     def shown(cell: Cell) -> str:
-        return "-" if cell.record is None else f"{cell.record['seconds']:.1f}" + (" (kept)" if cell.kept else "")
+        return "-" if cell.record is None else f"{cell.record['seconds']:.1f}" + (" (kept)" if cell.reused else "")
 
     head = ["model", *(plain_text(column.name) for column in comparison.columns)]
     cells = comparison.cells
@@ -217,13 +217,10 @@ def as_html(comparison: Comparison, facts: Mapping[str, str]) -> str:
     """One file for screens of any width, light and dark."""
     view, cells = comparison.table, comparison.cells
     titled = {title: kind for kind, title in comparison.remark_titles.items()}
-    remarks = [
-        (
-            title,
-            {column.name: found for column in comparison.columns if (found := comparison.remarks(column.name, kind))},
-        )
-        for title, kind in titled.items()
-    ]
+    remarks: list[tuple[str, dict[str, Any]]] = []
+    for title, kind in titled.items():
+        by_column = {column.name: comparison.remarks(column.name, kind) for column in comparison.columns}
+        remarks.append((title, {name: remark for name, remark in by_column.items() if remark}))
     return render(
         "comparison.html",
         "Models compared",
@@ -234,7 +231,7 @@ def as_html(comparison: Comparison, facts: Mapping[str, str]) -> str:
         table_rows=[] if view is None else [_table_row(row, view, cells) for row in view.rows],
         missing={} if view is None else missing_cells(view, cells),
         bars=[_bars(comparison, column) for column in comparison.columns],
-        remarks=[(title, found) for title, found in remarks if found],
+        remarks=[(title, by_column) for title, by_column in remarks if by_column],
         details=[*_score_details(comparison), *_class_details(comparison)],
         model_facts={model: _model_facts(comparison, model) for model in comparison.models},
     )

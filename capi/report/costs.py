@@ -85,8 +85,8 @@ def device_power(device: str, name: str | None = None) -> Power:
 
 def seconds_of_starts(clock: Column, started_at: Sequence[int]) -> list[float]:
     """How long each start trained, from records whose clock begins anew at each start and at each roll-back."""
-    known = np.isfinite(clock.values)
-    steps, seconds = clock.steps[known], clock.values[known]
+    finite = np.isfinite(clock.values)
+    steps, seconds = clock.steps[finite], clock.values[finite]
     start = np.zeros(len(steps), np.int64)
     for index, first in enumerate(started_at):
         # Of several starts at one step only the last wrote records.
@@ -105,7 +105,7 @@ def cost_of(
 ) -> Cost:
     """Energy and CO2 of the seconds that each start took, on the device that it ran on."""
     intensity = CARBON_INTENSITY if given.carbon is None else given.carbon
-    powers = [_power(one, given.watts) for one in starts] or [_power({}, given.watts)]
+    powers = [_power(start, given.watts) for start in starts] or [_power({}, given.watts)]
     joules = sum(seconds * power.watts for seconds, power in zip(spent, powers, strict=True))
     energy = joules / 3.6e6
     assumptions = (

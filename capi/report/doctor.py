@@ -87,10 +87,10 @@ def diagnosis_text(diagnosis: Diagnosis) -> Text:
     """For the terminal; `.plain` is the same without colours."""
     text = Text(f"{diagnosis.run}: {diagnosis.state.sentence}\n{diagnosis.sentence}\n")
     for state, (head, style) in _HEADS.items():
-        found = diagnosis.of(state)
-        if found:
+        findings = diagnosis.of(state)
+        if findings:
             text.append(f"\n{head}\n", style)
-        for finding in found:
+        for finding in findings:
             text.append("  ").append(finding.title, "bold" if state == "alarm" else "").append(f": {finding.text}\n")
             if finding.advice:
                 text.append(f"    {finding.advice}\n", "italic")
@@ -157,19 +157,19 @@ class RunReading:
 
     def diagnosis(self) -> Diagnosis:
         """All findings, the cause of the others first."""
-        found = [
+        findings = [
             *self._of_files(),
             *self._of_checkpoints(),
             *self._of_metrics(),
             *self._of_sizes(),
             *self._of_references(),
         ]
-        wrong = any(finding.state == "alarm" for finding in found)
+        wrong = any(finding.state == "alarm" for finding in findings)
         # Images far from what they are normalized with explain what else is wrong.
         causes = [
             replace(cause, state="alarm") if wrong and cause.state == "look" else cause for cause in self._of_range()
         ]
-        return Diagnosis(self.folder.path, self.state, [*causes, *found])
+        return Diagnosis(self.folder.path, self.state, [*causes, *findings])
 
     def _of_files(self) -> Iterable[Finding]:
         """What of the run can be read, and how it is resumed."""
@@ -196,8 +196,8 @@ class RunReading:
         start, path = self.last_start, self.folder.path
         words = start.get("command")
         if isinstance(words, list) and len(words) > 1 and words[1] in _COMMANDS and _is_where_it_began(path, start):
-            kept = [str(word) for word in words[1:] if word not in {"--resume", "--overwrite"}]
-            return f"cd {shlex.quote(str(start.get('folder', '.')))} && capi {shlex.join(kept)} --resume"
+            arguments = [str(word) for word in words[1:] if word not in {"--resume", "--overwrite"}]
+            return f"cd {shlex.quote(str(start.get('folder', '.')))} && capi {shlex.join(arguments)} --resume"
         data = str(self.data.get("path")) if self.data else "IMAGES"
         return shlex.join(["capi", "pretrain", str(path / CONFIG), "--data", data, "--out", str(path), "--resume"])
 
@@ -221,7 +221,8 @@ class RunReading:
         """What the watchman says, and which alarms are over."""
         findings = self.watchman.findings()
         ranged = {rule.key for rule in self.watchman.rules}
-        unmeasured = [one for one in findings if self.columns and one.key in ranged and one.key not in self.columns]
+        absent = ranged - set(self.columns) if self.columns else set()
+        unmeasured = [finding for finding in findings if finding.key in absent]
         yield from (finding for finding in findings if finding not in unmeasured)
         if unmeasured:
             names = ", ".join(finding.title for finding in unmeasured)
@@ -280,12 +281,12 @@ class RunReading:
         runs = f"{len(reference.seeds)} reference runs of {reference.name}"
         if not compared:
             yield Finding("unknown", title, f"nothing to compare with {runs} yet")
-        for one in compared:
-            if one.outside:
-                text = f"{number_text(one.value)} after {one.share:.0%} of the run; {runs} have {_range(one.seeds)}"
-                text += f", and {_range(one.band)} is taken for normal"
-                yield Finding("look", f"{one.metric} against reference runs", text)
-        if inside := sum(not one.outside for one in compared):
+        for each in compared:
+            if each.outside:
+                text = f"{number_text(each.value)} after {each.share:.0%} of the run; {runs} have {_range(each.seeds)}"
+                text += f", and {_range(each.band)} is taken for normal"
+                yield Finding("look", f"{each.metric} against reference runs", text)
+        if inside := sum(not each.outside for each in compared):
             changes = reference.changes(config)
             other = f" (this run has other settings: {'; '.join(changes)})" if changes else ""
             yield Finding("well", title, f"{inside} of {len(compared)} curves lie where those of {runs} do{other}")
@@ -305,7 +306,7 @@ def _statistics(measured: Any) -> Statistics | None:
     mean, std = (measured.get(name) if isinstance(measured, Mapping) else None for name in ("mean", "std"))
     if not (isinstance(mean, list) and isinstance(std, list) and mean and len(mean) == len(std)):
         return None
-    numbers = all(isinstance(one, int | float) and math.isfinite(one) for one in (*mean, *std))
+    numbers = all(isinstance(number, int | float) and math.isfinite(number) for number in (*mean, *std))
     return Statistics(tuple(mean), tuple(std)) if numbers else None
 
 

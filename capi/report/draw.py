@@ -324,8 +324,8 @@ class _Job:
         together = [painter for painter in column.painters.values() if painter.together]
         if together:
             summary = PatchSummary()
-            for found in maps:
-                summary.add(found.feature_map.flatten(0, 1))
+            for numbered in maps:
+                summary.add(numbered.feature_map.flatten(0, 1))
             for painter in together if summary.seen else []:
                 painter.fit(summary)
         for number, feature_map in maps:

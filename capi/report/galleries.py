@@ -51,15 +51,17 @@ def write_gallery(
     """
     encoding = encoding or Encoding()
     folder = RunFolder(run)
-    config, known = run_config(folder), load_prototypes(run, any_layers=True)
+    config, clustered = run_config(folder), load_prototypes(run, any_layers=True)
     encoder = TargetEncoder(load_run(run).to(encoding.device), config.target.layers, config.target.normalize)
     frame = run_frame(config.data.height_and_width, encoder.patch_size)
     some = PartOfImages(source, torch.tensor(spaced(len(source), images), dtype=torch.int64))
     failed: dict[str, str] = {}
-    index = index_images(encoder, known, some, frame, encoding, best=PATCHES, failed=failed)
+    index = index_images(encoder, clustered, some, frame, encoding, best=PATCHES, failed=failed)
     shown = spread_over_use(index.shares, prototypes)
     seen = SizedImages(some, frame, len(statistics_of(encoder).mean))
-    photos = _photos(seen, encoding, total=len({place.image for one in shown for place in index.members(one)}))
+    photos = _photos(
+        seen, encoding, total=len({place.image for prototype in shown for place in index.members(prototype)})
+    )
     crops = member_crops(index, shown, photos, frame.grid, patches=PATCHES, side=SIDE)
     facts = _facts(index, shown, frame.grid, readable=len(some) - len(failed), failed=len(failed))
     place = folder.pictures / FOLDER

@@ -116,8 +116,8 @@ def _as_number(value: Any) -> float | None:
 
 
 def _column(steps: "array[int]", values: "array[float]") -> Column:
-    at, found = np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
+    at, numbers = np.array(steps, dtype=np.int64), np.array(values, dtype=np.float64)
     if len(at) > 1 and (np.diff(at) < 0).any():
         order = np.argsort(at, kind="stable")
-        at, found = at[order], found[order]
-    return Column(at, found)
+        at, numbers = at[order], numbers[order]
+    return Column(at, numbers)

@@ -25,23 +25,23 @@ _SNAPSHOT = re.compile(r"step_(\d+)_(\d+)\.png")
 
 def read_emergence(folder: Path) -> tuple[list[Emergence], str]:
     """The fixed images of a run with their pictures, and what there is to say about them."""
-    found = _snapshots(folder)
-    if not found:
+    snapshots = _snapshots(folder)
+    if not snapshots:
         return [], (
             'This run has kept no pictures of fixed images. They are drawn while a run trains; "capi visualize RUN" '
             "draws what the encoder sees now."
         )
-    steps = sorted({step for pictures in found.values() for step in pictures})
+    steps = sorted({step for pictures in snapshots.values() for step in pictures})
     chosen = [steps[place] for place in spaced(len(steps), STEPS_SHOWN)]
-    shown = [_emergence(folder, number, found[number], chosen) for number in sorted(found)[:IMAGES_SHOWN]]
-    readable = [one for one in shown if one.pictures]
+    shown = [_emergence(folder, number, snapshots[number], chosen) for number in sorted(snapshots)[:IMAGES_SHOWN]]
+    readable = [emergence for emergence in shown if emergence.pictures]
     if not readable:
         return [], f"None of the pictures in {folder.name} can be read."
     notes = []
     if len(chosen) < len(steps):
         notes.append(f"Shown are {len(chosen)} of {len(steps)} steps.")
-    if len(found) > IMAGES_SHOWN:
-        notes.append(f"Shown are {IMAGES_SHOWN} of {len(found)} images.")
+    if len(snapshots) > IMAGES_SHOWN:
+        notes.append(f"Shown are {IMAGES_SHOWN} of {len(snapshots)} images.")
     return readable, " ".join(notes)
 
 
@@ -53,8 +53,8 @@ def read_prototypes(folder: Path) -> tuple[list[PrototypeStrip], str]:
             'There are no pictures of prototypes in this run. They are drawn when a run ends; "capi explore RUN" shows '
             "them for any folder of images."
         )
-    listed = [one for one in index.get("prototypes", []) if isinstance(one, dict)]
-    strips = [strip for strip in (_strip(folder, one) for one in listed[:PROTOTYPES_SHOWN]) if strip]
+    listed = [entry for entry in index.get("prototypes", []) if isinstance(entry, dict)]
+    strips = [strip for strip in (_strip(folder, entry) for entry in listed[:PROTOTYPES_SHOWN]) if strip]
     missing = min(len(listed), PROTOTYPES_SHOWN) - len(strips)
     notes = [str(index.get("note") or "")]
     if len(listed) > PROTOTYPES_SHOWN:
@@ -113,11 +113,11 @@ def read_picture(path: Path) -> Picture | None:
 
 def _snapshots(folder: Path) -> dict[int, dict[int, Path]]:
     """Pictures by image and step."""
-    found: dict[int, dict[int, Path]] = {}
+    snapshots: dict[int, dict[int, Path]] = {}
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if match := _SNAPSHOT.fullmatch(path.name):
-            found.setdefault(int(match[2]), {})[int(match[1])] = path
-    return found
+            snapshots.setdefault(int(match[2]), {})[int(match[1])] = path
+    return snapshots
 
 
 def _emergence(folder: Path, number: int, paths: dict[int, Path], steps: Sequence[int]) -> Emergence:
@@ -137,8 +137,8 @@ def _index(path: Path) -> dict[str, Any] | None:
     return index if isinstance(index, dict) and isinstance(index.get("prototypes", []), list) else None
 
 
-def _strip(folder: Path, one: dict[str, Any]) -> PrototypeStrip | None:
-    name, number, share = one.get("file"), one.get("number"), one.get("share")
+def _strip(folder: Path, entry: dict[str, Any]) -> PrototypeStrip | None:
+    name, number, share = entry.get("file"), entry.get("number"), entry.get("share")
     # A name alone, so that an index cannot point out of its folder.
     if not isinstance(name, str) or not isinstance(number, int) or Path(name).name != name:
         return None
@@ -146,5 +146,5 @@ def _strip(folder: Path, one: dict[str, Any]) -> PrototypeStrip | None:
     if picture is None:
         return None
     # A whole number of JSON may be too large for a float.
-    known = float(share) if isinstance(share, int | float) and 0 <= share <= 1 else None
-    return PrototypeStrip(number, known, picture)
+    readable = float(share) if isinstance(share, int | float) and 0 <= share <= 1 else None
+    return PrototypeStrip(number, readable, picture)

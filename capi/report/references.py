@@ -77,28 +77,28 @@ class Reference:
     def compare(self, columns: Mapping[str, Column], config: Config) -> list[CurveComparison]:
         """Every metric that both have; scores only where they were measured in the same way."""
         same_scores = self.config.evaluations == config.evaluations
-        found = []
+        comparisons = []
         for metric, curves in self.curves.items():
             if metric in columns and (same_scores or "/" not in metric):
                 compared = compare(metric, curve_of(columns[metric], config.optimization.steps), curves)
-                found += [compared] if compared else []
-        return found
+                comparisons += [compared] if compared else []
+        return comparisons
 
     def left_out(self) -> Iterator[CurveComparison]:
         """Each reference run compared with the others, at each share of the run: what is outside is a false alarm."""
         for metric, curves in self.curves.items():
             for curve in curves:
                 others = [other for other in curves if other is not curve]
-                for known in range(1, POINTS + 1):
-                    if curve[known - 1] is not None and (found := compare(metric, curve[:known], others)):
-                        yield found
+                for length in range(1, POINTS + 1):
+                    if curve[length - 1] is not None and (comparison := compare(metric, curve[:length], others)):
+                        yield comparison
 
 
 def curve_of(column: Column, total_steps: int) -> Curve:
     """The median of each twentieth of the run; None where nothing was logged."""
     at = np.clip(np.ceil(column.steps * POINTS / total_steps).astype(np.int64) - 1, 0, POINTS - 1)
     values = [column.values[(at == number) & np.isfinite(column.values)] for number in range(POINTS)]
-    return [float(np.median(found)) if len(found) else None for found in values]
+    return [float(np.median(numbers)) if len(numbers) else None for numbers in values]
 
 
 def compare(metric: str, curve: Curve, references: Sequence[Curve]) -> CurveComparison | None:
@@ -108,12 +108,12 @@ def compare(metric: str, curve: Curve, references: Sequence[Curve]) -> CurveComp
         values = [value for reference in references if (value := reference[number]) is not None]
         seeds.append(Band(min(values), max(values)) if values else None)
     points = enumerate(zip(curve, seeds, strict=True))
-    known = [(number, value, band) for number, (value, band) in points if value is not None and band is not None]
-    if not known:
+    comparable = [(number, value, band) for number, (value, band) in points if value is not None and band is not None]
+    if not comparable:
         return None
-    judged = known[-_JUDGED:]
+    judged = comparable[-_JUDGED:]
     beyond = sum(not (_widened(band).low <= value <= _widened(band).high) for _, value, band in judged)
-    number, value, band = known[-1]
+    number, value, band = comparable[-1]
     return CurveComparison(metric, (number + 1) / POINTS, value, band, _widened(band), outside=2 * beyond > len(judged))
 
 
@@ -164,7 +164,7 @@ def make_reference(runs: Sequence[Path], name: str) -> dict[str, Any]:
     prints = [RunFolder(run).record()["data"]["fingerprint"] for run in runs]
     _refuse_unlike(runs, configs, prints)
     curves = [_curves_of(run, config.optimization.steps) for run, config in zip(runs, configs, strict=True)]
-    metrics = [metric for metric in curves[0] if all(metric in one for one in curves)]
+    metrics = [metric for metric in curves[0] if all(metric in curve for curve in curves)]
     return {
         "format": FORMAT_VERSION,
         "name": name,
@@ -172,7 +172,7 @@ def make_reference(runs: Sequence[Path], name: str) -> dict[str, Any]:
         "fingerprint": prints[0],
         "config": configs[0].model_dump(mode="json"),
         "curves": {
-            metric: [[None if value is None else float(f"{value:.6g}") for value in one[metric]] for one in curves]
+            metric: [[None if value is None else float(f"{value:.6g}") for value in curve[metric]] for curve in curves]
             for metric in metrics
         },
     }

@@ -154,12 +154,12 @@ class FollowedRun:
 def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]:
     """Where a run comes from: its data, and each start with command, machine and versions. Paths are names alone."""
     data = record.get("data")
-    known: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
+    about: Mapping[str, Any] = data if isinstance(data, Mapping) else {}
     starts = _starts(record)
     facts = [
         ("Folder", folder.resolve().name),
-        ("Data", f"{known.get('images', 'unknown number of')} images of {_data_names(known)}"),
-        ("Fingerprint of the data", str(known.get("fingerprint", "unknown"))),
+        ("Data", f"{about.get('images', 'unknown number of')} images of {_data_names(about)}"),
+        ("Fingerprint of the data", str(about.get("fingerprint", "unknown"))),
         ("Seed", str(record.get("seed", "unknown"))),
     ]
     extensions = record.get("extensions")
@@ -174,11 +174,11 @@ def provenance(record: Mapping[str, Any], folder: Path) -> list[tuple[str, str]]
     return [(title, hide_path(text)) for title, text in facts]
 
 
-def _data_names(known: Mapping[str, Any]) -> str:
-    sources = known.get("sources")
-    if isinstance(sources, list) and all(isinstance(one, Mapping) for one in sources):
-        return ", ".join(hide_path(str(one.get("path"))) for one in sources)
-    return hide_path(str(known.get("path", "an unknown place")))
+def _data_names(facts: Mapping[str, Any]) -> str:
+    sources = facts.get("sources")
+    if isinstance(sources, list) and all(isinstance(source, Mapping) for source in sources):
+        return ", ".join(hide_path(str(source.get("path"))) for source in sources)
+    return hide_path(str(facts.get("path", "an unknown place")))
 
 
 def _start_facts(start: Mapping[str, Any], title: str) -> list[tuple[str, str]]:
@@ -203,12 +203,12 @@ def _pairs(values: object) -> list[str]:
 
 def _starts(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     starts = record.get("starts", [])
-    return [one for one in starts if isinstance(one, Mapping)] if isinstance(starts, list) else []
+    return [start for start in starts if isinstance(start, Mapping)] if isinstance(starts, list) else []
 
 
 def _file_stamp(path: Path) -> tuple[int, int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino

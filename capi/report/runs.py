@@ -65,8 +65,8 @@ def write_pixel_scores(run: Path, device: torch.device) -> None:
         protocol = evaluation.protocol
         if isinstance(protocol, KnnClassification):
             test = next(iter(protocol.data.tests.values()))
-            found = raw_pixel_accuracies(protocol.data.train, test, protocol.encoding, protocol.neighbors[0])
-            scores[evaluation.name] = max(found.values())
+            accuracies = raw_pixel_accuracies(protocol.data.train, test, protocol.encoding, protocol.neighbors[0])
+            scores[evaluation.name] = max(accuracies.values())
     if scores:
         folder.pictures.mkdir(exist_ok=True)
         atomic_write(folder.pictures / PIXELS, json.dumps(scores))

@@ -159,8 +159,8 @@ def _standardized(values: Float[Tensor, "s m"]) -> Float[Tensor, "s m"]:
 
 def snapshot_steps(folder: Path) -> list[int]:
     """The steps that a folder holds pictures of, ascending."""
-    found = (_PICTURE.fullmatch(path.name) for path in folder.glob("step_*.png"))
-    return sorted({int(match[1]) for match in found if match})
+    matches = (_PICTURE.fullmatch(path.name) for path in folder.glob("step_*.png"))
+    return sorted({int(match[1]) for match in matches if match})
 
 
 def picture_path(folder: Path, step: int, number: int) -> Path:
@@ -206,12 +206,12 @@ def _readable_numbers(images: SizedImages, count: int) -> Iterator[int]:
 def photo_of(images: SizedImages, number: int, side: int) -> Image.Image:
     """An image as people see it: of many channels the first three, of one channel the colours where it has some."""
     larger = replace(images, frame=replace(images.frame, shown=side))
-    found = replace(larger, channels=3)[number] if images.channels == 1 else larger[number]
+    photo = replace(larger, channels=3)[number] if images.channels == 1 else larger[number]
     # What reads as grey may not read as colours.
-    found = larger[number] if found.failure else found
-    if found.failure:
-        raise CapiError(f"{images.source.name(number)} cannot be read ({found.failure}): repair it or take it out")
-    return photos_of(found.pixels[None])[0]
+    photo = larger[number] if photo.failure else photo
+    if photo.failure:
+        raise CapiError(f"{images.source.name(number)} cannot be read ({photo.failure}): repair it or take it out")
+    return photos_of(photo.pixels[None])[0]
 
 
 def _drawn(path: Path) -> Drawn | None:

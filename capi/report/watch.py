@@ -123,16 +123,16 @@ class WatchServer:
 
     def _pieces(self, number: int | None) -> Pieces:
         if number is None and len(self.watched) > 1:
-            return self._comparison([one.report() for one in self.watched])
+            return self._comparison([run.report() for run in self.watched])
         return self.watched[number or 0].pieces()
 
     def _comparison(self, reports: list[RunReport]) -> Pieces:
         """Made anew when any of the reports is a new one."""
-        known = self._compared
-        if known is None or any(one is not other for one, other in zip(known[0], reports, strict=True)):
+        compared = self._compared
+        if compared is None or any(report is not other for report, other in zip(compared[0], reports, strict=True)):
             links = [f"/run/{index}" for index in range(len(reports))]
-            self._compared = known = (reports, comparison_pieces(reports, links))
-        return known[1]
+            self._compared = compared = (reports, comparison_pieces(reports, links))
+        return compared[1]
 
     def _live(self, number: int | None) -> Live:
         several = len(self.watched) > 1 and number is not None
@@ -164,11 +164,11 @@ def watch(
 def distinct_names(runs: Sequence[Path]) -> list[str]:
     """The names of folders, with as many of their parents as it takes to tell them apart."""
     parts = [run.resolve().parts for run in runs]
-    names = [one[-1] for one in parts]
+    names = [part[-1] for part in parts]
     for depth in range(2, max(map(len, parts)) + 1):
         names = [
-            name if names.count(name) == 1 else "/".join(one[-depth:]).replace("//", "/")
-            for name, one in zip(names, parts, strict=True)
+            name if names.count(name) == 1 else "/".join(part[-depth:]).replace("//", "/")
+            for name, part in zip(names, parts, strict=True)
         ]
     return names
 
@@ -187,15 +187,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", "This server answers only under the name of this machine.\n")
             return
         try:
-            found = self.watch.answer(self.path.partition("?")[0])
+            answer = self.watch.answer(self.path.partition("?")[0])
         except CapiError:
             # The error's text may hold paths, and whoever looks is perhaps on another machine.
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", _UNREADABLE)
             return
-        if found is None:
+        if answer is None:
             self._send(HTTPStatus.NOT_FOUND, "text/plain", "There is no such page.\n")
         else:
-            self._send(HTTPStatus.OK, *found)
+            self._send(HTTPStatus.OK, *answer)
 
     do_HEAD = do_GET  # noqa: N815 - the names of the standard library
 

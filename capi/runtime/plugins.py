@@ -79,12 +79,12 @@ def check_options(
     """Refuse options that a component does not take, or needs and does not get. `given` comes from elsewhere."""
     written = function.function if isinstance(function, FileFunction) else function
     parameters = inspect.signature(written).parameters.values()
-    named = [one for one in parameters if one.kind in {one.KEYWORD_ONLY, one.POSITIONAL_OR_KEYWORD}]
-    taken = {one.name: one for one in named if one.name not in {"self", "cls", *given}}
+    named = [each for each in parameters if each.kind in {each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD}]
+    taken = {each.name: each for each in named if each.name not in {"self", "cls", *given}}
     for option in options:
         if option not in taken:
-            known = f"it takes {', '.join(taken)}" if taken else "it takes none"
-            raise CapiError(f"{key}.{option} is no option of {name}, {known}{nearest(option, taken)}")
+            offered = f"it takes {', '.join(taken)}" if taken else "it takes none"
+            raise CapiError(f"{key}.{option} is no option of {name}, {offered}{nearest(option, taken)}")
     for option, parameter in taken.items():
         if parameter.default is parameter.empty and option not in options:
             raise CapiError(f"{name} needs an option: set {key}.{option}")

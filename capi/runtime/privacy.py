@@ -91,8 +91,8 @@ def hide_paths_of_command(words: Sequence[Any]) -> str:
 
 def _shortened(text: str) -> str:
     """The text without what lies between the beginning of its first path and its last slash."""
-    found = _START.search(text)
-    return text if found is None else text[: found.start()] + _last_part(text[found.start() :])
+    start = _START.search(text)
+    return text if start is None else text[: start.start()] + _last_part(text[start.start() :])
 
 
 def _last_part(path: str) -> str:

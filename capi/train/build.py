@@ -201,8 +201,8 @@ def resolve_target(config: Config, *, device: torch.device | str = "cpu") -> tup
             f"target.frozen.width is {frozen_target.width}, but {frozen_target.encoder} has features of width "
             f"{encoder.width}: leave it out"
         )
-    known = frozen_target.model_copy(update={"width": encoder.width})
-    return config.model_copy(update={"target": config.target.model_copy(update={"frozen": known})}), encoder
+    resolved = frozen_target.model_copy(update={"width": encoder.width})
+    return config.model_copy(update={"target": config.target.model_copy(update={"frozen": resolved})}), encoder
 
 
 def choose_precision(name: str, device: torch.device) -> torch.dtype:

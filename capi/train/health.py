@@ -118,7 +118,11 @@ class Metric:
     def _settings_missing(self, facts: RunFacts) -> str:
         """The settings that help and that the run has not, of the sections that its target reads."""
         sections = ("masking", *facts.target.reads)
-        missing = [one for one in self.settings if one not in facts.settings and one.partition(".")[0] in sections]
+        missing = [
+            setting
+            for setting in self.settings
+            if setting not in facts.settings and setting.partition(".")[0] in sections
+        ]
         return f"Use {' and '.join(missing)}." if missing else ""
 
 
@@ -316,8 +320,8 @@ def metric_of(key: str, loss: LossLabel | None = None) -> Metric:
 def bar_parts(values: Mapping[str, float]) -> list[str]:
     """The numbers of the progress bar, the speed first."""
     shown = [metric for metric in METRICS if metric.short and metric.key in values]
-    speed = [f"{values[one.key]:.{one.digits}f} {one.short}" for one in shown if one.key == "images_per_second"]
-    others = [f"{one.short} {values[one.key]:.{one.digits}f}" for one in shown if one.key != "images_per_second"]
+    speed = [f"{values[each.key]:.{each.digits}f} {each.short}" for each in shown if each.key == "images_per_second"]
+    others = [f"{each.short} {values[each.key]:.{each.digits}f}" for each in shown if each.key != "images_per_second"]
     return [*speed, *others]
 
 
@@ -401,7 +405,7 @@ class Watchman:
         """Without facts, of a run whose config cannot be read, ranges are not judged."""
         self.facts = facts
         self._limits = {rule.key: rule.limits(facts) for rule in self.rules} if facts else {}
-        self._watched = {rule.key for rule in self.rules} | {one.key for one in METRICS if one.is_loss}
+        self._watched = {rule.key for rule in self.rules} | {metric.key for metric in METRICS if metric.is_loss}
         self._watched.add("broken_images")
         self.forget()
 
@@ -447,13 +451,15 @@ class Watchman:
 
     def findings(self) -> list[Finding]:
         """One for each metric that can be judged, as things stand: ranges, losses, scores, then the others."""
-        judged = [rule.key for rule in self.rules] + [one.key for one in METRICS if one.is_loss and self._has(one)]
+        judged = [rule.key for rule in self.rules] + [
+            metric.key for metric in METRICS if metric.is_loss and self._has(metric)
+        ]
         judged += [key for key in self.series if is_score(key) and key not in judged]
         if not any(map(is_score, judged)):
             judged.append("scores")
         judged += [key for key in self.series if key not in judged]
-        found = [self._judged(key) for key in judged]
-        return [finding for finding in found if finding is not None]
+        findings = [self._judged(key) for key in judged]
+        return [finding for finding in findings if finding is not None]
 
     def _has(self, loss: Metric) -> bool:
         """Whether a run has this loss; without a config, whether it was logged."""

@@ -162,7 +162,7 @@ class Loop:
             self.stop.received is not None,
             self.stop.preempted,
             failure is not None,
-            bool(broken.keys() - self.broken.known.keys()),
+            bool(broken.keys() - self.broken.reasons.keys()),
             self._saved_long_ago(),
         )
         if failed:
@@ -181,7 +181,7 @@ class Loop:
                 self.broken.note(part)
             except CapiError as error:
                 failure = error
-        self.position.broken = self.broken.known
+        self.position.broken = self.broken.reasons
         if failure is not None:
             self._fail_together(failure)
 
@@ -257,29 +257,29 @@ class Loop:
         return {
             "learning_rate": self.learner.learning_rate(step),
             "teacher_momentum": self.learner.teacher_momentum(step),
-            "broken_images": float(len(self.broken.known)),
+            "broken_images": float(len(self.broken.reasons)),
         }
 
     def _evaluate(self) -> None:
         """Run what is due, in the main process; the others wait."""
         step, total = self.position.step, self.settings.total_steps
-        due = [one for one in self.evaluations if step in {0, total} or step % one.every_steps == 0]
+        due = [each for each in self.evaluations if step in {0, total} or step % each.every_steps == 0]
         learner = self.view(self.learner) if due else None
         failure: CapiError | None = None
-        found: dict[str, float | None] = {}
+        scores_by_name: dict[str, float | None] = {}
         try:
             for evaluation in due:
                 # One that only leaves pictures has no scores.
                 if learner is not None and (scores := evaluation.run(learner, step)):
-                    found |= scores
+                    scores_by_name |= scores
                     self._log(scores)
             if learner is not None and len(due) == len(self.evaluations):
-                self._refuse_unknown_best(found)
+                self._refuse_unknown_best(scores_by_name)
         except CapiError as error:
             failure = error
         self.processes.wait()
         self.processes.fail_together(failure)
-        best = found.get(self.settings.best or "")
+        best = scores_by_name.get(self.settings.best or "")
         (self.is_best,) = self.processes.any(bool(step) and best is not None and best > self.best_score)
         if self.is_best and best is not None:
             self.best_score = best
@@ -361,8 +361,8 @@ class Loop:
         self.replay_folder.mkdir(parents=True, exist_ok=True)
         rank = f"_process_{self.processes.rank}" if self.processes.size > 1 else ""
         path = self.replay_folder / f"step_{step:08d}{rank}.safetensors"
-        known = [saved for saved in self.checkpoints.steps() if saved <= step]
-        facts = {"step": str(step), "nearest_checkpoint": str(known[-1]) if known else "none"}
+        earlier = [saved for saved in self.checkpoints.steps() if saved <= step]
+        facts = {"step": str(step), "nearest_checkpoint": str(earlier[-1]) if earlier else "none"}
         try:
             start = step + self.position.data_offset
             tensors = {

@@ -252,8 +252,8 @@ def loss_label(config: Config) -> LossLabel:
 
 def target_record(config: Config) -> dict[str, Any]:
     """What run.json says of the target, and of code that does not come with this package."""
-    known, code = target_facts(config), code_record(config)
-    described = {LOSS: loss_label(config)._asdict(), TARGET: _FACTS.dump_python(known, mode="json")}
+    facts, code = target_facts(config), code_record(config)
+    described = {LOSS: loss_label(config)._asdict(), TARGET: _FACTS.dump_python(facts, mode="json")}
     return described | ({CODE: code} if code else {})
 
 

@@ -79,7 +79,7 @@ def test__finished_cells_are_kept_and_new_ones_added(
     compare(["pixels:4"], ["folder/knn"], small(colored), out=tmp_path / "out")
     again = compare(["pixels:4", "pixels:8"], ["folder/knn"], small(colored), out=tmp_path / "out")
     assert computed == [("pixels:4", "knn"), ("pixels:8", "knn")]
-    assert [cell.kept for cell in again.in_order] == [True, False]
+    assert [cell.reused for cell in again.in_order] == [True, False]
     assert [cell.value for cell in again.in_order] == [1.0, 1.0]
 
 

@@ -8,11 +8,11 @@ from capi.errors import CapiError
 
 def test__each_image_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING, logger="capi")
-    images = BrokenImages(total=100, limit=0.1, known={"old.jpg": "truncated"})
+    images = BrokenImages(total=100, limit=0.1, reasons={"old.jpg": "truncated"})
     for broken in ({"a.jpg": "no image"}, {}, {"b.jpg": "too small", "a.jpg": "no image"}, {"old.jpg": "truncated"}):
         images.note(broken)
     assert caplog.messages == ["a.jpg is left out: no image", "b.jpg is left out: too small"]
-    assert images.known == {"old.jpg": "truncated", "a.jpg": "no image", "b.jpg": "too small"}
+    assert images.reasons == {"old.jpg": "truncated", "a.jpg": "no image", "b.jpg": "too small"}
 
 
 def test__the_run_stops_above_the_limit_and_not_at_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -34,5 +34,5 @@ def test__a_limit_of_zero_stops_at_the_first() -> None:
 def test__what_was_known_before_counts_and_is_not_changed() -> None:
     known = {f"{number}.jpg": "truncated" for number in range(10)}
     with pytest.raises(CapiError, match="11 of 100"):
-        BrokenImages(total=100, limit=0.1, known=known).note({"new.jpg": "empty"})
+        BrokenImages(total=100, limit=0.1, reasons=known).note({"new.jpg": "empty"})
     assert len(known) == 10

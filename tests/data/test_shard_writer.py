@@ -50,7 +50,7 @@ def test__the_shards_hold_all_images_with_names_and_labels_and_webdataset_reads_
     photos: Path, tmp_path: Path
 ) -> None:
     packed = capi.pack_shards(photos, tmp_path / "out", per_shard=8)
-    assert (packed.shards, packed.images, packed.kept, packed.left_out) == (4, COUNT, 0, {})
+    assert (packed.shards, packed.images, packed.reused, packed.left_out) == (4, COUNT, 0, {})
     assert packed.pattern == str(tmp_path / "out" / "{000000..000003}.tar")
     source = image_folder(photos)
     wanted = {source.name(number): content for number, content in enumerate(contents(source))}
@@ -128,7 +128,7 @@ def test__the_same_command_keeps_what_is_complete_and_mends_the_rest(photos: Pat
     (tmp_path / "000003.tar.index").unlink()
     (tmp_path / ".000000.tar.0123456789abcdef.partial").write_bytes(b"half")
     again = capi.pack_shards(photos, tmp_path, per_shard=8)
-    assert (again.kept, again.images) == (1, COUNT)
+    assert (again.reused, again.images) == (1, COUNT)
     assert digests(tmp_path) == expected
     assert (tmp_path / "000001.tar").stat().st_mtime_ns == kept
     assert not list(tmp_path.glob(".*"))
@@ -163,7 +163,7 @@ def test__images_that_cannot_be_read_are_left_out_and_counted_also_when_it_goes_
     source = Files(tmp_path / "in", ["a.png", "gone.png", "also gone.png"])
     for kept in (0, 3):
         packed = pack(source, tmp_path / "out", PackingSettings(per_shard=1))
-        assert (packed.images, packed.kept) == (1, kept)
+        assert (packed.images, packed.reused) == (1, kept)
         assert set(packed.left_out) == {"gone.png", "also gone.png"}
         assert "No such file" in packed.left_out["gone.png"]
     assert len(open_images(tmp_path / "out")) == 1
@@ -238,7 +238,7 @@ def test__a_killed_process_leaves_what_the_next_one_goes_on_with(photos: Path, t
     assert list((tmp_path / "out").glob(".*.partial"))
     settings = PackingSettings(per_shard=6)
     resumed = pack(image_folder(photos), tmp_path / "out", settings)
-    assert resumed.kept == len(there)
+    assert resumed.reused == len(there)
     pack(image_folder(photos), tmp_path / "whole", settings)
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
     assert not list((tmp_path / "out").glob(".*.partial"))

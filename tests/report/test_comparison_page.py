@@ -24,8 +24,8 @@ FACTS = {
 
 
 def finished(model: str, benchmark: str, scores: dict[str, float | None], **more: Any) -> Cell:
-    kept = bool(more.pop("kept", False))
-    return Cell(model, benchmark, status="done", kept=kept, record={"scores": scores} | FACTS | more)
+    reused = bool(more.pop("reused", False))
+    return Cell(model, benchmark, status="done", reused=reused, record={"scores": scores} | FACTS | more)
 
 
 def comparison(*cells: Cell, out: Path = Path("out")) -> Comparison:
@@ -39,7 +39,7 @@ def comparison(*cells: Cell, out: Path = Path("out")) -> Comparison:
 def three() -> Comparison:
     return comparison(
         finished("a", "folder/knn", {"test": 0.5, "real": 0.25}),
-        finished("b", "folder/knn", {"test": 0.5, "real": 0.75}, deviations=["image size: 32", "b alone"], kept=True),
+        finished("b", "folder/knn", {"test": 0.5, "real": 0.75}, deviations=["image size: 32", "b alone"], reused=True),
         Cell("c", "folder/knn", status="failed", reason="x | y is <gone>"),
         Cell("d", "folder/knn"),
     )

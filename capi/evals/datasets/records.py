@@ -207,9 +207,9 @@ def _counted(binary: Binary, train: LabeledImages, test: LabeledImages, options:
     )
 
 
-def _refuse_other(found: int, expected: int, place: Path) -> None:
-    if found != expected:
-        raise CapiError(f"{place} has {found} classes, expected {expected}: is it another data set?")
+def _refuse_other(count: int, expected: int, place: Path) -> None:
+    if count != expected:
+        raise CapiError(f"{place} has {count} classes, expected {expected}: is it another data set?")
 
 
 _FOLDERS = """\

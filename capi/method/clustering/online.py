@@ -180,10 +180,12 @@ class OnlineClustering(Target):
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
         with torch.no_grad(), torch.autocast(together.device.type, enabled=False):
             earlier = None if self.queue is None else self.queue.earlier()
-            found = cluster(together, self.prototypes, self.bias, self.settings, self.reduction, earlier)
+            clustered = cluster(together, self.prototypes, self.bias, self.settings, self.reduction, earlier)
         self._last_tokens = () if self.queue is None else tokens
-        loss = _Known.apply(self.prototypes, self.bias, found.loss, found.prototype_gradient, found.bias_gradient)
-        return Targets(loss, self._rebuilt(tokens, predict_index, found.balance))
+        loss = _LossWithGradient.apply(
+            self.prototypes, self.bias, clustered.loss, clustered.prototype_gradient, clustered.bias_gradient
+        )
+        return Targets(loss, self._rebuilt(tokens, predict_index, clustered.balance))
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         return soft_cross_entropy(outputs, targets, temperature=self.student_temperature)
@@ -210,7 +212,7 @@ class OnlineClustering(Target):
             first += len(part)
 
 
-class _Known(torch.autograd.Function):
+class _LossWithGradient(torch.autograd.Function):
     """A loss whose gradient was computed together with it, and is handed out in the backward pass."""
 
     @staticmethod

@@ -31,8 +31,8 @@ class Content:
         """All of the image in three colours, then one component after the other."""
         color = PcaColors().draw(view.feature_map)[0].picture
         parts = [
-            Figure(one.picture, f"{one.title} · {one.caption}", patches=True)
-            for one in ComponentMaps().draw(view.feature_map)
+            Figure(drawn.picture, f"{drawn.title} · {drawn.caption}", patches=True)
+            for drawn in ComponentMaps().draw(view.feature_map)
         ]
         cold, warm = coolwarm(tensor([-1.0, 1.0])).tolist()
         return (
@@ -141,10 +141,12 @@ class Content:
         if position is None:
             return facts("this patch is visible, so there is nothing to predict; click one that is hidden.", where)
         truth, best, rows = int(predictions.truth[position]), predictions.top(position, _ANSWERS), []
-        for place, one in enumerate(best):
-            detail = f"{100 * one.probability:.1f} %{', the truth' if one.prototype == truth else ''}"
-            rows.append(answer(f"{place + 1}. prototype {one.prototype}", detail, self._examples(one.prototype, view)))
-        if all(one.prototype != truth for one in best):
+        for place, guess in enumerate(best):
+            detail = f"{100 * guess.probability:.1f} %{', the truth' if guess.prototype == truth else ''}"
+            rows.append(
+                answer(f"{place + 1}. prototype {guess.prototype}", detail, self._examples(guess.prototype, view))
+            )
+        if all(guess.prototype != truth for guess in best):
             rows.append(answer(f"The truth: prototype {truth}", "", self._examples(truth, view)))
         head = f"the {len(best)} likeliest prototypes; entropy {float(predictions.entropy[position]):.2f} nat"
         return facts(head, where) + "".join(rows)

@@ -85,7 +85,7 @@ def missing(text: str) -> str:
 
 def figures(shown: Sequence[Figure], size: FigureSize) -> str:
     """Pictures in rows, as many in each as the screen has room for."""
-    return f'<div class="figures {size}">{"".join(_figure(one) for one in shown)}</div>'
+    return f'<div class="figures {size}">{"".join(_figure(figure) for figure in shown)}</div>'
 
 
 def scale(low: str, high: str) -> str:

@@ -172,10 +172,10 @@ class ExplorerLayout:
 
         def told(*values: Any) -> Values:
             try:
-                found = ({} if follows else {self.message: ""}) | handler(*values)
+                values_shown = ({} if follows else {self.message: ""}) | handler(*values)
             except CapiError as error:
-                found = {self.message: html.alert(str(error))}
-            return found or {self.message: self.gradio.skip()}
+                values_shown = {self.message: html.alert(str(error))}
+            return values_shown or {self.message: self.gradio.skip()}
 
         def selected(event: Any, *values: Any) -> Values:
             return told(*values, event.index)
@@ -194,15 +194,15 @@ class ExplorerLayout:
 
     def _outputs(self) -> list[Any]:
         """Everything that a handler may change."""
-        found = [
+        outputs = [
             *(self.message, self.view, self.clicked, self.photo, self.where, self.pca, self.similarity, self.others),
             *(self.clusters, self.corner, self.predictions, self.seed),
         ]
         if self.explorer.index is not None:
-            found += [self.prototype, self.members, self.prototype_map]
+            outputs += [self.prototype, self.members, self.prototype_map]
         if self.explorer.missing_predictions is None:
-            found += [self.hide, self.outcome, self.filled, self.confidence, self.answers]
-        return found
+            outputs += [self.hide, self.outcome, self.filled, self.confidence, self.answers]
+        return outputs
 
     def _pick_first(self) -> Values:
         return self._shown(self.explorer.view(self.thumbnails[0][0]))

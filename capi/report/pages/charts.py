@@ -59,9 +59,9 @@ def chart_list(keys: Iterable[str]) -> list[Chart]:
     """The charts for these metrics: scores first, then what is known in its order, then what is not."""
     present = dict.fromkeys(key for key in keys if key not in _HIDDEN)
     scores = sorted(key for key in present if is_score(key))
-    known = [key for key in dict.fromkeys(_ORDER) if key in present]
+    usual = [key for key in dict.fromkeys(_ORDER) if key in present]
     others = sorted(key for key in present if key not in TABLE and not is_score(key))[:_FURTHER]
-    return [*_score_charts(scores), *(_chart(key) for key in [*known, *others])]
+    return [*_score_charts(scores), *(_chart(key) for key in [*usual, *others])]
 
 
 def _chart(key: str) -> Chart:
@@ -75,7 +75,7 @@ def charts_data(runs: Sequence[RunReport]) -> dict[str, Any]:
         replace(chart, meaning=loss_meaning(runs)) if chart.key == "student_loss" else chart
         for chart in chart_list(dict.fromkeys(key for run in runs for key in run.columns))
     ]
-    drawn = [one for one in (_chart_data(chart, runs) for chart in charts) if one["lines"]]
+    drawn = [data for data in (_chart_data(chart, runs) for chart in charts) if data["lines"]]
     return {"charts": drawn, "runs": [run.name for run in runs]}
 
 
@@ -107,14 +107,14 @@ def _chart_data(chart: Chart, runs: Sequence[RunReport]) -> dict[str, Any]:
         for kind, (key, label) in enumerate(chart.metrics.items())
         if key in run.columns
     ]
-    known = [value for line in lines for value in line["values"] if value is not None]
+    numbers = [value for line in lines for value in line["values"] if value is not None]
     return {
         "key": chart.key,
         "group": chart.group,
         "title": chart.title,
         "meaning": chart.meaning,
         # Scores are shares, except those of evaluations of one's own, which may be anything.
-        "percent": chart.percent and all(0 <= value <= 1 for value in known),
+        "percent": chart.percent and all(0 <= value <= 1 for value in numbers),
         **_healthy(chart.key, runs),
         "lines": lines,
     }
@@ -136,8 +136,8 @@ def _line(column: Column, run: str, label: str, number: int, kind: int, *, sever
 
 def _without_leading_gap(column: Column) -> Column:
     """A measure that is not known yet has no number; that is no fault to be shown."""
-    known = ~np.isnan(column.values)
-    first = int(known.argmax()) if known.any() else 0
+    finite = ~np.isnan(column.values)
+    first = int(finite.argmax()) if finite.any() else 0
     return Column(column.steps[first:], column.values[first:])
 
 
@@ -147,10 +147,10 @@ def _short(value: float) -> float | None:
 
 def _healthy(key: str, runs: Sequence[RunReport]) -> dict[str, Any]:
     """The healthy range in numbers and words, where all runs have the same."""
-    found = {finding.limits for run in runs for finding in run.measures if finding.key == key}
-    if len(found) != 1:
+    ranges = {finding.limits for run in runs for finding in run.measures if finding.key == key}
+    if len(ranges) != 1:
         return {"limits": None, "healthy": ""}
-    limits = found.pop() or (-math.inf, math.inf)
+    limits = ranges.pop() or (-math.inf, math.inf)
     numbers = [float(f"{limit:.6g}") if math.isfinite(limit) else None for limit in limits]
     return {"limits": numbers, "healthy": range_text(limits)}
 

@@ -31,8 +31,8 @@ class KMeans:
         mean = features.double().mean(0)
         values = (features.double() - mean).float()
         generator = torch.Generator().manual_seed(self.seed)
-        found = [_refined(values, _start(values, self.clusters, generator)) for _ in range(_ATTEMPTS)]
-        centres = min(found, key=lambda one: one[1])[0]
+        attempts = [_refined(values, _start(values, self.clusters, generator)) for _ in range(_ATTEMPTS)]
+        centres = min(attempts, key=lambda attempt: attempt[1])[0]
         sizes = _nearest(values, centres).bincount(minlength=len(centres))
         order = sizes.sort(descending=True, stable=True).indices
         self.mean_ = mean
@@ -171,6 +171,6 @@ def _starting_atoms(patches: Float[Tensor, "s d"], count: int, seed: int) -> Flo
     """The directions of clusters; those that are missing, or lie in the middle, stay zero and are never used."""
     atoms = torch.zeros(count, patches.shape[1])
     centres = KMeans(count, seed=seed).fit(patches)
-    found = centres.centres_ + centres.mean_.float()
-    atoms[: len(found)] = found / found.norm(dim=1, keepdim=True).clamp_min(1e-6)
+    directions = centres.centres_ + centres.mean_.float()
+    atoms[: len(directions)] = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-6)
     return atoms

@@ -126,44 +126,44 @@ class FeatureMaps:
     def __iter__(self) -> Iterator[NumberedMap]:
         yield from self._kept
         first = self._kept[-1].number + 1 if self._kept else 0
-        for found in self._encoded(first):
-            self._keep(found)
-            yield found
+        for numbered in self._encoded(first):
+            self._keep(numbered)
+            yield numbered
 
-    def _keep(self, found: NumberedMap) -> None:
+    def _keep(self, numbered: NumberedMap) -> None:
         """What is kept is a beginning without gaps: once there is no room, nothing more is."""
-        self._room -= found.feature_map.nbytes
+        self._room -= numbered.feature_map.nbytes
         if self._room >= 0:
-            self._kept.append(found)
+            self._kept.append(numbered)
         else:
             self._room = -1
 
     def _encoded(self, first: int) -> Iterator[NumberedMap]:
         for group in self._groups(first):
-            pixels = torch.stack([one.pixels for one in group])
+            pixels = torch.stack([image.pixels for image in group])
             maps = encode(self.encoder, pixels, self.encoding).feature_map.cpu()
             # A view would keep the whole batch in memory.
-            yield from (NumberedMap(one.number, part.clone()) for one, part in zip(group, maps, strict=True))
+            yield from (NumberedMap(image.number, part.clone()) for image, part in zip(group, maps, strict=True))
             self.encoding.progress(self.what, group[-1].number + 1, len(self.source))
 
     def _groups(self, first: int) -> Iterator[list[SizedImage]]:
         """Neighbours of one size, as many as make a batch."""
         group: list[SizedImage] = []
-        for one in self._readable(first):
-            if group and (not _alike(one, group[0]) or len(group) >= self._batch_size(group[0].pixels)):
+        for image in self._readable(first):
+            if group and (not _alike(image, group[0]) or len(group) >= self._batch_size(group[0].pixels)):
                 yield group
                 group = []
-            group.append(one)
+            group.append(image)
         if group:
             yield group
 
     def _readable(self, first: int) -> Iterator[SizedImage]:
         images = SizedImages(self.source, self.frame, len(statistics_of(self.encoder).mean))
-        for one in made_ahead(images, range(first, len(images)), workers=self.encoding.workers):
-            if one.failure is None:
-                yield one
+        for image in made_ahead(images, range(first, len(images)), workers=self.encoding.workers):
+            if image.failure is None:
+                yield image
             else:
-                self.failed[self.source.name(one.number)] = one.failure
+                self.failed[self.source.name(image.number)] = image.failure
 
     def _batch_size(self, pixels: Tensor) -> int:
         area = pixels.shape[1] * pixels.shape[2]
@@ -180,8 +180,8 @@ def photos(
     """What the encoder is shown of each image, finer, and in colour also where the encoder sees grey."""
     channels = len(statistics_of(encoder).mean)
     images = SizedImages(source, replace(frame, shown=side), 3 if channels == 1 else channels)
-    for one in made_ahead(images, range(len(images)), workers=workers):
-        if one.failure is None:
-            yield one.number, one.pixels
+    for image in made_ahead(images, range(len(images)), workers=workers):
+        if image.failure is None:
+            yield image.number, image.pixels
         else:
-            failed[source.name(one.number)] = one.failure
+            failed[source.name(image.number)] = image.failure

@@ -63,8 +63,8 @@ class PrototypeIndex:
         nearest, scores = self._nearest(feature_map)
         self._counts += nearest.bincount(minlength=len(self._counts))
         patches, ranks = _best_of_each(nearest, scores, FROM_ONE_IMAGE)
-        kept = scores[patches] > self._scores[nearest[patches], -1]
-        patches, ranks = patches[kept], ranks[kept]
+        better = scores[patches] > self._scores[nearest[patches], -1]
+        patches, ranks = patches[better], ranks[better]
         columns = feature_map.shape[1]
         rows = patches.div(columns, rounding_mode="floor")
         places = torch.stack([torch.full_like(patches, number), rows, patches % columns], 1)
@@ -78,8 +78,8 @@ class PrototypeIndex:
         """The patches that belong to a prototype most, best first."""
         if not 0 <= prototype < len(self._counts):
             raise CapiError(f"there is no prototype {prototype}: they are numbered from 0 to {len(self._counts) - 1}")
-        found = self._scores[prototype].isfinite()
-        scores, places = self._scores[prototype][found].tolist(), self._places[prototype][found].tolist()
+        filled = self._scores[prototype].isfinite()
+        scores, places = self._scores[prototype][filled].tolist(), self._places[prototype][filled].tolist()
         return [
             PatchPlace(image, row, column, score) for (image, row, column), score in zip(places, scores, strict=True)
         ]

@@ -163,8 +163,8 @@ def filled_picture(
         box = patch_box((row, column), grid, photo.size)
         size = box.right - box.left, box.bottom - box.top
         if (label, *size) not in tiles:
-            found = example(label)
-            tiles[label, *size] = None if found is None else found.convert("RGB").resize(size)
+            patch = example(label)
+            tiles[label, *size] = None if patch is None else patch.convert("RGB").resize(size)
         tile = tiles[label, *size]
         if tile is not None:
             picture.paste(tile, (box.left, box.top))
@@ -189,15 +189,17 @@ def answers_picture(
 ) -> Image.Image:
     """The likeliest prototypes of one hidden patch and the true one, each with patches that belong to it."""
     rows = [
-        Row(_label(one, truth, number + 1), [Drawn(patch) for patch in examples(one.prototype)])
-        for number, one in enumerate(answers)
+        Row(_label(guess, truth, number + 1), [Drawn(patch) for patch in examples(guess.prototype)])
+        for number, guess in enumerate(answers)
     ]
-    if all(one.prototype != truth for one in answers):
+    if all(guess.prototype != truth for guess in answers):
         rows.append(Row(f"the truth: prototype {truth}", [Drawn(patch) for patch in examples(truth)]))
     columns = max((len(row.cells) for row in rows), default=0)
     nothing = [Drawn(Image.new("RGB", (side, side), "white"))]
-    known = [row if row.cells else Row(f"{row.label} · no patch of the images belongs to it", nothing) for row in rows]
-    return sheet_of("Likeliest prototypes of this patch", [], [""] * columns, known, side=side)
+    labeled = [
+        row if row.cells else Row(f"{row.label} · no patch of the images belongs to it", nothing) for row in rows
+    ]
+    return sheet_of("Likeliest prototypes of this patch", [], [""] * columns, labeled, side=side)
 
 
 def _label(answer: Answer, truth: int, rank: int) -> str:

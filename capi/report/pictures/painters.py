@@ -229,10 +229,10 @@ def paint(painter: Painter, feature_maps: list[Tensor]) -> list[list[Drawn]]:
     """Fit a painter to some feature maps in memory, and draw them all."""
     if painter.together:
         summary = PatchSummary()
-        for one in feature_maps:
-            summary.add(one.flatten(0, 1))
+        for feature_map in feature_maps:
+            summary.add(feature_map.flatten(0, 1))
         painter.fit(summary)
-    return [painter.draw(one) for one in feature_maps]
+    return [painter.draw(feature_map) for feature_map in feature_maps]
 
 
 def distinct_colors(count: int) -> Integer[Tensor, "{count} 3"]:
@@ -251,8 +251,8 @@ def _reach(values: Float[Tensor, "s m"]) -> Float[Tensor, " m"]:
 def _span(values: Float[Tensor, "s m"], share: float) -> Float[Tensor, " m"]:
     """What so large a share of the values stays below; the largest where most are zero, and 1 where all are."""
     inner = torch.quantile(values.double(), share, dim=0)
-    found = torch.where(inner > 0, inner, values.double().amax(0))
-    return torch.where(found > 0, found, 1.0).to(values.dtype)
+    span = torch.where(inner > 0, inner, values.double().amax(0))
+    return torch.where(span > 0, span, 1.0).to(values.dtype)
 
 
 def _as_image(colors: Tensor, feature_map: Tensor) -> Image.Image:

@@ -61,15 +61,15 @@ def nearest_patches(
     patch: Float[Tensor, " d"], feature_maps: Mapping[int, Tensor], count: int = 6, *, each: int = 1
 ) -> list[PatchPlace]:
     """The patches of other images that are most alike, the best first; at most `each` of one image."""
-    found: list[PatchPlace] = []
+    places: list[PatchPlace] = []
     for number, feature_map in feature_maps.items():
         values = similarity_map(patch, feature_map)
         best = values.flatten().topk(min(each, values.numel()))
         for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             row, column = divmod(place, values.shape[1])
-            found.append(PatchPlace(number, row, column, value))
+            places.append(PatchPlace(number, row, column, value))
     # Sorting keeps the order of equals, which is that of the images.
-    return sorted(found, key=lambda one: -one.score)[:count]
+    return sorted(places, key=lambda match: -match.score)[:count]
 
 
 def similarity_picture(
@@ -90,12 +90,12 @@ def similarity_picture(
 def heat_over(photo: Image.Image, values: Float[Tensor, "rows columns"], limits: tuple[float, float]) -> Image.Image:
     """Values as heat, shaded by the photo, from black at the lower limit to white at the upper; NaN shows the photo."""
     low, high = limits
-    known = ~values.isnan()
+    measured = ~values.isnan()
     scaled = (values.nan_to_num().double() - low) / (high - low if high > low else 1.0)
     colors = _enlarged(heat(scaled), photo.size)
     shade = photo.convert("L").point([round(255 * (_DARKEST + (1 - _DARKEST) * level / 255)) for level in range(256)])
     warm = ImageChops.multiply(colors, shade.convert("RGB"))
-    return Image.composite(warm, photo.convert("RGB"), patch_mask(known, photo.size))
+    return Image.composite(warm, photo.convert("RGB"), patch_mask(measured, photo.size))
 
 
 def patch_mask(chosen: Bool[Tensor, "rows columns"], size: tuple[int, int]) -> Image.Image:

@@ -247,23 +247,23 @@ def _refuse_uneven(config: Config, gpus: int, saving: Saving) -> None:
 
 def variants(saving: Saving, gpu: Gpu, gpus: int) -> dict[str, Saving]:
     """The saving as it is, then with each one turned on or off."""
-    found = {"as planned": saving}
+    savings = {"as planned": saving}
     if gpus > 1:
-        found["replicated on every GPU"] = replace(saving, shards=1)
-        found[f"sharded over {gpus} GPUs"] = replace(saving, shards=gpus)
+        savings["replicated on every GPU"] = replace(saving, shards=1)
+        savings[f"sharded over {gpus} GPUs"] = replace(saving, shards=gpus)
     for mode, name in (
         ("off", "activations kept"),
         ("selective", "activations of products alone kept"),
         ("full", "activations recomputed"),
     ):
-        found[name] = replace(saving, checkpointing=mode)  # type: ignore[arg-type]
+        savings[name] = replace(saving, checkpointing=mode)  # type: ignore[arg-type]
     if gpu.bfloat16 is not None:
-        found["bfloat16"] = replace(saving, mixed_precision=True)
-    found["float32"] = replace(saving, mixed_precision=False)
-    found["in one piece"] = replace(saving, micro_batches=1)
-    found[f"{2 * saving.micro_batches} micro-batches"] = replace(saving, micro_batches=2 * saving.micro_batches)
-    found["plain clustering, b x n x k at once"] = replace(saving, bounded_clustering=False)
-    return {name: other for name, other in found.items() if name == "as planned" or other != saving}
+        savings["bfloat16"] = replace(saving, mixed_precision=True)
+    savings["float32"] = replace(saving, mixed_precision=False)
+    savings["in one piece"] = replace(saving, micro_batches=1)
+    savings[f"{2 * saving.micro_batches} micro-batches"] = replace(saving, micro_batches=2 * saving.micro_batches)
+    savings["plain clustering, b x n x k at once"] = replace(saving, bounded_clustering=False)
+    return {name: other for name, other in savings.items() if name == "as planned" or other != saving}
 
 
 def largest_images(planned: Planned, saving: Saving, usable: float) -> int:

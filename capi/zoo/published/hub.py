@@ -32,9 +32,11 @@ def hub_folder(name: str, *, endpoint: str | None = None, kind: str | None = MOD
     if match is None:
         raise CapiError(f'"{name}" is no id of the Hub: expected owner/name or owner/name@revision')
     config = _fetch(name, match, CONFIG, endpoint)
-    found = _model_type(config)
-    if kind is not None and found != kind:
-        raise CapiError(f'{name} on the Hub is a model of type "{found}", not of CAPI: only those can be loaded by id')
+    model_type = _model_type(config)
+    if kind is not None and model_type != kind:
+        raise CapiError(
+            f'{name} on the Hub is a model of type "{model_type}", not of CAPI: only those can be loaded by id'
+        )
     weights = _fetch(name, match, WEIGHTS, endpoint)
     if weights.parent != config.parent:
         raise CapiError(f"{name} changed on the Hub while it was fetched: load it again")
