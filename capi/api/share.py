@@ -247,7 +247,7 @@ def _opened(path: Path | None) -> Drawn | None:
 
 
 def _check_place(out: Path, overwrite: bool) -> None:
-    """Told before the work. Only what was written here before is replaced."""
+    """Refused before the work. Only what was written here before is replaced."""
     if out.exists() and not out.is_dir():
         raise CapiError(f"{out} is a file: --out takes a folder")
     if not out.is_dir() or not any(out.iterdir()):

@@ -44,7 +44,7 @@ def pretrain(
     check: Annotated[
         bool, typer.Option("--check", help="Run a few real iterations, say what they cost, write nothing.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
     ] = False,
@@ -151,7 +151,7 @@ def demo(
     overrides: Overrides = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("demo_run"),
     split: Annotated[str, typer.Option(help="Photos to classify at the end: val or test.")] = "test",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
     device: Device = None,
 ) -> None:

@@ -158,7 +158,7 @@ class RunConfig(Section):
     """Precision of the networks' products; `auto` takes bfloat16 where a CUDA device has it, else float32."""
     compile: Switch = "auto"
     """Compile the blocks and heads of student and teacher with torch.compile: slower to start, faster to run; `auto` is
-    on for CUDA. Where nothing can be compiled the run goes on without it."""
+    on for CUDA. Where nothing can be compiled the run continues without it."""
     activation_checkpointing: Literal["off", "full", "selective"] = "off"
     """Compute the student's blocks again in the backward pass, to save memory: all of them, or all but products."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"

@@ -98,7 +98,7 @@ class TrainingBatches(Dataset[LoadedBatch]):
         try:
             images = self._images(step, samples, keys, broken)
         except (BrokenImageError, CapiError, MemoryError) as error:
-            # Told as text, since an exception that crosses processes arrives as a traceback.
+            # As text, since an exception that crosses processes arrives as a traceback.
             return LoadedBatch(torch.empty(0), visible, predict, broken, failure=str(error) or "out of memory")
         jitter = self.cropping.color_jitter
         colors = color_changes(keys, jitter, images.shape[1]) if jitter else None

@@ -107,8 +107,8 @@ def weighted_sources(data: Data) -> list[Weighted]:
 def describe_data(data: Data, source: ImageSource) -> dict[str, Any]:
     """What run.json says of the images."""
     sources = weighted_sources(data)
-    told = ", ".join(_written(each) for each in sources)
-    facts: dict[str, Any] = {"path": told, "images": len(source), "fingerprint": source.fingerprint}
+    names = ", ".join(_written(each) for each in sources)
+    facts: dict[str, Any] = {"path": names, "images": len(source), "fingerprint": source.fingerprint}
     if isinstance(source, Mixture):
         facts["sources"] = [
             {"path": each.name, "weight": each.weight, "images": len(part), "fingerprint": part.fingerprint}

@@ -256,7 +256,7 @@ def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
         try:
             return (source.root / source.name(index)).stat().st_size
         except OSError:
-            # Told when it is read.
+            # It raises when it is read.
             return 0
 
     with ThreadPoolExecutor(4 * AT_ONCE) as pool:

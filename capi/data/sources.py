@@ -217,8 +217,8 @@ class Mixture:
 
     @cached_property
     def fingerprint(self) -> str:
-        told = [part.fingerprint for part in self.parts]
-        return hashlib.sha256(f"{told} {self.weights}".encode()).hexdigest()[:16]
+        prints = [part.fingerprint for part in self.parts]
+        return hashlib.sha256(f"{prints} {self.weights}".encode()).hexdigest()[:16]
 
     def _find(self, index: int) -> tuple[int, int]:
         number = int(np.searchsorted(self.ends, index, side="right"))

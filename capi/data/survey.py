@@ -118,7 +118,7 @@ class _Chunks(Dataset[_Seen]):
             except OSError as error:
                 broken[self.source.name(index)] = error_reason(error)
             except CapiError as error:
-                # Told as text, since an exception that crosses processes arrives as a traceback.
+                # As text, since an exception that crosses processes arrives as a traceback.
                 return _Seen(len(some), np.empty((0, 7), np.int64), np.empty(0), formats, broken, str(error))
             else:
                 rows.append((index, *row))

@@ -191,7 +191,7 @@ class Comparison(Summary):
     cells: dict[tuple[str, str], Cell]
     """By model and name of the benchmark."""
     unrecognised: list[str] = field(default_factory=list)
-    """Models that cannot be told from changed ones, so that their results are never kept."""
+    """Models without a fingerprint, so that their results are never reused."""
     table: TableView | None = None
     """A table of the paper that the cells are put together to."""
 

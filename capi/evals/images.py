@@ -37,7 +37,7 @@ class ReadBatch(NamedTuple):
     numbers: Int[Tensor, " b"]
     images: Tensor
     masks: Tensor | None = None
-    # Told as text, since an exception that crosses processes arrives as a traceback.
+    # As text, since an exception that crosses processes arrives as a traceback.
     failure: str | None = None
 
 

@@ -214,7 +214,7 @@ class LogisticRegression:
     classes there is one weight vector w, as there, held as -w/2 and w/2. A fit ends when the gain still to be
     expected is less than `tolerance` times 0.5 * |weights|^2, its penalty: beside a weak penalty the loss is so large
     that a share of the whole objective would leave the weights of rare classes unfinished. With `dtype` float32 it runs
-    in float32 until that has told what it can, and ends in float64; with float64 it runs in float64 throughout.
+    in float32 until that gains nothing more, and ends in float64; with float64 it runs in float64 throughout.
 
     `chunk_bytes` bounds what is on the device at a time (default: 32 MiB on the CPU, 1 GiB elsewhere). A prepared
     copy of the features is kept where it takes no more than `cache_bytes`.

@@ -1,4 +1,4 @@
-"""Is a run well: what can be told of it while it trains, in a small share of the time of a step.
+"""Measures of the health of a run while it trains, in a small share of the time of a step.
 
 - Position leak: the share of the variance of the teacher's tokens that their position alone explains, and the mutual
   information between position and nearest prototype. Both are zero on average, exactly, where position says nothing:
@@ -23,9 +23,9 @@ from capi.method.teacher import Teacher
 from capi.runtime.sharding import whole
 from capi.types import Float, Int, Reduction
 
-# Images and positions of a batch that are looked at; prototypes that are told apart for their mutual information with
+# Images and positions of a batch that are looked at; prototypes distinguished for their mutual information with
 # position: with more there would be no two patches of one prototype.
-_IMAGES, _POSITIONS, _TOLD_APART = 64, 64, 256
+_IMAGES, _POSITIONS, _DISTINGUISHED = 64, 64, 256
 # Logits that exist at a time, 16 MiB of them: the rest of an iteration keeps to bounded memory too.
 _LOGITS = 2**22
 # Shuffles that show what mutual information chance alone would give.
@@ -126,12 +126,12 @@ def some_tokens(tokens: Sequence[Float[Tensor, "_ n d"]]) -> Float[Tensor, "b _ 
 def nearest_prototypes(
     rows: Float[Tensor, "s d"], prototypes: Float[Tensor, "k d"], bias: Float[Tensor, " k"] | None
 ) -> tuple[Int[Tensor, " s"], Int[Tensor, " s"]]:
-    """Of all prototypes, and of the few that are told apart for their position."""
+    """Of all prototypes, and of the few that are distinguished for their position."""
     of_all, of_few = [], []
     for some in rows.split(max(_LOGITS // len(prototypes), 1)):
         logits = F.linear(some, prototypes, bias)
         of_all.append(logits.argmax(1))
-        of_few.append(logits[:, :_TOLD_APART].argmax(1))
+        of_few.append(logits[:, :_DISTINGUISHED].argmax(1))
     return torch.cat(of_all), torch.cat(of_few)
 
 

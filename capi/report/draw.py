@@ -50,7 +50,7 @@ _SHEET_IMAGES = 12
 
 
 @dataclass(frozen=True)
-class Figure:
+class PictureLink:
     """A picture beside the page, by its path from there."""
 
     path: str
@@ -59,7 +59,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Section:
+class SheetSection:
     """The sheet of one kind of picture, with what there is to know."""
 
     key: str
@@ -73,7 +73,7 @@ class ImageCard:
     """All pictures of one image."""
 
     name: str
-    figures: Sequence[Figure]
+    figures: Sequence[PictureLink]
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ class _Job:
     failed: dict[str, str] = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     shown: dict[int, Photo] = field(default_factory=dict)
-    figures: dict[int, list[Figure]] = field(default_factory=dict)
+    figures: dict[int, list[PictureLink]] = field(default_factory=dict)
 
     def draw_photos(self) -> None:
         """What the first model is shown of each image."""
@@ -345,7 +345,7 @@ class _Job:
 
     def _save(self, image: Image.Image, name: str, number: int, caption: str, *, wide: bool = False) -> None:
         self._write(image, name)
-        self.figures.setdefault(number, []).append(Figure(name, caption, wide))
+        self.figures.setdefault(number, []).append(PictureLink(name, caption, wide))
 
     def _write(self, image: Image.Image, name: str) -> None:
         path = self.out / name
@@ -362,7 +362,7 @@ class _Job:
             painter = columns[0].painters[kind]
             drawn = [column.drawn(kind) for column in columns]
             self._write(figure_of(painter, self.shown, drawn, images=len(self.figures)), f"{kind}.png")
-            sections.append(Section(kind, painter.title, painter.explanation, f"{kind}.png"))
+            sections.append(SheetSection(kind, painter.title, painter.explanation, f"{kind}.png"))
         cards = [ImageCard(self.source.name(number), figures) for number, figures in sorted(self.figures.items())]
         failed = hide_paths(self.failed)
         page = as_page(sections, cards, failed, self._facts())
@@ -379,7 +379,7 @@ class _Job:
 
 
 def as_page(
-    sections: Sequence[Section], cards: Sequence[ImageCard], failed: Mapping[str, str], facts: Sequence[str]
+    sections: Sequence[SheetSection], cards: Sequence[ImageCard], failed: Mapping[str, str], facts: Sequence[str]
 ) -> str:
     """The page beside the pictures."""
     return render(

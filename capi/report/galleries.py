@@ -130,7 +130,7 @@ def index_images(
     best: int = 16,
     failed: dict[str, str] | None = None,
 ) -> PrototypeIndex:
-    """The best patches of each prototype among all images of a source; `failed` is told which cannot be read, and why.
+    """The best patches of each prototype among all images of a source; `failed` gets the others, and why.
 
     The encoder is on the device that `encoding` names.
     """
@@ -148,7 +148,7 @@ def index_images(
 
 
 def _photos(images: SizedImages, encoding: Encoding, total: int) -> Callable[[int], Image.Image]:
-    """Photos by number, as large as the strips show them; how many there were is told."""
+    """Photos by number, as large as the strips show them; the progress gets their number."""
     height, width = images.frame.size((1, 1))
     patches = min(height, width) // images.frame.patch_size
     done = itertools.count(1)

@@ -46,7 +46,7 @@ def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -
 
 
 def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> Path | None:
-    """The report of a run that has ended. Whatever goes wrong here is told, and the run stands all the same."""
+    """The report of a run that has ended. What fails here is logged and does no harm to the run."""
     try:
         if finished:
             write_pixel_scores(run, device)

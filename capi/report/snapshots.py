@@ -87,7 +87,7 @@ class Snapshots:
         self._images: list[Tensor] | None = None
 
     def run(self, learner: Learner, step: int) -> dict[str, float]:
-        """Draw the teacher at this step. Where that fails it is told, and training goes on."""
+        """Draw the teacher at this step. A failure is logged, and training continues."""
         try:
             self._draw(learner, step)
         except (CapiError, OSError) as error:

@@ -240,7 +240,7 @@ class _Http(ThreadingHTTPServer):
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Connections that break are no news; anything else is a fault of ours and is told as usual."""
+        """Connections that break are no news; anything else is a bug and raises as usual."""
         if not isinstance(sys.exc_info()[1], ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 

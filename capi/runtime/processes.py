@@ -163,8 +163,8 @@ class Processes:
             if failure is not None:
                 raise failure
             return
-        told = self.gather(None if failure is None else str(failure))
-        failed = [(rank, sentence) for rank, sentence in enumerate(told) if sentence is not None]
+        failures = self.gather(None if failure is None else str(failure))
+        failed = [(rank, sentence) for rank, sentence in enumerate(failures) if sentence is not None]
         if failed:
             rank, sentence = failed[0]
             # The main process speaks for all of them; only another one needs its number.

@@ -74,7 +74,7 @@ def clock_time(seconds: float) -> str:
 
 
 class Telling(ShowsBar):
-    """Told how much is done; says how much is left. Without a console it speaks in the log alone."""
+    """Gets how much is done and shows how much is left. Without a console it writes to the log alone."""
 
     def __init__(self, what: str, total: int, console: Console | None = None, done: int = 0) -> None:
         self.what, self.total, self.done, self.first = what, total, done, done

@@ -84,6 +84,6 @@ def _reason(error: BaseException) -> str:
 
 def _sentence(reason: str) -> str:
     return (
-        f"torch.compile does not work here ({reason}), so the run goes on without it: install a C++ compiler (CXX "
+        f"torch.compile does not work here ({reason}), so the run continues without it: install a C++ compiler (CXX "
         "names it) and the Python headers, or set run.compile=off"
     )

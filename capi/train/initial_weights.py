@@ -65,9 +65,9 @@ class LoadedPart:
             ("fresh (another shape)", self.misshapen),
             ("left out (the run has no such tensors)", self.extra),
         )
-        told = [f"{some_of(names)} {what}" for what, names in faults if names]
+        misfits = [f"{some_of(names)} {what}" for what, names in faults if names]
         counted = f"{_counted(len(self.loaded), 'tensor')} with {_counted(self.parameters, 'parameter')} loaded"
-        return f"{self.name}: {'; '.join([counted, *told])}"
+        return f"{self.name}: {'; '.join([counted, *misfits])}"
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def slurm_script(
     config = load_config(recipe, overrides)
     check_job(config, options)
     with trusting(trust, overrides):
-        # Components that are misspelt or lack a setting are told here, not in a queue.
+        # Components that are misspelt or lack a setting fail here, not in a queue.
         mask_sampler(config)
         target_settings(config)
     folder = _plain_folder(Path(out).absolute())

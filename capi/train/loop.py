@@ -285,7 +285,7 @@ class Loop:
             self.best_score = best
 
     def _refuse_unknown_best(self, scores: Mapping[str, float | None]) -> None:
-        """Told with the first evaluation, not after a week."""
+        """Raised after the first evaluation, not after a week."""
         best = self.settings.best
         if best is not None and best not in scores:
             raise CapiError(

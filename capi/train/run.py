@@ -76,7 +76,7 @@ class PretrainedRun(Summary):
     is_main: bool = True
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        how = "complete" if self.finished else "stopped; resume=True goes on"
+        how = "complete" if self.finished else "stopped; resume=True continues it"
         report = {} if self.report is None else {"report": str(self.report)}
         return f"{self.path}: {how}", {"step": str(self.step), "encoder": f"capi.load({str(self.path)!r})", **report}
 

@@ -153,6 +153,6 @@ def _cut(part: Tensor, offsets: Shape, begin: list[int], end: list[int]) -> Tens
 
 def damaged(path: Path, error: Exception | None = None) -> CapiError:
     """What is said of a checkpoint that cannot be read."""
-    told = getattr(error, "strerror", None) or str(error or "")
-    reason = f" ({' '.join(told.split())[:200]})" if told else ""
+    text = getattr(error, "strerror", None) or str(error or "")
+    reason = f" ({' '.join(text.split())[:200]})" if text else ""
     return CapiError(f"{path} is damaged{reason}: move it away, which leaves the checkpoint before it if there is one")

@@ -133,7 +133,7 @@ def _plain(value: Any, size: int, depth: int, seen: dict[tuple[int, int], Any]) 
     """Dicts and tensors without what a file may have hung on them, such as attributes that hide their methods."""
     if isinstance(value, Tensor):
         plain = Tensor.detach(value)
-        # Its shape alone, so that it can still be told whose checkpoint this is.
+        # Its shape alone, so that the checkpoint is still recognized.
         return plain if _is_backed(plain, size) else torch.empty_like(plain, device="meta")
     if not isinstance(value, dict) or depth > _DEEPEST:
         return value

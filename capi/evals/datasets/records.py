@@ -29,7 +29,7 @@ CHANNELS = 3
 
 
 @dataclass(frozen=True)
-class Layout:
+class RecordLayout:
     """A record: bytes of labels, of which one counts, then the red, green and blue planes by rows or by columns."""
 
     side: int
@@ -45,7 +45,7 @@ class Layout:
 class Records:
     """Images by number over several files; each is read when it is asked for and handed on as a PNG."""
 
-    def __init__(self, files: Sequence[Path], layout: Layout) -> None:
+    def __init__(self, files: Sequence[Path], layout: RecordLayout) -> None:
         self.files, self.layout = list(files), layout
         self._counts = [_records_in(existing_file(path), layout) for path in self.files]
 
@@ -90,7 +90,7 @@ class Records:
         raise IndexError(index)
 
 
-def _records_in(path: Path, layout: Layout) -> int:
+def _records_in(path: Path, layout: RecordLayout) -> int:
     size = os.path.getsize(path)
     if not size or size % layout.record_bytes:
         raise CapiError(
@@ -112,7 +112,7 @@ class Binary:
     names: str
     """The file with the names of the classes."""
     classes: int
-    layout: Layout
+    layout: RecordLayout
     counts: tuple[int, int]
     pickled: str | None = None
     """The folder of the same data set as Python pickles, which are not read."""
@@ -127,7 +127,7 @@ BINARIES: dict[Name, Binary] = {
         test=("test_batch.bin",),
         names="batches.meta.txt",
         classes=10,
-        layout=Layout(32, label_bytes=1),
+        layout=RecordLayout(32, label_bytes=1),
         counts=(50_000, 10_000),
         pickled="cifar-10-batches-py",
     ),
@@ -138,7 +138,7 @@ BINARIES: dict[Name, Binary] = {
         test=("test.bin",),
         names="fine_label_names.txt",
         classes=100,
-        layout=Layout(32, label_bytes=2, label_at=1),
+        layout=RecordLayout(32, label_bytes=2, label_at=1),
         counts=(50_000, 10_000),
         pickled="cifar-100-python",
     ),
@@ -148,7 +148,7 @@ BINARIES: dict[Name, Binary] = {
         test=("test_X.bin",),
         names="class_names.txt",
         classes=10,
-        layout=Layout(96, columns_first=True),
+        layout=RecordLayout(96, columns_first=True),
         counts=(5_000, 8_000),
         labels=("train_y.bin", "test_y.bin"),
     ),

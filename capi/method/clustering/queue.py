@@ -9,7 +9,7 @@ and targets are of the batch alone.
 
 The queue holds whole batches and is bounded: images x positions x width numbers in bfloat16. That is half of float32,
 and rounding moves a token far less than the teacher's own steps have since. Each process keeps its own images; over all
-processes that is one queue of the global batches, which any other number of processes can go on with.
+processes that is one queue of the global batches, which any other number of processes can resume.
 """
 
 from collections.abc import Sequence

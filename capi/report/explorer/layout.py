@@ -170,20 +170,20 @@ class ExplorerLayout:
     ) -> Any:
         """Connect an event. One that a person starts takes the last message away; one that follows leaves it."""
 
-        def told(*values: Any) -> Values:
+        def handled(*values: Any) -> Values:
             try:
-                values_shown = ({} if follows else {self.message: ""}) | handler(*values)
+                changes = ({} if follows else {self.message: ""}) | handler(*values)
             except CapiError as error:
-                values_shown = {self.message: html.alert(str(error))}
-            return values_shown or {self.message: self.gradio.skip()}
+                changes = {self.message: html.alert(str(error))}
+            return changes or {self.message: self.gradio.skip()}
 
         def selected(event: Any, *values: Any) -> Values:
-            return told(*values, event.index)
+            return handled(*values, event.index)
 
         # Gradio finds out by this annotation that the place of the click is wanted.
         selected.__annotations__["event"] = self.gradio.SelectData
         return event(
-            selected if selects else told,
+            selected if selects else handled,
             inputs=list(inputs),
             outputs=self._outputs(),
             show_progress="hidden",

@@ -135,7 +135,7 @@ def _line(column: Column, run: str, label: str, number: int, kind: int, *, sever
 
 
 def _without_leading_gap(column: Column) -> Column:
-    """A measure that is not known yet has no number; that is no fault to be shown."""
+    """A measure that is not known yet is NaN; that is no gap to be shown."""
     finite = ~np.isnan(column.values)
     first = int(finite.argmax()) if finite.any() else 0
     return Column(column.steps[first:], column.values[first:])

@@ -15,7 +15,7 @@ StateKind = Literal["running", "finished", "stopped", "unknown"]
 
 @dataclass(frozen=True)
 class Column:
-    """One metric of a run, in the order of its steps; a value is NaN where there was no number."""
+    """One metric of a run, in the order of its steps; a value is NaN where nothing was measured."""
 
     steps: npt.NDArray[np.int64]
     values: npt.NDArray[np.float64]
@@ -51,8 +51,8 @@ class RunState:
         return {
             "running": f"The run is going on, at step {of_total}.",
             "finished": f"The run has finished all {self.step:,} steps.",
-            "stopped": f"The run stopped at step {of_total}. The command that started it goes on with --resume.",
-            "unknown": f"The run has reached step {of_total}; whether it goes on cannot be told on this system.",
+            "stopped": f"The run stopped at step {of_total}. The command that started it resumes it with --resume.",
+            "unknown": f"The run has reached step {of_total}; whether it still trains is unknown on this system.",
         }[self.kind]
 
 

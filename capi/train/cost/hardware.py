@@ -79,7 +79,7 @@ def find_gpu(name: str, *, device: torch.device | None = None) -> Gpu:
     if name == THIS:
         return this_machine(device or torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if name not in gpus():
-        # A name that is cut short means the ones that go on with it.
+        # A name that is cut short means the ones that begin with it.
         longer = [title for title in gpus() if title.startswith(name)]
         close = nearest(name, longer or [*gpus(), THIS])
         raise CapiError(f'there is no GPU "{name}"{close} (known: {THIS}, {", ".join(gpus())})')
