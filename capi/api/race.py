@@ -87,7 +87,10 @@ def speedrun(
         raise CapiError(f'there is no track "{track}"{nearest(track, TRACKS)} (there are {", ".join(TRACKS)})')
     rules = TRACKS[track]
     config = load_config(recipe, [*overrides, *_QUIET])
-    _refuse_help(config)
+    # The race begins with random weights and no other encoder.
+    for key, given in (("init.encoder", config.init.encoder), ("target.frozen.encoder", config.target.frozen.encoder)):
+        if given is not None:
+            raise CapiError(f"{key}={given} brings in what another run learnt, but a race begins anew: leave it out")
     root = _photos(track, rules, data)
     chosen = choose_device(device)
     cpu, clock = _cpu_seconds(), time.perf_counter()
@@ -128,13 +131,6 @@ def speedrun(
     }
     atomic_write(done.path / RECORD, json.dumps(record, indent=1) + "\n")
     return record
-
-
-def _refuse_help(config: Config) -> None:
-    """The race begins with random weights and no other encoder."""
-    for key, given in (("init.encoder", config.init.encoder), ("target.frozen.encoder", config.target.frozen.encoder)):
-        if given is not None:
-            raise CapiError(f"{key}={given} brings in what another run learnt, but a race begins anew: leave it out")
 
 
 def _photos(track: str, rules: Track, data: str | Path | None) -> Path | None:

@@ -157,16 +157,13 @@ def as_markdown(view: TableView, cells: Cells) -> list[str]:
     """The table, how it is read, and what is missing."""
     head = [*view.heads, *(f"{group} {name}".strip() for group, name in view.columns)]
     rows = [[*row.cells, *(shown_score(row, entry, cells, view.paper) for entry in row.entries)] for row in view.rows]
-    parts = [f"## {view.title} ({view.label})", table(head, rows), _legend(view)]
+    legend = "Ours in per cent" + (f", with the number of {view.source} in brackets." if view.paper else ".")
+    parts = [f"## {view.title} ({view.label})", table(head, rows), legend]
     parts += ["\n".join(f"- {note}" for note in view.notes)] if view.notes else []
     if reasons := missing_cells(view, cells):
         lines = (f"- {reason} ({_few(about)})" for reason, about in reasons.items())
         parts += ["### Missing", "\n".join(lines)]
     return parts
-
-
-def _legend(view: TableView) -> str:
-    return "Ours in per cent" + (f", with the number of {view.source} in brackets." if view.paper else ".")
 
 
 def shown_score(row: ViewRow, entry: TableEntry, cells: Cells, paper: bool) -> str:

@@ -7,7 +7,6 @@ distance of their directions, so both distances are one search; a vector that is
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 import torch
@@ -94,7 +93,8 @@ class NearestNeighbours:
         device = _device_of_float64(self.device)
         squared = torch.full((len(features), self.neighbours), torch.inf, dtype=torch.float64, device=device)
         index = torch.zeros(squared.shape, dtype=torch.long, device=device)
-        with _full_precision(torch.device(self.device).type):
+        # Products in true float32, whatever training chose: the bound on their errors relies on it.
+        with float32_products("highest"), torch.autocast(torch.device(self.device).type, enabled=False):
             for block in self._blocks():
                 for first in range(0, len(features), self.query_rows_):
                     rows = slice(first, first + self.query_rows_)
@@ -109,7 +109,11 @@ class NearestNeighbours:
         classes = int(self.labels_.max()) + 1
         nearest = self.kneighbors(features)
         parts = zip(nearest.index.split(_VOTING_ROWS), nearest.closeness.split(_VOTING_ROWS), strict=True)
-        return torch.cat([_majority(self.labels_[index], closeness, classes) for index, closeness in parts])
+        voted = []
+        for index, closeness in parts:
+            labels = self.labels_[index]
+            voted.append(predicted_class(class_votes(labels, closeness, self.neighbours, classes), labels))
+        return torch.cat(voted)
 
     def score(self, features: Float[Tensor, "s d"], labels: Int[Tensor, " s"]) -> float:
         """Share of right answers."""
@@ -121,7 +125,12 @@ class NearestNeighbours:
         if kind not in self._ready:
             # What was ready for another device makes room.
             self._ready = {}
-            if not self._fits():
+            # A bank stays ready if there is room from one search to the next; a single block is in memory anyway.
+            room = self.bank_bytes
+            if room is None:
+                on_gpu = torch.device(self.device).type == "cuda"
+                room = torch.cuda.mem_get_info(torch.device(self.device))[0] // 3 if on_gpu else DEFAULT_BANK_BYTES
+            if len(self.features_) > self.block_rows_ and self.features_.numel() * _READY_BYTES > room:
                 yield from self._prepared()
                 return
             self._ready[kind] = list(self._prepared())
@@ -131,11 +140,6 @@ class NearestNeighbours:
         for start in range(0, len(self.features_), self.block_rows_):
             bank = self._points(self.features_[start : start + self.block_rows_])
             yield _Block.of(bank, start, self.neighbours, self.device)
-
-    def _fits(self) -> bool:
-        """Whether the whole bank may stay ready; a single block is in memory in any case."""
-        room = _room(torch.device(self.device)) if self.bank_bytes is None else self.bank_bytes
-        return len(self.features_) <= self.block_rows_ or self.features_.numel() * _READY_BYTES <= room
 
     def _points(self, features: Tensor) -> "_Points":
         vectors = features.to(_device_of_float64(self.device), torch.float64, copy=True)
@@ -172,10 +176,6 @@ def predicted_class(votes: Float[Tensor, "s classes"], labels: Int[Tensor, "s n"
     earliest.scatter_reduce_(1, labels.long(), order, "amin")
     never = labels.shape[1] + 1
     return torch.where(votes == votes.amax(1, keepdim=True), earliest, never).argmin(1)
-
-
-def _majority(labels: Tensor, closeness: Tensor, classes: int) -> Tensor:
-    return predicted_class(class_votes(labels, closeness, labels.shape[1], classes), labels)
 
 
 class _Points(NamedTuple):
@@ -355,18 +355,6 @@ def _rows_at_a_time(chunk_bytes: int, width: int) -> tuple[int, int]:
     return block, max(1, min(chunk_bytes // (80 * width), chunk_bytes // (20 * block)))
 
 
-def _room(device: torch.device) -> int:
-    """What a bank may take from one search to the next."""
-    return torch.cuda.mem_get_info(device)[0] // 3 if device.type == "cuda" else DEFAULT_BANK_BYTES
-
-
 def _device_of_float64(device: torch.device | str) -> torch.device:
     """Where to count in float64, which Apple's GPUs cannot."""
     return torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)
-
-
-@contextmanager
-def _full_precision(device_type: str) -> Iterator[None]:
-    """Products in true float32, whatever training chose: the bound on their errors relies on it."""
-    with float32_products("highest"), torch.autocast(device_type, enabled=False):
-        yield

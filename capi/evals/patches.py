@@ -81,13 +81,12 @@ def vote_blocks(
     if len(index) == 1 and not clean:
         return blocks[index[0]]
     part = max(1, _LABELS_AT_A_TIME // (len(index) * flat.shape[1]))
-    voted = [_voted(_rows(flat, each), ignored if clean else (), ties) for each in index.split(part, dim=1)]
+    voted = []
+    for each in index.split(part, dim=1):
+        # Several times faster than indexing, which goes value by value.
+        rows = flat.index_select(0, each.flatten()).view(*each.shape, -1)
+        voted.append(_voted(rows, ignored if clean else (), ties))
     return torch.cat(voted).reshape(-1, *blocks.shape[1:])
-
-
-def _rows(table: Tensor, index: Tensor) -> Tensor:
-    """Rows by number; several times faster than indexing, which goes value by value."""
-    return table.index_select(0, index.flatten()).view(*index.shape, -1)
 
 
 def _voted(labels: Tensor, voiceless: Collection[int], ties: Ties) -> Tensor:

@@ -284,15 +284,12 @@ def as_markdown(table: TableOutcome) -> str:
     parts = [f"# {table.paper.title}", f"{table.paper.number} of the paper, in miniature."]
     if not table.finished:
         parts.append("Not all of it has been run yet.")
-    parts.append(markdown_table(_head(table), [_line(row, table) for row in table.everything]))
+    ours = [f"{column} ({table.measures[column]})" if column in table.measures else column for column in table.columns]
+    head = ["row", *(f"paper: {column}" for column in table.paper.columns), *ours, "seconds", "parameters"]
+    parts.append(markdown_table(head, [_line(row, table) for row in table.everything]))
     parts.append("\n".join(_ordering_lines(table)))
     parts.append("\n".join(f"- {name}: {value}" for name, value in table.facts.items()))
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _head(table: TableOutcome) -> list[str]:
-    ours = [f"{column} ({table.measures[column]})" if column in table.measures else column for column in table.columns]
-    return ["row", *(f"paper: {column}" for column in table.paper.columns), *ours, "seconds", "parameters"]
 
 
 def _line(row: RowOutcome, table: TableOutcome) -> list[str]:
@@ -327,7 +324,11 @@ def as_html(table: TableOutcome) -> str:
     charts = [*_curve_charts(table), *_size_charts(table)]
     drawn = {chart["group"] for chart in charts}
     settings = {
-        f"benchmark {name}": ", ".join(f"{key}={value}" for key, value in _told(config).items())
+        f"benchmark {name}": ", ".join(
+            f"{key}={value}"
+            for key, value in config.items()
+            if value not in (None, {}, "") and key not in {"dataset", "protocol"}
+        )
         for name, config in table.settings.items()
     }
     return render(
@@ -415,9 +416,3 @@ def _size_charts(table: TableOutcome) -> Iterator[dict[str, Any]]:
             yield score_chart(
                 f"{column}/size", column, meaning, [*lines, *levels], across=across, group="sizes", logarithmic=True
             )
-
-
-def _told(config: Mapping[str, object]) -> dict[str, object]:
-    """The settings of a benchmark that are set."""
-    hidden = {"dataset", "protocol"}
-    return {key: value for key, value in config.items() if value not in (None, {}, "") and key not in hidden}

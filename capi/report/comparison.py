@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -139,11 +139,6 @@ def plain_text(text: str) -> str:
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _head(comparison: Comparison, columns: Sequence[BenchmarkColumn]) -> list[str]:
-    titles = [(plain_text(column.name), plain_text(comparison.score_name(column.name))) for column in columns]
-    return ["model", "image size", *(f"{name} ({score})" if score else name for name, score in titles)]
-
-
 def _table_of_scores(comparison: Comparison, names: dict[str, str]) -> str:
     numbers = {
         (cell.model, cell.benchmark): number for number, cells in enumerate(comparison.failures, 1) for cell in cells
@@ -165,7 +160,11 @@ def _table_of_scores(comparison: Comparison, names: dict[str, str]) -> str:
         ]
         for model in comparison.models
     ]
-    return table(_head(comparison, comparison.columns), rows)
+    head = ["model", "image size"]
+    for column in comparison.columns:
+        score = plain_text(comparison.score_name(column.name))
+        head.append(f"{plain_text(column.name)} ({score})" if score else plain_text(column.name))
+    return table(head, rows)
 
 
 def _footnotes(comparison: Comparison) -> Iterator[str]:
@@ -178,13 +177,13 @@ def _remarks(comparison: Comparison, kind: Remark, title: str, names: dict[str, 
     parts = []
     for column in comparison.columns:
         if remarks := comparison.remarks(column.name, kind):
-            lines = (_remark(text, [names[model] for model in about]) for text, about in remarks.items())
-            parts += [f"### {plain_text(column.name)}", "\n".join(lines)]
+            parts.append(f"### {plain_text(column.name)}")
+            lines = []
+            for text, about in remarks.items():
+                models = ", ".join(names[model] for model in about)
+                lines.append(f"- {plain_text(text)}" + (f" ({models})" if models else ""))
+            parts.append("\n".join(lines))
     return [f"## {title}", *parts] if parts else []
-
-
-def _remark(text: str, about: Sequence[str]) -> str:
-    return f"- {plain_text(text)}" + (f" ({', '.join(about)})" if about else "")
 
 
 def _table_of_seconds(comparison: Comparison, names: dict[str, str]) -> str:

@@ -279,16 +279,12 @@ def _columns(
             painters = {kind: PAINTERS[kind](joint) for kind in kinds if kind in PAINTERS}
             if "prototypes" in kinds and model in prototypes:
                 painters["prototypes"] = PrototypeMaps(prototypes[model].weight, prototypes[model].bias)
-            folder = f"{number + 1}-{_plain(names[model])}-{side}"
+            name = re.sub(r"[^A-Za-z0-9._-]+", "-", names[model]).strip("-.")[-60:] or "model"
+            folder = f"{number + 1}-{name}-{side}"
             columns.append(
                 _Column(names[model], encoder, PictureFrame(side, encoder.patch_size, whole), folder, painters)
             )
     return columns
-
-
-def _plain(name: str) -> str:
-    """A model's name as part of a folder's."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[-60:] or "model"
 
 
 @dataclass
@@ -336,12 +332,9 @@ class _Job:
         caption = f"{column.painters[kind].title}: {column.label}"
         many = len(drawn) > 1
         tiles = tiled(drawn, _SMALL_SIDE if many else _SIDE)
-        self._save(tiles, f"{kind}/{column.folder}/{self._file(number)}", number, caption, wide=many)
+        self._save(tiles, f"{kind}/{column.folder}/{self.source.name(number)}.png", number, caption, wide=many)
         if number in self.shown:
             column.shown.setdefault(kind, {})[number] = drawn
-
-    def _file(self, number: int) -> str:
-        return f"{self.source.name(number)}.png"
 
     def _save(self, image: Image.Image, name: str, number: int, caption: str, *, wide: bool = False) -> None:
         self._write(image, name)

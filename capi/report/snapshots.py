@@ -182,7 +182,8 @@ def snapshot_sheet(folder: Path, *, columns: int = 12, side: int = 96) -> Image.
     rows = []
     for number in itertools.count():
         paths = [photo_path(folder, number), *(picture_path(folder, step, number) for step in chosen)]
-        cells = [_drawn(path) for path in paths]
+        pixels = map(_pixels, paths)
+        cells = [None if each is None else Drawn(Image.fromarray(each.numpy())) for each in pixels]
         if not any(cells):
             break
         rows.append(Row(f"image {number + 1}", cells))
@@ -212,11 +213,6 @@ def photo_of(images: SizedImages, number: int, side: int) -> Image.Image:
     if photo.failure:
         raise CapiError(f"{images.source.name(number)} cannot be read ({photo.failure}): repair it or take it out")
     return photos_of(photo.pixels[None])[0]
-
-
-def _drawn(path: Path) -> Drawn | None:
-    pixels = _pixels(path)
-    return None if pixels is None else Drawn(Image.fromarray(pixels.numpy()))
 
 
 def _pixels(path: Path) -> Tensor | None:

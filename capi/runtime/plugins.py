@@ -139,7 +139,10 @@ def import_code(place: str) -> ModuleType:
     if place.endswith(".py") and not Path(place).is_file():
         raise CapiError(f"there is no file {place}, which should hold Python code")
     try:
-        _add_to_path(Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
+        folder = str(Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
+        # At the end: the user's files hide no library.
+        if folder not in sys.path:
+            sys.path.append(folder)
         return _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except CapiError:
         raise
@@ -164,9 +167,3 @@ def _module_of_file(path: Path) -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
-
-
-def _add_to_path(folder: Path) -> None:
-    """At the end: the user's files hide no library."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))

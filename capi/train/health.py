@@ -431,7 +431,8 @@ class Watchman:
             number = math.nan if value is None else float(value)
             series = self.series.get(key) or self.series.setdefault(key, Series())
             series.add(self.step, number, from_the_first=is_loss)
-            if key in self._limits and self._is_in_range(key, series):
+            low, high = self._limits.get(key, (math.inf, -math.inf))
+            if series.typical is not None and low <= series.typical <= high:
                 # There may be many records, and words for each would take most of the time.
                 self.raised.discard(key)
                 continue
@@ -444,10 +445,6 @@ class Watchman:
                 new.append(finding)
         self.past += [(self.step, finding) for finding in new]
         return new
-
-    def _is_in_range(self, key: str, series: Series) -> bool:
-        (low, high), value = self._limits[key], series.typical
-        return value is not None and low <= value <= high
 
     def findings(self) -> list[Finding]:
         """One for each metric that can be judged, as things stand: ranges, losses, scores, then the others."""
@@ -522,7 +519,8 @@ class Watchman:
         if last <= middle * (1 - _STANDSTILL):
             text = f"fell from {number_text(first)} to {number_text(last)}, also in the last half"
             return Finding("well", text=text, **about)
-        text, changes = f"{number_text(middle)} half-way, {now}: no further fall", self._targets_change
+        text = f"{number_text(middle)} half-way, {now}: no further fall"
+        changes = self.facts is None or self.facts.target.reads_teacher
         # Targets may get harder while the teacher learns: the loss stays then while the features get better.
         rising = [key for key, scores in self.series.items() if is_score(key) and _still_rises(scores.values)]
         if rising:
@@ -531,10 +529,6 @@ class Watchman:
         harder = "The targets get harder as the teacher learns, so judge by scores if you can."
         ended = "The targets stay the same, so it has learnt what it can at this rate, unless scores still rise."
         return Finding("look", text=text, advice=harder if changes else ended, **about)
-
-    @property
-    def _targets_change(self) -> bool:
-        return self.facts is None or self.facts.target.reads_teacher
 
     def _of_score(self, key: str, series: Series) -> Finding:
         """Where an evaluation stands against the untrained encoder and against its best."""

@@ -139,7 +139,8 @@ class Loop:
             batches = [self.to_device(part) for part in loaded]
             # What torch draws may differ between processes, since their images do.
             torch.manual_seed(step_seed(self.settings.seed, position.step + position.data_offset, self.processes.rank))
-            monitor = HealthMonitor() if self._logs_after(position.step + 1) else None
+            logs = (position.step + 1) % self.settings.log_steps == 0 or position.step + 1 == total
+            monitor = HealthMonitor() if logs else None
             with lost_process_is_an_error():
                 metrics = train_step(self.learner, batches, position.step, monitor)
             position.step += 1
@@ -158,12 +159,13 @@ class Loop:
         except CheckpointError as error:
             failure = error
         broken = {name: reason for part in loaded for name, reason in part.broken.items()}
+        minutes = (time.monotonic() - self.last_saved) / 60
         interrupted, preempted, failed, news, self.save_is_due = self.processes.any(
             self.stop.received is not None,
             self.stop.preempted,
             failure is not None,
             bool(broken.keys() - self.broken.reasons.keys()),
-            self._saved_long_ago(),
+            self.settings.save_minutes is not None and minutes >= self.settings.save_minutes,
         )
         if failed:
             self._fail_together(failure)
@@ -195,9 +197,6 @@ class Loop:
             raise
         raise AssertionError("no process failed")
 
-    def _logs_after(self, step: int) -> bool:
-        return step % self.settings.log_steps == 0 or step == self.settings.total_steps
-
     def _after_step(self, metrics: StepMetrics, monitor: HealthMonitor | None) -> None:
         if monitor:
             values = metrics.values() | self._speed()
@@ -219,10 +218,6 @@ class Loop:
     def _saves(self) -> bool:
         step, milestone = self.position.step, self.checkpoints.milestone_steps
         return self.save_is_due or step % self.settings.save_steps == 0 or bool(milestone and step % milestone == 0)
-
-    def _saved_long_ago(self) -> bool:
-        minutes = (time.monotonic() - self.last_saved) / 60
-        return self.settings.save_minutes is not None and minutes >= self.settings.save_minutes
 
     def _speed(self) -> dict[str, float]:
         seconds = time.monotonic() - self.started

@@ -67,7 +67,10 @@ class Muon(Optimizer):
 
     def _move(self, weights: list[Tensor], rate: float, decay: float) -> None:
         """All of one shape, as stacks of the rows that this process has."""
-        momenta = [local_part(self._state_of(weight)["momentum_buffer"]) for weight in weights]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight].update(self.initial_state(weight))
+        momenta = [local_part(self.state[weight]["momentum_buffer"]) for weight in weights]
         momentum = torch.stack(momenta)
         gradient = torch.stack([local_part(weight.grad) for weight in weights if weight.grad is not None])
         moving = gradient.new_ones(())
@@ -81,11 +84,6 @@ class Muon(Optimizer):
         ours, rate_now = [local_part(weight) for weight in weights], rate * moving
         torch._foreach_mul_(ours, 1 - rate_now * decay)
         torch._foreach_sub_(ours, list((update * (rate_now * 0.2 * max(weights[0].shape) ** 0.5)).unbind()))
-
-    def _state_of(self, weight: Tensor) -> dict[str, Tensor]:
-        if not self.state[weight]:
-            self.state[weight].update(self.initial_state(weight))
-        return self.state[weight]
 
     def initial_state(self, parameter: Tensor) -> dict[str, Tensor]:
         if any(parameter is weight for _, weights in self._matrices for weight in weights):

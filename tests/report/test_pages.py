@@ -14,7 +14,7 @@ from capi.report.ablation import Point, RowOutcome, RunOutcome, TableOutcome
 from capi.report.ablation import as_html as ablation_html
 from capi.report.comparison import as_html as comparison_html
 from capi.report.comparison import facts, scale_of
-from capi.report.draw import Figure, ImageCard, Section, as_page
+from capi.report.draw import ImageCard, PictureLink, SheetSection, as_page
 from capi.report.pages.data import Emergence
 from capi.report.pages.run import comparison_pieces, run_pieces
 from capi.report.pages.run import page as run_page
@@ -89,8 +89,8 @@ def comparison_page(name: str) -> str:
 
 
 def pictures_page(name: str) -> str:
-    card = ImageCard(name, [Figure(f"wide/{name}.png", name, wide=True), Figure(f"photos/{name}.jpg", name)])
-    return as_page([Section("pca", name, name, "pca.png")], [card], {name: name}, [name])
+    card = ImageCard(name, [PictureLink(f"wide/{name}.png", name, wide=True), PictureLink(f"photos/{name}.jpg", name)])
+    return as_page([SheetSection("pca", name, name, "pca.png")], [card], {name: name}, [name])
 
 
 PAGES: dict[str, Callable[[str], str]] = {

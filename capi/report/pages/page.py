@@ -111,8 +111,8 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_text,
     )
-    made.filters |= {"number": number_text, "meaning": _meaning, "compact": _compact, "lines": _lines}
-    made.filters |= {"percent": percent, "link": _link}
+    made.filters |= {"number": number_text, "compact": _compact, "lines": _lines, "percent": percent, "link": _link}
+    made.filters["meaning"] = lambda key: metric_of(key).description
     return made
 
 
@@ -124,10 +124,6 @@ def _text(value: Any) -> Any:
 def _link(path: str) -> str:
     """A path from the page as an address, also where a name holds bytes that are no text."""
     return "./" + quote(path, errors="surrogateescape")
-
-
-def _meaning(key: str) -> str:
-    return metric_of(key).description
 
 
 def _compact(step: int) -> str:
