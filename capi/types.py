@@ -3,7 +3,17 @@
     b images of a batch      n patches of an image    v visible patches     p predicted patches
     r registers              d width of a token       k prototypes          h attention heads
     c image channels         t tokens of a sequence   w width of one attention head
-    s samples or groups      e width of what targets are made from               q, m other counts, said where used
+    s samples, or groups of them that are balanced    e width of what targets are made from
+    m hidden patches, micro-batch, or components      q tokens that ask, or images of a queue
+    f rotary frequencies     i, j, l sides of a plain matrix product
+
+Evaluations read features of many images at once, and have in addition:
+
+    s vectors (of images, patches, pixels)            k neighbors of one      m test answers, or candidates
+    c classes                g settings (penalties, or rate and decay) that are fitted together
+    a those of the g that are still fitted            e features and the intercept
+
+`orthogonal` of Muon has m matrices of r rows and c columns, the order of images r replacements for each of b images.
 
 Shapes stand in the annotations (`Float[Tensor, "b n d"]`). Only the test run enforces them, so jaxtyping is not
 needed to use the package: without it the annotations fall back to `Tensor`.
