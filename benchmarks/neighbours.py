@@ -1,4 +1,4 @@
-"""Neighbours found once for every k, and the votes of their pixel labels, against the plain ways.
+"""Neighbors found once for every k, and the votes of their pixel labels, against the plain ways.
 
     python benchmarks/neighbours.py
 
@@ -14,7 +14,7 @@ import torch
 from measure import Work, interleaved_best
 from torch import Tensor
 
-from capi.evals.neighbours import Distance, NearestNeighbours
+from capi.evals.neighbors import Distance, NearestNeighbors
 from capi.evals.patches import vote_blocks
 
 ALL_K = (1, 3, 10, 30)
@@ -22,13 +22,13 @@ SCIKIT_METRIC: dict[Distance, str] = {"cosine": "cosine", "l2": "euclidean"}
 
 
 def found_once(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
-    found = {name: NearestNeighbours(max(ALL_K), name).fit(bank).kneighbors(queries).index for name in SCIKIT_METRIC}
+    found = {name: NearestNeighbors(max(ALL_K), name).fit(bank).kneighbors(queries).index for name in SCIKIT_METRIC}
     return {(name, k): index[:, :k] for name, index in found.items() for k in ALL_K}
 
 
 def found_for_every_k(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
     return {
-        (name, k): NearestNeighbours(k, name).fit(bank).kneighbors(queries).index
+        (name, k): NearestNeighbors(k, name).fit(bank).kneighbors(queries).index
         for name in SCIKIT_METRIC
         for k in ALL_K
     }

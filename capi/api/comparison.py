@@ -239,7 +239,7 @@ class _ComparisonRun:
         if model not in self.encoders:
             self.encoders[model] = identify_encoder(model, self.comparison.weights)
             if self.encoders[model]["encoder"]["fingerprint"] is None:
-                self.comparison.unrecognised.append(model)
+                self.comparison.unrecognized.append(model)
         if column.name not in self.data:
             self.data[column.name] = identify_data(load_data(column.config))
         return {

@@ -6,13 +6,13 @@ from pydantic import Field, model_validator
 
 from capi.config.schema import Batch, Count, NotNegative, Pictures, Positive, Section, Seed, Share, Side, Workers
 from capi.runtime.protocol import (
-    OUR_NEIGHBOURS,
+    OUR_NEIGHBORS,
     OUR_TEMPERATURE,
     OUR_VOTES,
     PAPER_DECAYS,
     PAPER_DISTANCES,
     PAPER_ITERATIONS,
-    PAPER_NEIGHBOURS,
+    PAPER_NEIGHBORS,
     PAPER_RATES,
     PAPER_SHARE,
     PAPER_STRENGTHS,
@@ -90,7 +90,7 @@ class KnnConfig(BenchmarkConfig):
 
     task = "classification"
     protocol: Literal["knn"] = "knn"
-    neighbors: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = OUR_NEIGHBOURS
+    neighbors: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = OUR_NEIGHBORS
     """Numbers of neighbors to try."""
     votes: Annotated[tuple[Literal["majority", "weighted"], ...], Field(min_length=1, max_length=1000)] = OUR_VOTES
     """Each neighbour counts alike, or by exp(similarity / temperature)."""
@@ -156,7 +156,7 @@ class KnnSegmentationConfig(SegmentationConfig):
     """Segmentation by the pixel labels of the nearest training patches."""
 
     protocol: Literal["knn-segmentation"] = "knn-segmentation"
-    neighbors: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = PAPER_NEIGHBOURS
+    neighbors: Annotated[tuple[Count, ...], Field(min_length=1, max_length=1000)] = PAPER_NEIGHBORS
     """Numbers of neighbors to try."""
     distances: Annotated[tuple[Literal["l2", "cosine"], ...], Field(min_length=1, max_length=1000)] = PAPER_DISTANCES
     """Distances to try."""

@@ -15,10 +15,10 @@ from capi.errors import CapiError, some_of
 from capi.evals.features import Encoding, encode, encoded_batches, frame_of, image_vectors
 from capi.evals.fitted_probes import Classifier, Judge, KnnClassifier, Probe, encoder_facts, vote_confidences
 from capi.evals.metrics import right_answers
-from capi.evals.neighbours import NearestNeighbours, Vote
+from capi.evals.neighbors import NearestNeighbors, Vote
 from capi.evals.results import Outcome, Split, departures, few_held_out, hold_out, precision_notes, size_notes
 from capi.evals.tasks import NO_ANSWER, AnsweredImages, ClassificationData
-from capi.runtime.protocol import OUR_NEIGHBOURS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE, VectorKind
+from capi.runtime.protocol import OUR_NEIGHBORS, OUR_TEMPERATURE, OUR_VOTES, PAPER_SHARE, PAPER_SIZE, VectorKind
 from capi.types import VisionEncoder
 
 _IMAGES_AT_A_TIME = 1024
@@ -31,7 +31,7 @@ class KnnClassification:
 
     data: ClassificationData
     encoding: Encoding = field(default_factory=Encoding)
-    neighbors: tuple[int, ...] = OUR_NEIGHBOURS
+    neighbors: tuple[int, ...] = OUR_NEIGHBORS
     votes: tuple[Vote, ...] = OUR_VOTES
     temperature: float = OUR_TEMPERATURE
     features: tuple[VectorKind, ...] = ("mean_patch", "pooled")
@@ -85,7 +85,7 @@ class KnnClassification:
         rows = []
         labels = self.data.train.labels
         for kind, all_vectors in vectors.items():
-            search = NearestNeighbours(max(possible), "cosine", device=self.encoding.device).fit(all_vectors[split.fit])
+            search = NearestNeighbors(max(possible), "cosine", device=self.encoding.device).fit(all_vectors[split.fit])
             nearest = search.kneighbors(all_vectors[split.held_out])
             voters = labels[split.fit][nearest.index]
             for vote, number in settings:

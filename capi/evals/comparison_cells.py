@@ -187,7 +187,7 @@ class Comparison(Summary):
     weights: Weights
     cells: dict[tuple[str, str], Cell]
     """By model and name of the benchmark."""
-    unrecognised: list[str] = field(default_factory=list)
+    unrecognized: list[str] = field(default_factory=list)
     """Models without a fingerprint, so that their results are never reused."""
     table: TableView | None = None
     """A table of the paper that the cells are put together to."""
@@ -289,7 +289,7 @@ class Comparison(Summary):
         notes = []
         if licence := self.licence(model):
             notes.append(f"licence of the weights: {licence}")
-        if model in self.unrecognised:
+        if model in self.unrecognized:
             notes.append("it has no weights to know it by, so its cells are computed again every time")
         if model in self.changed:
             notes.append("its weights changed between the cells, which are not all of one model")
@@ -322,7 +322,7 @@ def shareable(comparison: Comparison) -> Comparison:
             )
             for (model, benchmark), cell in comparison.cells.items()
         },
-        unrecognised=[names[model] for model in comparison.unrecognised],
+        unrecognized=[names[model] for model in comparison.unrecognized],
         table=table,
     )
 

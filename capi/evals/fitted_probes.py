@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError
 from capi.evals.features import vectors_of
-from capi.evals.neighbours import Distance, NearestNeighbours, Vote, class_votes
+from capi.evals.neighbors import Distance, NearestNeighbors, Vote, class_votes
 from capi.evals.patches import Ties, unblock, vote_blocks
 from capi.evals.probes import AttentiveProbes, LinearProbes
 from capi.runtime.atomic import atomic_path
@@ -217,8 +217,8 @@ class KnnClassifier(VectorClassifier):
         return self.bank.shape[1] // (2 if self.feature == "both" else 1)
 
     @cached_property
-    def _search(self) -> NearestNeighbours:
-        return NearestNeighbours(self.neighbours, "cosine").fit(self.bank)
+    def _search(self) -> NearestNeighbors:
+        return NearestNeighbors(self.neighbours, "cosine").fit(self.bank)
 
     @property
     def images_at_a_time(self) -> int:
@@ -279,8 +279,8 @@ class KnnSegmenter:
         return self.bank.shape[1]
 
     @cached_property
-    def _search(self) -> NearestNeighbours:
-        return NearestNeighbours(self.neighbours, self.distance).fit(self.bank, mean=self.mean, scale=self.scale)
+    def _search(self) -> NearestNeighbors:
+        return NearestNeighbors(self.neighbours, self.distance).fit(self.bank, mean=self.mean, scale=self.scale)
 
     def segment(self, features: Features, size: tuple[int, int]) -> Int[Tensor, "b height width"]:
         rows, columns = features.feature_map.shape[1:3]

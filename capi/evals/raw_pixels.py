@@ -11,7 +11,7 @@ from capi.evals.features import Encoding
 from capi.evals.fitted_probes import vote_confidences
 from capi.evals.images import StillBatches, read_in_order
 from capi.evals.metrics import answered_accuracy
-from capi.evals.neighbours import Distance, NearestNeighbours
+from capi.evals.neighbors import Distance, NearestNeighbors
 from capi.evals.tasks import AnsweredImages, LabeledImages
 
 # What raw pixels are tried at: the baseline takes whichever is best for it.
@@ -39,7 +39,7 @@ def _accuracies(
         small = [F.interpolate(pixels.float(), size=(side, side), mode="area").flatten(1) for pixels in (train, test)]
         center = small[0].mean(0)
         for distance in DISTANCES:
-            nearest = NearestNeighbours(neighbours, distance).fit(small[0] - center).kneighbors(small[1] - center)
+            nearest = NearestNeighbors(neighbours, distance).fit(small[0] - center).kneighbors(small[1] - center)
             votes = vote_confidences(
                 labels[nearest.index],
                 nearest.closeness,

@@ -17,7 +17,7 @@ from capi.errors import CapiError
 from capi.evals.extraction import encoder_description, features_of
 from capi.evals.feature_files import TYPES, FeatureFile, Framing
 from capi.evals.features import Encoding, encoded_batches, silent
-from capi.evals.neighbours import NearestNeighbours
+from capi.evals.neighbors import NearestNeighbors
 from capi.types import Features, Float, Int, VisionEncoder
 
 # An image encoded alone and in a batch differs in its last digits: such similarities count as equal to its own.
@@ -144,7 +144,7 @@ def _most_similar(
     for part in file.parts("patch" if derived else kind):
         bank = part.float().mean((1, 2)) if derived else _vectors(part, kind)
         rows = _candidates(bank, query, count)
-        nearest = NearestNeighbours(min(count, len(rows))).fit(bank[rows]).kneighbors(query)
+        nearest = NearestNeighbors(min(count, len(rows))).fit(bank[rows]).kneighbors(query)
         index = torch.cat([index, rows[nearest.index[0]] + first])
         similarity = torch.cat([similarity, nearest.closeness[0].double()])
         order = similarity.sort(descending=True, stable=True).indices[:count]

@@ -21,7 +21,7 @@ from capi.evals.features import Encoding, encoded_batches
 from capi.evals.fitted_probes import KnnSegmenter, LogisticSegmenter, Probe, Segmenter, encoder_facts
 from capi.evals.logistic import LogisticRegression
 from capi.evals.metrics import SegmentationScore
-from capi.evals.neighbours import Distance, NearestNeighbours
+from capi.evals.neighbors import Distance, NearestNeighbors
 from capi.evals.patches import (
     PatchCollector,
     Patches,
@@ -46,7 +46,7 @@ from capi.evals.tasks import MaskedImages, SegmentationData, place_of_mask
 from capi.runtime.protocol import (
     PAPER_DISTANCES,
     PAPER_ITERATIONS,
-    PAPER_NEIGHBOURS,
+    PAPER_NEIGHBORS,
     PAPER_SHARE,
     PAPER_SIZE,
     PAPER_STRENGTHS,
@@ -261,14 +261,14 @@ def is_among(labels: Tensor, among: Collection[int]) -> Tensor:
 class KnnSegmentation(SegmentationProtocol):
     """At every pixel the nearest training patches vote with their own pixel at that place."""
 
-    neighbors: tuple[int, ...] = PAPER_NEIGHBOURS
+    neighbors: tuple[int, ...] = PAPER_NEIGHBORS
     distances: tuple[Distance, ...] = PAPER_DISTANCES
     ignored_labels_vote: bool = True
     ties: Ties = "smallest"
     kind: ClassVar[str] = "knn-segmentation"
     paper: ClassVar[dict[str, Any]] = {
         **SegmentationProtocol.paper,
-        "neighbors": PAPER_NEIGHBOURS,
+        "neighbors": PAPER_NEIGHBORS,
         "distances": PAPER_DISTANCES,
         "ignored_labels_vote": True,
         "ties": "smallest",
@@ -287,7 +287,7 @@ class KnnSegmentation(SegmentationProtocol):
     def tries(self, fit: Patches, settings: Sequence[Mapping[str, Any]]) -> Trial:
         most = max(setting["neighbours"] for setting in settings)
         searches = {
-            distance: NearestNeighbours(most, distance, device=self.encoding.device).fit(
+            distance: NearestNeighbors(most, distance, device=self.encoding.device).fit(
                 fit.features, mean=fit.standard.mean, scale=fit.standard.scale
             )
             for distance in self.distances

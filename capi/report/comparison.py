@@ -53,7 +53,7 @@ def as_json(comparison: Comparison) -> str:
         "models": list(comparison.models),
         "benchmarks": {column.name: hide_paths(column.config.model_dump(mode="json")) for column in comparison.columns},
         "weights": comparison.weights,
-        "never_kept": comparison.unrecognised,
+        "never_kept": comparison.unrecognized,
         "licences": {model: comparison.licence(model) for model in comparison.models},
         "table": None if comparison.table is None else plain_table(comparison.table, comparison.cells),
         "cells": [_as_plain(cell) for cell in comparison.in_order],

@@ -17,7 +17,7 @@ PAPER_RATES = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 PAPER_DECAYS = (5e-4, 1e-3, 5e-2)
 """Their weight decays."""
 
-PAPER_NEIGHBOURS = (1, 3, 10, 30)
+PAPER_NEIGHBORS = (1, 3, 10, 30)
 PAPER_DISTANCES: tuple[Literal["l2", "cosine"], ...] = ("l2", "cosine")
 """Of segmentation by k-NN."""
 
@@ -25,6 +25,6 @@ PAPER_STRENGTHS = tuple(10.0 ** (-6 + 11 * step / 7) for step in range(8))
 """Inverse penalties of segmentation by logistic regression: eight values, log-spaced from 1e-6 to 1e5."""
 PAPER_TOLERANCE, PAPER_ITERATIONS = 1e-8, 1000
 
-OUR_NEIGHBOURS = (1, 3, 10, 30, 100)
+OUR_NEIGHBORS = (1, 3, 10, 30, 100)
 OUR_VOTES: tuple[Literal["majority", "weighted"], ...] = ("majority", "weighted")
 OUR_TEMPERATURE = 0.07

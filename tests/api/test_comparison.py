@@ -161,7 +161,7 @@ def test__an_encoder_without_weights_to_know_it_by_is_never_kept_and_the_page_sa
     for _ in range(2):
         found = compare([model], ["folder/knn"], small(colored), out=tmp_path / "out")
     assert len(computed) == 2
-    assert found.unrecognised == [model]
+    assert found.unrecognized == [model]
     for ending in ("md", "html"):
         assert "computed again every time" in (tmp_path / "out" / f"comparison.{ending}").read_text("utf-8")
 

@@ -36,7 +36,7 @@ def alike_within_an_image(images: int) -> Tensor:
 
 
 def smooth_within_an_image(images: int) -> Tensor:
-    """Neighbours are alike, around a ring, so that no position differs from any other."""
+    """Neighbors are alike, around a ring, so that no position differs from any other."""
     noise = torch.randn(images, POSITIONS, WIDTH)
     return sum((noise.roll(shift, 1) for shift in range(1, 6)), start=noise)
 

@@ -87,7 +87,7 @@ def test__maps_are_the_same_alone_and_in_batches_and_from_memory() -> None:
     encoder = Counting()
     maps = FeatureMaps(encoder, source, frame, Encoding(batch_size=2))
     first, second = list(maps), list(maps)
-    # Neighbours of one size share a batch, and the second time nothing is computed.
+    # Neighbors of one size share a batch, and the second time nothing is computed.
     assert encoder.shapes == [(2, 3, 16, 24), (1, 3, 16, 24), (2, 3, 16, 16)]
     assert [one.number for one in first] == [one.number for one in second] == [0, 1, 2, 3, 4]
     for one, other in zip(first, second, strict=True):

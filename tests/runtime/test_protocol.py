@@ -28,7 +28,7 @@ def test__the_settings_are_those_of_the_paper() -> None:
     assert protocol.PAPER_SHARE == 0.1
     assert len(protocol.PAPER_RATES) * len(protocol.PAPER_DECAYS) == len(PAPER_GRID) == 30
     np.testing.assert_allclose(protocol.PAPER_STRENGTHS, np.logspace(-6, 5, 8))
-    assert (protocol.PAPER_NEIGHBOURS, protocol.PAPER_DISTANCES) == ((1, 3, 10, 30), ("l2", "cosine"))
+    assert (protocol.PAPER_NEIGHBORS, protocol.PAPER_DISTANCES) == ((1, 3, 10, 30), ("l2", "cosine"))
 
 
 @pytest.mark.parametrize("name", CLASSES)

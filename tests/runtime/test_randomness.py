@@ -72,7 +72,7 @@ def test__every_image_comes_at_every_place_equally_often() -> None:
     expected = epochs / size
     # 144 degrees of freedom: mean 144, deviation 17.
     assert 70 < ((counts - expected) ** 2 / expected).sum() < 230
-    # Neighbours in one epoch are no neighbours in the data.
+    # Neighbors in one epoch are no neighbours in the data.
     steps = (places[:, 1:] - places[:, :-1]) % size
     shares = torch.bincount(steps.flatten(), minlength=size)[1:].double() / steps.numel()
     assert (shares - 1 / (size - 1)).abs().max() < 0.01

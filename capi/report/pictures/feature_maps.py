@@ -147,7 +147,7 @@ class FeatureMaps:
             self.encoding.progress(self.what, group[-1].number + 1, len(self.source))
 
     def _groups(self, first: int) -> Iterator[list[SizedImage]]:
-        """Neighbours of one size, as many as make a batch."""
+        """Neighbors of one size, as many as make a batch."""
         group: list[SizedImage] = []
         for image in self._readable(first):
             if group and (not _alike(image, group[0]) or len(group) >= self._batch_size(group[0].pixels)):

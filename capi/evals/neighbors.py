@@ -33,7 +33,7 @@ _ELEMENTS_AT_A_TIME = {"cpu": 2**15, "other": 2**24}
 _FLOAT32, _FLOAT64 = 2.0**-24, 2.0**-53
 
 
-class Neighbours(NamedTuple):
+class Neighbors(NamedTuple):
     """Numbers of training vectors, nearest first, with their cosine similarity or minus their distance.
 
     The first k columns are the k nearest, for any smaller k.
@@ -43,7 +43,7 @@ class Neighbours(NamedTuple):
     closeness: Float[Tensor, "s k"]
 
 
-class NearestNeighbours:
+class NearestNeighbors:
     """The k nearest training vectors and the majority among their classes, in the manner of scikit-learn.
 
     Equally distant neighbours count in the order of the training set. The training vectors stay where they are (they
@@ -72,7 +72,7 @@ class NearestNeighbours:
         *,
         mean: Float[Tensor, " d"] | None = None,
         scale: Float[Tensor, " d"] | None = None,
-    ) -> "NearestNeighbours":
+    ) -> "NearestNeighbors":
         if self.neighbours < 1:
             raise CapiError(f"{self.neighbours} neighbours cannot be asked: the least is 1")
         if len(features) < self.neighbours:
@@ -87,7 +87,7 @@ class NearestNeighbours:
         return self
 
     @torch.no_grad()
-    def kneighbors(self, features: Float[Tensor, "s d"]) -> Neighbours:
+    def kneighbors(self, features: Float[Tensor, "s d"]) -> Neighbors:
         """The nearest training vectors of each vector."""
         _must_be_finite(features, self.query_rows_)
         device = _device_of_float64(self.device)
@@ -100,7 +100,7 @@ class NearestNeighbours:
                     rows = slice(first, first + self.query_rows_)
                     queries = self._points(features[rows])
                     squared[rows], index[rows] = _nearer(queries, block, squared[rows], index[rows])
-        return _as_neighbours(squared.cpu(), index.cpu(), self.distance)
+        return _as_neighbors(squared.cpu(), index.cpu(), self.distance)
 
     def predict(self, features: Float[Tensor, "s d"]) -> Int[Tensor, " s"]:
         """The class of the majority; of several, that of the nearest neighbour among them."""
@@ -332,13 +332,13 @@ def _squared_distances(queries: _Points, bank: _Points, rows: Tensor, columns: T
     return squared.square_().add_(bank.zero[columns])
 
 
-def _as_neighbours(squared: Tensor, index: Tensor, distance: Distance) -> Neighbours:
+def _as_neighbors(squared: Tensor, index: Tensor, distance: Distance) -> Neighbors:
     if distance == "l2":
-        return Neighbours(index, 0 - squared.sqrt())
+        return Neighbors(index, 0 - squared.sqrt())
     # Vectors without direction, for which nothing was searched, are equally far from all.
     zero = squared.isinf()
     index = torch.where(zero, torch.arange(index.shape[1]), index)
-    return Neighbours(index, (1 - squared / 2).masked_fill(zero, 0))
+    return Neighbors(index, (1 - squared / 2).masked_fill(zero, 0))
 
 
 def _must_be_finite(features: Tensor, rows: int) -> None:

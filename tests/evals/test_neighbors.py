@@ -3,12 +3,13 @@ from typing import get_args
 
 import pytest
 import torch
-from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.neighbors import NearestNeighbors as TheirNeighbors
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals import neighbours as module
-from capi.evals.neighbours import Distance, NearestNeighbours, class_votes, predicted_class
+from capi.evals import neighbors as module
+from capi.evals.neighbors import Distance, NearestNeighbors, class_votes, predicted_class
 
 DISTANCES: tuple[Distance, ...] = get_args(Distance)
 SCIKIT_METRIC = {"cosine": "cosine", "l2": "euclidean"}
@@ -42,12 +43,12 @@ def voted_slowly(labels: list[int]) -> int:
 @pytest.mark.parametrize("k", [1, 3, 10, 300])
 def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) -> None:
     (features, labels), (queries, _) = labelled_clouds(300, offset), labelled_clouds(200, offset)
-    theirs = NearestNeighbors(n_neighbors=k, metric=SCIKIT_METRIC[distance], algorithm="brute")
+    theirs = TheirNeighbors(n_neighbors=k, metric=SCIKIT_METRIC[distance], algorithm="brute")
     distances, nearest = theirs.fit(features.double().numpy()).kneighbors(queries.double().numpy())
     if distance == "cosine" and offset:
         # Its cosines differ by rounding alone this far out.
         nearest, distances = nearest_slowly(features, queries, k, distance).numpy(), distances.round(12)
-    found = NearestNeighbours(k, distance).fit(features, labels).kneighbors(queries)
+    found = NearestNeighbors(k, distance).fit(features, labels).kneighbors(queries)
     assert found.index.tolist() == nearest.tolist()
     assert found.index.dtype == torch.long
     closeness = 1 - distances if distance == "cosine" else -distances
@@ -57,7 +58,7 @@ def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) ->
 @pytest.mark.parametrize("distance", DISTANCES)
 def test__predicts_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -> None:
     (features, labels), (queries, wanted) = labelled_clouds(300), labelled_clouds(200)
-    ours = NearestNeighbours(10, distance).fit(features, labels)
+    ours = NearestNeighbors(10, distance).fit(features, labels)
     theirs = KNeighborsClassifier(10, metric=SCIKIT_METRIC[distance]).fit(features.double().numpy(), labels.numpy())
     votes = labels[ours.kneighbors(queries).index]
     clear = torch.tensor([row.bincount(minlength=5).sort().values.diff()[-1] > 0 for row in votes])
@@ -71,9 +72,9 @@ def test__predicts_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -
 @pytest.mark.parametrize("distance", DISTANCES)
 def test__fewer_neighbours_are_the_first_of_more(distance: Distance) -> None:
     (features, _), (queries, _) = labelled_clouds(90), labelled_clouds(30)
-    most = NearestNeighbours(30, distance).fit(features).kneighbors(queries)
+    most = NearestNeighbors(30, distance).fit(features).kneighbors(queries)
     for k in (1, 3, 10):
-        fewer = NearestNeighbours(k, distance).fit(features).kneighbors(queries)
+        fewer = NearestNeighbors(k, distance).fit(features).kneighbors(queries)
         assert torch.equal(fewer.index, most.index[:, :k])
         assert torch.equal(fewer.closeness, most.closeness[:, :k])
 
@@ -108,7 +109,7 @@ def huge_values(count: int) -> Tensor:
 def test__is_exact_for_awkward_vectors(distance: Distance, chunk_bytes: int, make: Callable[[int], Tensor]) -> None:
     features = make(150)
     queries = torch.cat([make(20), features[::3]])
-    search = NearestNeighbours(7, distance, chunk_bytes=chunk_bytes).fit(features)
+    search = NearestNeighbors(7, distance, chunk_bytes=chunk_bytes).fit(features)
     assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 7, distance))
 
 
@@ -118,7 +119,7 @@ def test__a_vector_of_the_bank_finds_itself(distance: Distance, chunk_bytes: int
     features = labelled_clouds(80, offset=300.0)[0]
     features[50:] = features[torch.randint(50, (30,))]
     first = [next(other for other in range(80) if features[other].equal(row)) for row in features]
-    found = NearestNeighbours(3, distance, chunk_bytes=chunk_bytes).fit(features).kneighbors(features)
+    found = NearestNeighbors(3, distance, chunk_bytes=chunk_bytes).fit(features).kneighbors(features)
     assert found.index[:, 0].tolist() == first
     assert (found.closeness[:, 0] == (1 if distance == "cosine" else 0)).all()
 
@@ -129,7 +130,7 @@ def test__equally_distant_neighbours_count_in_the_order_of_the_training_set(chun
     features, queries = torch.randint(3, (400, 2)), torch.randint(3, (40, 2))
     squares = (queries[:, None] - features[None]).square().sum(2)
     expected = [sorted(range(400), key=lambda number, row=row: (row[number], number))[:50] for row in squares.tolist()]
-    search = NearestNeighbours(50, "l2", chunk_bytes=chunk_bytes).fit(features.float())
+    search = NearestNeighbors(50, "l2", chunk_bytes=chunk_bytes).fit(features.float())
     assert search.kneighbors(queries.float()).index.tolist() == expected
 
 
@@ -150,7 +151,7 @@ def test__more_vectors_than_are_looked_at_first_are_too_close_to_tell(distance: 
     direction = torch.randn(8)
     features = direction + torch.randint(3, (2000, 8)) * 2.0**-22
     queries = features[::400] + 2.0**-21
-    search = NearestNeighbours(3, distance).fit(features)
+    search = NearestNeighbors(3, distance).fit(features)
     assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 3, distance))
 
 
@@ -168,13 +169,13 @@ def test__the_result_does_not_depend_on_how_the_work_is_cut(
     distance: Distance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (features, _), (queries, _) = labelled_clouds(700), labelled_clouds(50)
-    whole = NearestNeighbours(5, distance).fit(features).kneighbors(queries)
-    cut = NearestNeighbours(5, distance, chunk_bytes=FEW_BYTES).fit(features)
+    whole = NearestNeighbors(5, distance).fit(features).kneighbors(queries)
+    cut = NearestNeighbors(5, distance, chunk_bytes=FEW_BYTES).fit(features)
     assert cut.block_rows_ < 100
     assert cut.query_rows_ < 50
     monkeypatch.setattr(module, "_CANDIDATES_AT_A_TIME", 70)
     monkeypatch.setitem(module._ELEMENTS_AT_A_TIME, "cpu", 100)
-    for search in (cut, NearestNeighbours(5, distance).fit(features)):
+    for search in (cut, NearestNeighbors(5, distance).fit(features)):
         for ours, expected in zip(search.kneighbors(queries), whole, strict=True):
             assert torch.equal(ours, expected)
         assert torch.equal(search.kneighbors(queries.flip(0)).index, whole.index.flip(0))
@@ -184,9 +185,9 @@ def test__the_result_does_not_depend_on_how_the_work_is_cut(
 def test__vectors_are_standardised_on_the_way(distance: Distance) -> None:
     (features, _), (queries, _) = labelled_clouds(90, offset=5.0), labelled_clouds(30, offset=5.0)
     mean, scale = features.mean(0), torch.rand(12) + 0.1
-    expected = NearestNeighbours(8, distance).fit((features.double() - mean) / scale)
+    expected = NearestNeighbors(8, distance).fit((features.double() - mean) / scale)
     before = features.clone()
-    found = NearestNeighbours(8, distance).fit(features, mean=mean, scale=scale).kneighbors(queries)
+    found = NearestNeighbors(8, distance).fit(features, mean=mean, scale=scale).kneighbors(queries)
     for ours, theirs in zip(found, expected.kneighbors((queries.double() - mean) / scale), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
     assert torch.equal(features, before)
@@ -194,7 +195,7 @@ def test__vectors_are_standardised_on_the_way(distance: Distance) -> None:
 
 def test__a_search_that_is_changed_finds_anew() -> None:
     (features, _), (queries, _) = labelled_clouds(90, offset=1.0), labelled_clouds(30, offset=1.0)
-    search = NearestNeighbours(8, "l2").fit(features)
+    search = NearestNeighbors(8, "l2").fit(features)
     assert torch.equal(search.kneighbors(queries).index, search.kneighbors(queries).index)
     search.distance = "cosine"
     assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 8, "cosine"))
@@ -210,7 +211,7 @@ def test__a_bank_that_there_is_room_for_is_prepared_once(
     of = module._Block.of
     monkeypatch.setattr(module._Block, "of", lambda *words: prepared.append(words[1]) or of(*words))
     bank, asked = torch.randn(60, 8), torch.randn(9, 8)
-    search = NearestNeighbours(3, "l2", chunk_bytes=8000, bank_bytes=bank_bytes).fit(bank)
+    search = NearestNeighbors(3, "l2", chunk_bytes=8000, bank_bytes=bank_bytes).fit(bank)
     blocks = -(-60 // search.block_rows_)
     assert blocks > 2
     found = [search.kneighbors(part).index for part in asked.split(3)]
@@ -219,7 +220,7 @@ def test__a_bank_that_there_is_room_for_is_prepared_once(
 
 
 def test__a_bank_is_prepared_anew_for_other_features() -> None:
-    search = NearestNeighbours(1, "l2", chunk_bytes=8000)
+    search = NearestNeighbors(1, "l2", chunk_bytes=8000)
     first, second = torch.randn(60, 8), torch.randn(60, 8)
     for bank in (first, second, first):
         assert search.fit(bank).kneighbors(bank).index[:, 0].tolist() == list(range(60))
@@ -227,7 +228,7 @@ def test__a_bank_is_prepared_anew_for_other_features() -> None:
 
 def test__vectors_without_direction_are_at_a_right_angle_to_all() -> None:
     features = torch.tensor([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.1], [0.0, 0.0]])
-    found = NearestNeighbours(4).fit(features).kneighbors(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
+    found = NearestNeighbors(4).fit(features).kneighbors(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
     assert found.index.tolist() == [[0, 1, 2, 3], [2, 0, 3, 1]]
     assert found.closeness[0].tolist() == [0, 0, 0, 0]
     assert found.closeness[1, [1, 2, 3]].tolist() == pytest.approx([0, 0, -1])
@@ -244,7 +245,7 @@ def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytes
     )
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            found = NearestNeighbours(5, "l2").fit(features).kneighbors(queries)
+            found = NearestNeighbors(5, "l2").fit(features).kneighbors(queries)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -303,19 +304,19 @@ def test__values_that_are_not_finite_are_errors(value: float) -> None:
     broken = features.clone()
     broken[3, 2] = value
     with pytest.raises(CapiError, match="no finite numbers"):
-        NearestNeighbours(5).fit(broken, labels)
+        NearestNeighbors(5).fit(broken, labels)
     with pytest.raises(CapiError, match="no finite numbers"):
-        NearestNeighbours(5).fit(features, labels).predict(broken)
+        NearestNeighbors(5).fit(features, labels).predict(broken)
 
 
 def test__neighbours_that_cannot_be_asked_are_errors() -> None:
     features, labels = labelled_clouds(9)
-    NearestNeighbours(9).fit(features, labels)
+    NearestNeighbors(9).fit(features, labels)
     with pytest.raises(CapiError, match="9 training vectors are fewer than the 10 neighbours"):
-        NearestNeighbours(10).fit(features, labels)
+        NearestNeighbors(10).fit(features, labels)
     with pytest.raises(CapiError, match="0 neighbours cannot be asked"):
-        NearestNeighbours(0).fit(features, labels)
+        NearestNeighbors(0).fit(features, labels)
     with pytest.raises(CapiError, match="have no classes"):
-        NearestNeighbours(3).fit(features).predict(features)
+        NearestNeighbors(3).fit(features).predict(features)
     with pytest.raises(CapiError, match="scale of each feature must be above 0"):
-        NearestNeighbours(3).fit(features, scale=torch.zeros(12))
+        NearestNeighbors(3).fit(features, scale=torch.zeros(12))
