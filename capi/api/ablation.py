@@ -1,15 +1,12 @@
-"""A study: train and judge every row of a table with every seed; what is finished is kept, what fails is a result.
+"""A study: train and judge every row of a table with every seed; finished runs are reused, failed ones are a result.
 
 OUT/configs/NAME.yaml       what a run is started with; `capi pretrain` takes it too
 OUT/runs/NAME               a run, shared by all tables that have its row
 OUT/scores/NAME             what its finished encoder scores
 OUT/TABLE.html, .md, .json  the table, written again whenever a run is done
 
-What a study is trained on and judged by, from one place: a CSV or a folder with one, class folders, or `demo`.
-
-What a study will run: one table's rows with every seed, and what they are compared with.
-
-What the runs of a study have come to, read from their folders.
+In this order: `find_data` (images and labels from one place), `plan_study` (the rows with every seed, and the encoders
+that they are compared with), `gather` (the results, read from the folders), `ablate` (the runs).
 """
 
 import json
@@ -58,6 +55,7 @@ from capi.runtime.progress import default_console
 from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
+_LOG = logging.getLogger("capi")
 LABELS = "labels.csv"
 # Columns of a CSV that are taken for the class, in this order, where none is named.
 _CLASS_COLUMNS = ("label", "class", "class_id")
@@ -417,9 +415,6 @@ def _measures(jobs: Sequence[AblationJob]) -> dict[str, str]:
     for job in jobs:
         values_by_name |= {benchmark: values[0][0] for benchmark, values in _scores(job.scores).items()}
     return values_by_name
-
-
-_LOG = logging.getLogger("capi")
 
 
 class InterruptionError(Exception):

@@ -26,6 +26,8 @@ from capi.errors import CapiError
 from capi.runtime.image_files import read_image
 from capi.runtime.retry import retry
 
+_LOG = logging.getLogger("capi")
+
 
 class Reader:
     """Sizes and crops of images by number. `cache_bytes` bounds the decoded images in the cache."""
@@ -93,9 +95,6 @@ def _bytes_of(decoded: Decoded) -> int:
         return decoded.nbytes
     # Pillow keeps three bytes of colour in four.
     return decoded.width * decoded.height * (1 if decoded.mode == "L" else 4)
-
-
-_LOG = logging.getLogger("capi")
 
 
 class BrokenImages:

@@ -1,12 +1,9 @@
 """Probes that have been fitted: from features to classes, or to a label for every pixel.
 
-Each is a dataclass of tensors and plain values, so that one function writes them all to a file (`probe_files`).
-Evaluation scores a test set with the same objects that `capi predict` applies.
-
-A fitted probe as a file: safetensors with a description inside; nothing in it is ever run.
-
-The description says what the probe was fitted on and for which encoder, so that applying it to another one is an error
-and not a wrong answer.
+Each is a dataclass of tensors and plain values, so that one function writes them all to a file: safetensors with a
+description inside, nothing of which is ever run. Evaluation scores a test set with the same objects that `capi predict`
+applies. The description says what the probe was fitted on and for which encoder, so that applying it to another one is
+an error and not a wrong answer.
 """
 
 import hashlib
@@ -32,6 +29,7 @@ from capi.runtime.privacy import hide_paths
 from capi.runtime.protocol import VectorKind
 from capi.types import Features, Float, Int, Integer, VisionEncoder, statistics_of
 
+_LOG = logging.getLogger("capi")
 # Breaks a tie of votes and is too small for anything else.
 _TIE = 1e-9
 
@@ -332,7 +330,6 @@ def block_size(grid: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
     return size[0] // grid[0], size[1] // grid[1]
 
 
-_LOG = logging.getLogger("capi")
 _MARK = "capi_probe"
 _VERSION = 1
 _PROBES: tuple[Any, ...] = (AttentiveClassifier, KnnClassifier, KnnSegmenter, LinearClassifier, LogisticSegmenter)

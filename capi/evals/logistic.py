@@ -4,12 +4,9 @@ All penalties share every product with the features, each descends on its own, a
 more. The features are read in chunks of rows and standardised on the way, so that a memory-mapped set of millions of
 rows needs little memory.
 
-The solver is L-BFGS that begins with a good guess of the Hessian.
-
-L-BFGS for many logistic regressions side by side, each with a penalty of its own.
-
-The first guess of the Hessian is a Kronecker product: the covariance of the features times that of the classes under
-the model. That is exact at zero weights, and takes tens of iterations where plain L-BFGS takes hundreds.
+The solver is L-BFGS for many regressions side by side, each with a penalty of its own. It begins with a good guess of
+the Hessian, a Kronecker product: the covariance of the features times that of the classes under the model. That is
+exact at zero weights, and takes tens of iterations where plain L-BFGS takes hundreds.
 
     g problems   a problems of a call, numbered by `which`   c classes   d features   e features and the intercept
 """

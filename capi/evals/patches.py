@@ -6,9 +6,8 @@ out, and stay so in the last fit on all training images: that is how the publish
 score is the same whether it was chosen or given. Features lie in one array that may be mapped to a file, those of
 images to fit on first, those held out behind them: both parts are slices of it.
 
-Pixel labels of patches: masks cut into blocks, the label of a patch, and the vote of neighbours at every pixel.
-
-Labels are whole numbers of any kind; bytes are the fastest.
+Masks are cut into blocks of pixel labels, one for each patch, by which neighbours vote at every pixel. Labels are whole
+numbers of any kind; bytes are the fastest.
 """
 
 from collections.abc import Collection
