@@ -1,6 +1,6 @@
 """A run folder gathered into a report, and the report written beside the run."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from capi.errors import CapiError
-from capi.report.costs import DEFAULT_COSTS, Cost, CostAssumptions, cost_of, seconds_of_starts
+from capi.report.costs import DEFAULT_COSTS, CostAssumptions, cost_of, seconds_of_starts
 from capi.report.doctor import RunReading
 from capi.report.pages.data import Column, PrototypeStrip, RunReport
 from capi.report.pages.run import page, run_pieces
@@ -95,7 +95,10 @@ class FollowedRun:
         record, columns = reading.record, reading.columns
         emergence, emergence_note = read_emergence(self.folder.pictures / "snapshots")
         prototypes, prototypes_note = self._prototypes(record)
-        cost = self._cost(columns, _starts(record))
+        clock = columns.get("seconds", Column(np.empty(0, np.int64), np.empty(0)))
+        starts = _starts(record)
+        began = [step if isinstance(step := each.get("step"), int) else 0 for each in starts]
+        cost = cost_of(seconds_of_starts(clock, began), starts, self.costs)
         return RunReport(
             name=self.name,
             state=reading.state,
@@ -130,11 +133,6 @@ class FollowedRun:
             kind = config.target.kind
             return [], f"Nothing is clustered in this run (target.kind={kind}): it has no prototypes."
         return read_prototypes(self.folder.pictures / "prototypes")
-
-    def _cost(self, columns: Mapping[str, Column], starts: Sequence[Mapping[str, Any]]) -> Cost:
-        clock = columns.get("seconds", Column(np.empty(0, np.int64), np.empty(0)))
-        began = [step if isinstance(step := each.get("step"), int) else 0 for each in starts]
-        return cost_of(seconds_of_starts(clock, began), starts, self.costs)
 
     def _notes(self) -> list[str]:
         """What the reader should know about the data."""

@@ -188,10 +188,11 @@ def answers_picture(
     answers: Sequence[Answer], truth: int, examples: Callable[[int], Sequence[Image.Image]], *, side: int = 72
 ) -> Image.Image:
     """The likeliest prototypes of one hidden patch and the true one, each with patches that belong to it."""
-    rows = [
-        Row(_label(guess, truth, number + 1), [Drawn(patch) for patch in examples(guess.prototype)])
-        for number, guess in enumerate(answers)
-    ]
+    rows = []
+    for rank, guess in enumerate(answers, 1):
+        right = " · the truth" if guess.prototype == truth else ""
+        label = f"{rank}. prototype {guess.prototype} · {100 * guess.probability:.1f} %{right}"
+        rows.append(Row(label, [Drawn(patch) for patch in examples(guess.prototype)]))
     if all(guess.prototype != truth for guess in answers):
         rows.append(Row(f"the truth: prototype {truth}", [Drawn(patch) for patch in examples(truth)]))
     columns = max((len(row.cells) for row in rows), default=0)
@@ -200,8 +201,3 @@ def answers_picture(
         row if row.cells else Row(f"{row.label} · no patch of the images belongs to it", nothing) for row in rows
     ]
     return sheet_of("Likeliest prototypes of this patch", [], [""] * columns, labeled, side=side)
-
-
-def _label(answer: Answer, truth: int, rank: int) -> str:
-    right = " · the truth" if answer.prototype == truth else ""
-    return f"{rank}. prototype {answer.prototype} · {100 * answer.probability:.1f} %{right}"
