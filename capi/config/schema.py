@@ -252,7 +252,7 @@ class ModelConfig(Section):
     """Channels of an image."""
     mlp_ratio: Annotated[float, Field(gt=0, le=64)] = 4.0
     """Width of an MLP's hidden layer, in units of the token width."""
-    positions: Literal["axial", "released", "learned"] = "axial"
+    positions: str = "axial"
     """Rotary: `axial`, a true rotation, or `released`, as in the published weights; `learned` is a table instead."""
     stochastic_depth: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the images for which each residual branch is dropped, in the student only."""
@@ -261,8 +261,8 @@ class ModelConfig(Section):
     baseline: BaselineConfig | None = None
     """The encoder is another method's, of the sizes above; `positions` and `stochastic_depth` are then the predictor's
     alone. null: CAPI's own."""
-    head: Literal["linear", "mlp"] = "linear"
-    """From a prediction to prototype logits: a linear map, or three layers and a bottleneck before it."""
+    head: str = "linear"
+    """From a prediction to prototype logits: `linear`, or `mlp` with three layers and a bottleneck before it."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelConfig":

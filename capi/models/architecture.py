@@ -16,7 +16,7 @@ from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, Head, LinearMap
 from capi.models.layers import Block
-from capi.models.positions import Grid, PositionKind
+from capi.models.positions import POSITIONS, Grid
 from capi.models.predictor import PREDICTORS, MaskedPlaces, Predictor, PredictorShape, SplitPredictor
 from capi.models.weightless import without_weights
 from capi.types import IMAGENET, Statistics
@@ -24,7 +24,7 @@ from capi.types import IMAGENET, Statistics
 # Those of the package, not what is registered later.
 _PREDICTORS, _HEADS = tuple(PREDICTORS), HEADS | {LinearMap.kind: LinearMap}
 _NAMES: dict[str, tuple[str | None, ...]] = {
-    "positions": get_args(PositionKind),
+    "positions": tuple(POSITIONS),
     "predictor_kind": _PREDICTORS,
     "predictor_mask_tokens": (*get_args(MaskedPlaces), None),
     "head": (*_HEADS, None),
@@ -45,7 +45,7 @@ class Architecture:
     patch_size: int
     registers: int
     channels: int
-    positions: PositionKind
+    positions: str
     grid: Grid | None
     predictor_kind: str
     predictor_mask_tokens: MaskedPlaces | None

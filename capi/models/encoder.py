@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError, expect
 from capi.models.layers import Block, final_norm
-from capi.models.positions import POSITIONS, Grid, PositionKind, patch_coordinates, register_coordinates
+from capi.models.positions import POSITIONS, Grid, patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
 INITIAL_TOKEN_STD = 0.02
@@ -130,7 +130,7 @@ class Encoder(nn.Module):
         registers: int,
         channels: int = 3,
         mlp_width: int,
-        positions: PositionKind = "axial",
+        positions: str = "axial",
         grid: Grid | None = None,
         drop_rate: float = 0.0,
     ) -> None:

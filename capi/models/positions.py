@@ -157,7 +157,6 @@ def _unit_border(count: int, device: torch.device) -> Float[Tensor, "{count} 2"]
     return torch.stack([row, column], dim=-1)[side, torch.arange(count, device=device)]
 
 
-PositionKind = Literal["axial", "released", "learned"]
 Grid = tuple[int, int]
 
 INITIAL_TABLE_STD = 0.02
@@ -167,7 +166,7 @@ INITIAL_TABLE_STD = 0.02
 class Positions(Protocol):
     """The contract: what a position adds to a token, and how it turns queries and keys."""
 
-    kind: PositionKind
+    kind: str
     rotates: bool
     """Whether attention turns queries and keys, and keeps tables for it."""
 
@@ -191,7 +190,7 @@ class RotaryPositions:
     rotates, grid = True, None
 
     def __init__(self, variant: RopeVariant, *, width: int, head_width: int, grid: Grid | None) -> None:  # noqa: ARG002 - the contract
-        self.kind: PositionKind = variant
+        self.kind: str = variant
         self.variant: RopeVariant = variant
         self.head_width = head_width
 
@@ -205,7 +204,7 @@ class RotaryPositions:
 class LearnedPositions(nn.Module):
     """A vector for each patch of the native grid."""
 
-    kind: PositionKind = "learned"
+    kind: str = "learned"
     rotates = False
 
     def __init__(self, *, width: int, head_width: int, grid: Grid | None) -> None:  # noqa: ARG002 - the contract
@@ -231,7 +230,7 @@ class LearnedPositions(nn.Module):
         return None
 
 
-POSITIONS: dict[PositionKind, Callable[..., Positions]] = {
+POSITIONS: dict[str, Callable[..., Positions]] = {
     "axial": partial(RotaryPositions, "axial"),
     "released": partial(RotaryPositions, "released"),
     "learned": LearnedPositions,

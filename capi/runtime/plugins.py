@@ -20,10 +20,11 @@ from capi.errors import CapiError, nearest
 Component = TypeVar("Component")
 
 
-def look_up(table: Mapping[str, Component], name: str, key: str) -> Component:
-    """The component that the value of a key of the config names."""
+def look_up(table: Mapping[str, Component], name: str, key: str, *, files: bool = True) -> Component:
+    """The component that the value of a key of the config names; with `files` it may be a user's own."""
     if name not in table:
-        raise CapiError(f"{key}={name} is none of {', '.join(table)}, nor FILE.py:NAME{nearest(name, table)}")
+        others = ", nor FILE.py:NAME" if files else ""
+        raise CapiError(f"{key}={name} is none of {', '.join(table)}{others}{nearest(name, table)}")
     return table[name]
 
 

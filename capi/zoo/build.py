@@ -22,6 +22,7 @@ from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, LinearMap
 from capi.models.low_rank import add_low_rank
 from capi.models.plain_vit import Origin, PlainArchitecture, PlainEncoder
+from capi.models.positions import POSITIONS
 from capi.models.predictor import PREDICTORS, Predictor, PredictorShape
 from capi.runtime.plugins import check_options, code_file, import_component, look_up, sha256_of
 from capi.types import Statistics, VisionEncoder
@@ -48,6 +49,7 @@ def build_student(config: Config, target: TargetFacts | None = None) -> Student:
 
     `target` is what a run wrote down about its own; without it, that of the config says how wide the output is.
     """
+    look_up(POSITIONS, config.model.positions, "model.positions", files=False)
     encoder = _build_encoder(config)
     rank, scale = config.adapt.lora_rank, config.adapt.lora_scale
     if rank is not None:
@@ -107,8 +109,9 @@ def _build_head(config: Config, target: TargetFacts) -> nn.Module:
     """What the student's output is: prototype logits, or the values that the target has for a patch."""
     model = config.model
     assert target.outputs is not None
+    head = look_up(HEADS, model.head, "model.head", files=False)
     if target.has_prototypes:
-        return HEADS[model.head](width=model.predictor_width, outputs=target.outputs)
+        return head(width=model.predictor_width, outputs=target.outputs)
     if model.head != "linear":
         raise CapiError(
             f"model.head={model.head} leads to prototypes, which target.kind={config.target.kind} has not: leave it out"

@@ -1,13 +1,9 @@
-from typing import get_args
-
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from capi.config.files import load_config, parse_config
-from capi.config.schema import Config, EvaluationConfig, ModelConfig
+from capi.config.schema import Config, EvaluationConfig
 from capi.errors import CapiError
-from capi.models.heads import HEADS
-from capi.models.positions import POSITIONS
 
 
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
@@ -34,17 +30,6 @@ def test__defaults_are_the_paper_s() -> None:
     assert (config.clustering.prototypes, config.masking.ratio, config.masking.predict) == (16384, 0.65, 7)
     assert config.model.predictor_depth == config.model.depth // 2
     assert config.grid == (14, 14)
-
-
-@pytest.mark.parametrize(
-    ("section", "key", "known"),
-    [
-        (ModelConfig, "positions", POSITIONS),
-        (ModelConfig, "head", HEADS),
-    ],
-)
-def test__every_variant_can_be_chosen(section: type[BaseModel], key: str, known: dict[str, object]) -> None:
-    assert get_args(section.model_fields[key].annotation) == tuple(known)
 
 
 @pytest.mark.parametrize("recipe", ["demo", "vitl14"])

@@ -154,6 +154,8 @@ def test__a_run_that_is_killed_ends_like_one_that_is_not(work: Path) -> None:
         (["target.kind=clusterin"], 'target.kind=clusterin is none of clustering, .*; did you mean "clustering"'),
         (["masking.kind=inverse_blok"], 'masking.kind=inverse_blok is none of .*; did you mean "inverse_block"'),
         (["model.predictor.kind=cros"], 'model.predictor.kind=cros is none of .*; did you mean "cross"'),
+        (["model.positions=axal"], 'model.positions=axal is none of axial, released, learned; did you mean "axial"'),
+        (["model.head=mpl"], 'model.head=mpl is none of linear, mlp; did you mean "mlp"'),
         (["target.options.components=4"], "target.options.components is no option of clustering, it takes none"),
         (["masking.options.count=4"], "masking.options.count is no option of inverse_block, it takes none"),
         (["model.predictor.options.width=4"], "model.predictor.options.width is no option of cross, it takes none"),

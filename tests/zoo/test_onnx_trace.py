@@ -10,7 +10,7 @@ from capi.errors import CapiError
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import LinearHead
-from capi.models.positions import PositionKind, patch_coordinates, rotary_table, rotate
+from capi.models.positions import patch_coordinates, rotary_table, rotate
 from capi.models.predictor import CrossPredictor, FusedPredictor, Predictor, SelfPredictor
 from capi.types import Statistics
 from capi.zoo.onnx import NEWEST_OPSET, OLDEST_OPSET, check_onnx, facts, plain_copy, quietly, refuse_opset, trace
@@ -18,7 +18,7 @@ from capi.zoo.onnx import NEWEST_OPSET, OLDEST_OPSET, check_onnx, facts, plain_c
 GRID = (4, 4)
 
 
-def small_encoder(positions: PositionKind, kind: str, registers: int) -> CapiEncoder:
+def small_encoder(positions: str, kind: str, registers: int) -> CapiEncoder:
     """As shallow as can be: tracing takes seconds for each block."""
     encoder = Encoder(
         width=16, depth=1, heads=1, patch_size=4, registers=registers, mlp_width=16, positions=positions, grid=GRID
@@ -107,7 +107,7 @@ def test__learned_positions_work_in_half_precision() -> None:
     [("axial", "cross", 4), ("released", "self", 3), ("learned", "cross", 0), ("axial", "fused", 1)],
 )
 def test__every_kind_of_model_gives_pytorchs_features_at_any_size(
-    tmp_path: Path, positions: PositionKind, kind: str, registers: int
+    tmp_path: Path, positions: str, kind: str, registers: int
 ) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
