@@ -38,8 +38,8 @@ class CapiError(ValueError):
         return message if CapiError.in_command else _OPTION.sub(_in_python, message)
 
 
-def _in_python(found: re.Match[str]) -> str:
-    command, option = found.groups()
+def _in_python(match: re.Match[str]) -> str:
+    command, option = match.groups()
     return command or f"`{_IN_PYTHON.get(option, option.replace('-', '_'))}`"
 
 

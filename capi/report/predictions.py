@@ -81,7 +81,7 @@ def _write_masks(prediction: Prediction, out: Path) -> int:
     """For each image, at its own size: labels/NAME.png with the numbers, overlays/NAME.png to look at."""
     source, probe = prediction.source, prediction.probe
     decoder, names, done = Decoder(), picture_names(source), 0
-    known = dict(probe.classes)
+    classes = dict(probe.classes)
     for number, labels in prediction.masks():
         pixels = np.atleast_3d(decoder.open(source.read(number)).decode())
         photo = photos_of(torch.tensor(pixels).permute(2, 0, 1)[None])[0]
@@ -93,10 +93,10 @@ def _write_masks(prediction: Prediction, out: Path) -> int:
             make_folder_inside(path.parent, inside=out)
             save_picture(picture, path)
         # Where ignored labels had a vote in the evaluation, they have one here.
-        known |= {label: "ignored" for label in probe.ignored if (values == label).any()}
+        classes |= {label: "ignored" for label in probe.ignored if (values == label).any()}
         done += 1
-    save_picture(legend(known, 640, probe.ignored), out / LEGEND)
-    _write_rows(out / CLASSES, ("label", "class"), sorted(known.items()))
+    save_picture(legend(classes, 640, probe.ignored), out / LEGEND)
+    _write_rows(out / CLASSES, ("label", "class"), sorted(classes.items()))
     return done
 
 

@@ -147,16 +147,16 @@ class Explorer:
 
     def thumbnails(self) -> list[tuple[int, str, Image.Image]]:
         """Number, name and a small photo of the images one can pick; none at all is an error."""
-        found = []
+        thumbnails = []
         for number in spaced(len(self.source), PICKED):
             try:
-                found.append((number, self.name(number), self._thumbnail(number)))
+                thumbnails.append((number, self.name(number), self._thumbnail(number)))
             except CapiError as error:
                 self.failed[self.name(number)] = str(error)
-        if not found:
+        if not thumbnails:
             name, reason = next(iter(self.failed.items()))
             raise CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
-        return found
+        return thumbnails
 
     def name(self, number: int) -> str:
         return printable(self.source.name(number))
@@ -190,7 +190,7 @@ class Explorer:
     def similar(self, view: View, patch: tuple[int, int], count: int) -> list[PatchPlace]:
         """The nearest patches of other images, one of each."""
         with self._adding:
-            others = {number: found for number, found in self.library.maps.items() if number != view.number}
+            others = {number: feature_map for number, feature_map in self.library.maps.items() if number != view.number}
         return nearest_patches(view.feature_map[patch], others, count)
 
     def crop(self, place: PatchPlace, *, context: int = 1, side: int = 64) -> Image.Image:
@@ -209,15 +209,15 @@ class Explorer:
         if self.index is None:
             raise CapiError(self.missing_prototypes or "")
         with self._adding:
-            found = self.index.members(prototype)
-        return [place for place in found if place.image != besides][:count]
+            places = self.index.members(prototype)
+        return [place for place in places if place.image != besides][:count]
 
     def progress(self) -> str:
         """How many images were searched, and whether more will be."""
-        found = len(self.library.maps)
+        searched = len(self.library.maps)
         if self.library.complete:
-            return f"{found} images searched"
-        return f"{found} of {len(self.searched)} images searched, the others are being read"
+            return f"{searched} images searched"
+        return f"{searched} of {len(self.searched)} images searched, the others are being read"
 
     def share(self, prototype: int) -> float:
         """The share of the library's patches that are nearest to a prototype."""
@@ -255,10 +255,10 @@ class Explorer:
 
     def _read(self, source: ImageSource, index: int, frame: PictureFrame, channels: int) -> Tensor:
         with self._reading:
-            found = SizedImages(source, frame, channels)[index]
-        if found.failure is not None:
-            raise CapiError(f"{printable(source.name(index))} is no image that can be shown: {found.failure}")
-        return found.pixels
+            image = SizedImages(source, frame, channels)[index]
+        if image.failure is not None:
+            raise CapiError(f"{printable(source.name(index))} is no image that can be shown: {image.failure}")
+        return image.pixels
 
     def _thumbnail(self, number: int) -> Image.Image:
         """Small and quick, since there are many: a JPEG is not unpacked at its full size."""
@@ -280,7 +280,7 @@ class Explorer:
         except CapiError as error:
             self.failed[self.name(number)] = str(error)
             return True
-        used = sum(found.nbytes for found in self.library.maps.values())
+        used = sum(feature_map.nbytes for feature_map in self.library.maps.values())
         if used + view.feature_map.nbytes > LIBRARY_BYTES:
             return False
         with self._adding:

@@ -28,7 +28,7 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLabe
     logged = {key for record in records for key in record}
     scores = sorted(filter(is_score, logged))
     metrics = [metric_of(key, loss) for key in _PANELS if key in logged] or [metric_of(key, loss) for key in _PANELS]
-    panels = [(f"{one.title} ({one.unit})" if one.unit else one.title, [one.key]) for one in metrics]
+    panels = [(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, [metric.key]) for metric in metrics]
     panels += [("Evaluations", scores)] if scores else []
     rows = -(-len(panels) // 3)
     figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")

@@ -62,8 +62,8 @@ def _place(match: Match, images: ImageSource | Path | None) -> Path | bytes | No
         # Names in a file that someone else made lead nowhere else.
         below = images is not None and "\0" not in match.name and is_below(images / match.name, [images])
         return images / match.name if images is not None and below else None
-    known = match.number < len(images) and images.name(match.number) == match.name
-    return images.read(match.number) if known else None
+    is_there = match.number < len(images) and images.name(match.number) == match.name
+    return images.read(match.number) if is_there else None
 
 
 def _tile(source: Path | bytes, side: int, framing: Framing, patch: tuple[int, int] | None) -> Image.Image:

@@ -143,8 +143,8 @@ def photos_of(pixels: Tensor) -> list[Image.Image]:
     contrast is stretched: a 12-bit image in 16 bits would be black.
     """
     shown = pixels[:, :3] if pixels.shape[1] >= 3 else pixels[:, :1]
-    colors = [_stretched(one).clamp(0, 255).round().to(torch.uint8).expand(3, -1, -1) for one in shown]
-    return [Image.fromarray(np.ascontiguousarray(one.permute(1, 2, 0))) for one in colors]
+    colors = [_stretched(image).clamp(0, 255).round().to(torch.uint8).expand(3, -1, -1) for image in shown]
+    return [Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0))) for image in colors]
 
 
 def _stretched(pixels: Tensor) -> Tensor:
@@ -172,9 +172,9 @@ class PatchSample:
         keys = sample_keys(self.seed, 0, torch.arange(self.seen, self.seen + len(features)))
         self.seen += len(features)
         # A slice would hold on to the whole batch, so a copy is kept.
-        kept = keys <= self._largest
-        self._parts.append((keys[kept], features[kept]))
-        self._used += int(kept.sum())
+        chosen = keys <= self._largest
+        self._parts.append((keys[chosen], features[chosen]))
+        self._used += int(chosen.sum())
         if self._used > 2 * self.rows:
             self._shrink()
 
@@ -240,6 +240,6 @@ class PatchSummary:
         return components_of(self._moments, sample, count)
 
     def _sum_up(self) -> None:
-        found = moments_of(torch.cat(self._waiting))
-        self._moments = found if self._moments is None else self._moments.merged(found)
+        moments = moments_of(torch.cat(self._waiting))
+        self._moments = moments if self._moments is None else self._moments.merged(moments)
         self._waiting = []

@@ -67,8 +67,11 @@ def tiled(drawn: Sequence[Drawn], side: int, per_row: int = 4) -> Image.Image:
     if len(drawn) == 1 and not drawn[0].title:
         return enlarged(drawn[0].picture, side)
     cells = [
-        Drawn(enlarged(one.picture, side), caption=f"{one.title} · {one.caption}" if one.caption else one.title)
-        for one in drawn
+        Drawn(
+            enlarged(picture.picture, side),
+            caption=f"{picture.title} · {picture.caption}" if picture.caption else picture.title,
+        )
+        for picture in drawn
     ]
     rows = [Row("", cells[start : start + per_row]) for start in range(0, len(cells), per_row)]
     return sheet_of("", (), (), rows, side=max(cells[0].picture.size))
@@ -168,9 +171,9 @@ def fitting(text: str, width: int, size: int = 12) -> str:
     writing, clean = font(size), printable(text)
     if writing.getlength(clean) <= width:
         return clean
-    for kept in range(len(clean) - 1, 0, -1):
-        tail = (kept + 1) // 2
-        short = f"{clean[: kept - tail]}…{clean[len(clean) - tail :]}"
+    for length in range(len(clean) - 1, 0, -1):
+        tail = (length + 1) // 2
+        short = f"{clean[: length - tail]}…{clean[len(clean) - tail :]}"
         if writing.getlength(short) <= width:
             return short
     return "…"
@@ -184,8 +187,8 @@ def printable(text: str) -> str:
 @cache
 def font(size: int = 12) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
     """The font that matplotlib brings along, which has the letters of many languages; else Pillow's, of ASCII alone."""
-    found = find_spec("matplotlib")
-    path = Path(found.origin or "").parent / _WITHIN_MATPLOTLIB if found is not None else None
+    spec = find_spec("matplotlib")
+    path = Path(spec.origin or "").parent / _WITHIN_MATPLOTLIB if spec is not None else None
     if path is not None and path.exists():
         return ImageFont.truetype(path, size)
     return ImageFont.load_default(size)
@@ -237,12 +240,12 @@ def figure_of(
     painter: Painter, photos: Mapping[int, Photo], columns: Sequence[DrawnModel], *, images: int | None = None
 ) -> Image.Image:
     """A figure of what was drawn; `images` is how many there are in all, where not all are shown."""
-    several = next((one for column in columns for one in column.drawn.values() if len(one) > 1), None)
+    several = next((drawn for column in columns for drawn in column.drawn.values() if len(drawn) > 1), None)
     if several is None:
         numbers, heads = list(photos), [f"{column.name}\n{column.detail}" for column in columns]
         rows = [_row_of_image(number, photos[number], columns) for number in numbers]
     else:
-        numbers, heads = list(photos)[: max(MOST_ROWS // len(columns), 1)], [one.title for one in several]
+        numbers, heads = list(photos)[: max(MOST_ROWS // len(columns), 1)], [drawn.title for drawn in several]
         rows = [_row_of_model(number, photos[number], column, len(heads)) for number in numbers for column in columns]
     total = len(photos) if images is None else images
     notes = [painter.explanation, *([f"Shown: {len(numbers)} of {total} images."] if len(numbers) < total else [])]
