@@ -37,7 +37,7 @@ from capi.config.experiments import (
 )
 from capi.config.files import dump_config, load_benchmark, overridden, protocols_with
 from capi.config.schema import Config, EvaluationConfig
-from capi.config.trust import trusted_code
+from capi.config.trust import trusting
 from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
 from capi.errors import CapiError
@@ -178,8 +178,8 @@ class AblationJob:
     """Of a run."""
     model: str = ""
     """Of an encoder that is judged as it is."""
-    trust: frozenset[str] = frozenset()
-    """Python code that the overrides name."""
+    overrides: tuple[str, ...] = ()
+    """What changes the recipe, and may name Python code."""
 
     @property
     def run(self) -> Path:
@@ -241,10 +241,8 @@ def plan_study(
     columns = score_columns(study_data, sized.scores, list(options), planned.rows[0].config.data.image_size)
     base = next((row for row in planned.rows if row.run == DEFAULT_RUN), planned.rows[-1])
 
-    trust = trusted_code(overrides=overrides)
-
     def job(name: str, config: Config | None = None, model: str = "") -> AblationJob:
-        return AblationJob(name, out, columns, device, study_data.images, config, model, trust)
+        return AblationJob(name, out, columns, device, study_data.images, config, model, tuple(overrides))
 
     runs = [
         job(run_name(row.run, seed), _run_config(row, seed, study_data, sized, list(options)))
@@ -441,27 +439,28 @@ def ablate(
     With several `jobs` so many runs train at once, each in a process with its share of the processor's cores. Without
     `photos` the page shows features alone, not the images. None when it was interrupted; the same call resumes.
     """
-    chosen = str(choose_device(device))
-    study = plan_study(
-        table,
-        overrides,
-        data=str(data),
-        out=Path(out),
-        scale=scale,
-        seeds=seeds,
-        options=options,
-        device=chosen,
-        photos=photos,
-    )
-    console = console or default_console() or Console(quiet=True)
-    _write_recipes(study.jobs)
-    try:
-        for number, job in enumerate(_finished(study.jobs, jobs, console), 1):
-            write_table(gather(study), study.out)
-            console.print(f"{number} of {len(study.jobs)}: {job.name} is done", highlight=False)
-    except (InterruptionError, KeyboardInterrupt):
-        return None
-    return write_table(gather(study), study.out)
+    with trusting(overrides=overrides):
+        chosen = str(choose_device(device))
+        study = plan_study(
+            table,
+            overrides,
+            data=str(data),
+            out=Path(out),
+            scale=scale,
+            seeds=seeds,
+            options=options,
+            device=chosen,
+            photos=photos,
+        )
+        console = console or default_console() or Console(quiet=True)
+        _write_recipes(study.jobs)
+        try:
+            for number, job in enumerate(_finished(study.jobs, jobs, console), 1):
+                write_table(gather(study), study.out)
+                console.print(f"{number} of {len(study.jobs)}: {job.name} is done", highlight=False)
+        except (InterruptionError, KeyboardInterrupt):
+            return None
+        return write_table(gather(study), study.out)
 
 
 def _write_recipes(jobs: Sequence[AblationJob]) -> None:
@@ -510,12 +509,13 @@ def _finish_unless_stopped(job: AblationJob) -> None:
 def finish(job: AblationJob, console: Console | None = None) -> None:
     """Train a run to its end, and judge it. A run that breaks off is noted as such; the study continues without it."""
     model = job.model
-    if job.config is not None:
-        if not _train(job, console):
-            return
-        model = str(job.run)
-        write_report(job.run)
-    judged = compare(model, job.columns, out=job.scores, device=job.device)
+    with trusting(overrides=job.overrides):
+        if job.config is not None:
+            if not _train(job, console):
+                return
+            model = str(job.run)
+            write_report(job.run)
+        judged = compare(model, job.columns, out=job.scores, device=job.device)
     if judged.failed:
         raise CapiError(f"{job.name} could not be judged by {judged.failed[0].benchmark}: {judged.failed[0].reason}")
 
@@ -525,15 +525,7 @@ def _train(job: AblationJob, console: Console | None) -> bool:
     assert job.config is not None
     note = job.scores / FAILURE
     try:
-        done = pretrain(
-            job.config,
-            data=job.data,
-            out=job.run,
-            resume=True,
-            device=job.device,
-            trust=job.trust,
-            console=console,
-        )
+        done = pretrain(job.config, data=job.data, out=job.run, resume=True, device=job.device, console=console)
     except CapiError as error:
         if not any(job.run.glob("checkpoints/*")):
             # It never began: the study is wrong, not the row.

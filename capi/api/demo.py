@@ -12,7 +12,7 @@ from rich.console import Console
 from capi.api.training import pretrain
 from capi.config.files import load_config
 from capi.config.schema import Config
-from capi.config.trust import trusted_code
+from capi.config.trust import trusting
 from capi.data.crops import Frame, normalize
 from capi.data.sources import demo_photos
 from capi.evals.classification import KnnClassification
@@ -72,16 +72,10 @@ def run_demo(
 ) -> DemoSummary | None:
     """Pretrain the recipe `demo`, evaluated on photos it does not train on; None when it was interrupted."""
     config = load_config(RECIPE, [EVALUATION, *overrides])
-    done = pretrain(
-        config,
-        data="demo",
-        out=out,
-        resume=resume,
-        overwrite=overwrite,
-        device=device,
-        trust=trusted_code(overrides=overrides),
-        console=console,
-    )
+    with trusting(overrides=overrides):
+        done = pretrain(
+            config, data="demo", out=out, resume=resume, overwrite=overwrite, device=device, console=console
+        )
     return replace(summarize_run(done.path, split=split), report=done.report) if done.finished else None
 
 

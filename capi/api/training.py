@@ -11,7 +11,7 @@ from rich.console import Console
 
 from capi.config.files import Overrides, Recipe, as_config, merge, override_texts, parse_config, recipe_tree
 from capi.config.schema import Config
-from capi.config.trust import Trust, trusted_code, trusting
+from capi.config.trust import Trust, trusting
 from capi.data.locations import Data
 from capi.errors import CapiError, expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
@@ -107,22 +107,19 @@ def adapt(
     (`adapt.frozen_share`). The section `adapt` says how much it may change. Everything else is as in `pretrain`.
     """
     texts = override_texts(overrides, sections)
-    trusted = trusted_code(trust, texts)
-    with trusting(trusted):
-        config = adapted_config(model, texts, recipe=recipe, out=Path(out) if resume else None)
-    return pretrain(
-        config,
-        data=data,
-        out=out,
-        resume=resume,
-        extend=extend,
-        overwrite=overwrite,
-        device=device,
-        loggers=loggers,
-        evaluations=evaluations,
-        trust=trusted,
-        console=console,
-    )
+    with trusting(trust, texts):
+        return pretrain(
+            adapted_config(model, texts, recipe=recipe, out=Path(out) if resume else None),
+            data=data,
+            out=out,
+            resume=resume,
+            extend=extend,
+            overwrite=overwrite,
+            device=device,
+            loggers=loggers,
+            evaluations=evaluations,
+            console=console,
+        )
 
 
 def adapted_config(
