@@ -98,7 +98,7 @@ def selftest(
     """
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise CapiError(f"--out {out} cannot be written: give the name of a file in a folder that is there")
-    found = api.selftest(only=only or [], device=device, console=messages())
-    api.atomic_write(out, found.json())
-    echo(found.json() if as_json else f"{found.paragraph()}\n\nwrote {out}: paste both into an issue")
-    raise typer.Exit(0 if found.passed else 1)
+    tested = api.selftest(only=only or [], device=device, console=messages())
+    api.atomic_write(out, tested.json())
+    echo(tested.json() if as_json else f"{tested.paragraph()}\n\nwrote {out}: paste both into an issue")
+    raise typer.Exit(0 if tested.passed else 1)

@@ -223,8 +223,10 @@ def fitted_patches(
         mean = weight.mean(1, keepdim=True)
         own = weight if channels > given else mean[:, :0]
         weight = torch.cat([own, mean.expand(-1, channels - own.shape[1], -1, -1)], 1) * (given / channels)
-        kept = f"{given} of its own and " if own.shape[1] else ""
-        notes.append(f"patch embedding: {channels} channels, {kept}{channels - own.shape[1]} as the mean of those")
+        own_channels = f"{given} of its own and " if own.shape[1] else ""
+        notes.append(
+            f"patch embedding: {channels} channels, {own_channels}{channels - own.shape[1]} as the mean of those"
+        )
     return weight, notes
 
 

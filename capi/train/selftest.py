@@ -70,7 +70,7 @@ _QUIET = [
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CheckOutcome:
     """Of one check: a sentence for people, numbers for programs."""
 
     name: str
@@ -85,7 +85,7 @@ class SelfTest:
     """All outcomes, and what they were found on."""
 
     machine: dict[str, Any]
-    outcomes: list[Outcome]
+    outcomes: list[CheckOutcome]
 
     @property
     def passed(self) -> bool:
@@ -123,7 +123,7 @@ def selftest(
     chosen, console = choose_device(device), console or default_console()
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="capi_selftest_") as folder:
-        machine = _Machine(chosen, Path(folder))
+        machine = _CheckedMachine(chosen, Path(folder))
         names = [name for name in CHECKS if name in (only or CHECKS)]
         with Telling("selftest", len(names), console) as progress:
             for name in names:
@@ -135,7 +135,7 @@ def selftest(
         return SelfTest(machine.described(), outcomes)
 
 
-def _outcome(name: str, check: Callable[[], Found]) -> Outcome:
+def _outcome(name: str, check: Callable[[], Found]) -> CheckOutcome:
     start, status = time.perf_counter(), "passed"
     numbers: dict[str, Any] = {}
     try:
@@ -147,7 +147,7 @@ def _outcome(name: str, check: Callable[[], Found]) -> Outcome:
         status, sentence = "failed", hide_path(" ".join(str(error).split()))[-600:]
         if not isinstance(error, CapiError):
             sentence, numbers = f"{type(error).__name__}: {sentence}", {"where": _where(error)}
-    return Outcome(name, status, sentence, round(time.perf_counter() - start, 2), numbers)  # type: ignore[arg-type]
+    return CheckOutcome(name, status, sentence, round(time.perf_counter() - start, 2), numbers)  # type: ignore[arg-type]
 
 
 def _where(error: BaseException) -> list[str]:
@@ -161,7 +161,7 @@ def _where(error: BaseException) -> list[str]:
     return lines
 
 
-class _Machine:
+class _CheckedMachine:
     """The checks of one device, and where they may write."""
 
     def __init__(self, device: torch.device, folder: Path) -> None:
@@ -234,17 +234,17 @@ class _Machine:
         if not self.large:
             small = ["optimization.batch_size=48", "model.width=192", "model.heads=3", "model.depth=6"]
             return {"mini": measure(load_config("mini", small), lambda: self.gpu, self.device)}
-        found = {}
+        measurements = {}
         for recipe in ("vits16", "vitl14"):
             room = plan_run(load_config(recipe, ["optimization.batch_size=8"]), self.gpu).largest_images
             if images := min(room * 3 // 4, 256) // 8 * 8:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats(self.device)
                 config = load_config(recipe, [f"optimization.batch_size={images}"])
-                found[recipe] = measure(config, lambda: self.gpu, self.device, rounds=5)
-        if not found:
+                measurements[recipe] = measure(config, lambda: self.gpu, self.device, rounds=5)
+        if not measurements:
             raise _Skipped("8 images of no recipe fit the memory")
-        return found
+        return measurements
 
     def step(self) -> Found:
         """The best of a few steps without torch.compile, and the share of the peak that their required FLOP are."""

@@ -129,8 +129,8 @@ def _tried(host: str, port: int) -> int:
         except (OSError, OverflowError) as error:
             reason = getattr(error, "strerror", None) or error
             raise CapiError(f"no page can be served at {host}, port {port} ({reason}): choose another") from error
-        found: int = listener.getsockname()[1]
-        return found
+        chosen: int = listener.getsockname()[1]
+        return chosen
 
 
 def _launched(page: Any, host: str, port: int, open_browser: bool) -> str:
