@@ -59,8 +59,14 @@ def test__names_no_data_set(name: str) -> None:
     assert config.init.encoder is None
 
 
-def test__the_demo_trains_what_a_folder_of_photos_gets() -> None:
-    assert load_config("demo") == load_config("small")
+def test__the_demo_trains_the_network_that_a_folder_of_photos_gets() -> None:
+    demo, small = load_config("demo"), load_config("small")
+    assert (demo.model, demo.data, demo.masking, demo.clustering) == (
+        small.model,
+        small.data,
+        small.masking,
+        small.clustering,
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -57,19 +57,27 @@ class Rung(NamedTuple):
 
 
 _PETS = "docs/measurements/small-data.md, the run on 3680 photos"
+_FEW = "AdamW and the last layer did better on 675 photos (docs/measurements/small-data.md, the demo)"
 _LADDER = (
     Rung("small", 0, 48, 64),
-    Rung(
-        "small",
-        2000,
-        64,
-        128,
-        (Choice("model.depth", 6, f"as in {_PETS}", "measured"),),
-    ),
     Rung("vits16", 20_000, 224, 512),
     Rung("vitb14", 1_000_000, 224, 4096),
     Rung("vitl16", 10_000_000, 224, 16384),
     Rung("vitl14", 50_000_000, 224, 16384),
+)
+# Fewer photos than these are the limit, not the optimizer.
+_FEW_PHOTOS = 1000
+_OF_FEW = Rung(
+    "small",
+    0,
+    48,
+    64,
+    (
+        Choice("optimization.optimizer", "adamw", _FEW, "measured"),
+        Choice("optimization.learning_rate", 2e-3, "the rate that AdamW learns at", "measured"),
+        Choice("target.layers", "last", _FEW, "measured"),
+        Choice("target.normalize", "none", _FEW, "measured"),
+    ),
 )
 # Images that a patch of 8 pixels would cut into too few.
 _TINY = Rung("tiny4", 0, 32, 128)
@@ -188,7 +196,9 @@ def suggest_run(
     images: Images, gpu: Gpu, gpus: int = 1, *, hours: float = 24.0, assumptions: Assumptions | None = None
 ) -> Suggestion:
     """The largest recipe that so many images deserve and that so many hours allow."""
-    wanted = [_TINY] if images.side < _TINY_SIDE else [rung for rung in _LADDER if rung.images <= images.count]
+    wanted = [rung for rung in _LADDER if rung.images <= images.count]
+    if images.side < _TINY_SIDE or images.count < _FEW_PHOTOS:
+        wanted = [_TINY if images.side < _TINY_SIDE else _OF_FEW]
     for rung in reversed(wanted):
         suggestion = _on(rung, images, gpu, gpus, assumptions)
         if suggestion is not None and suggestion.plan.effort.hours > hours:
@@ -230,7 +240,7 @@ def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
     if rung is _TINY:
         return f"images of {images.side} px: its patches of 4 px still make a grid of 8 x 8", "rule of thumb"
     if rung.recipe == "small":
-        return "learnt from 675 and from 3680 photos, docs/measurements/small-data.md", "measured"
+        return "learnt from 675, 3409 and 3680 photos, docs/measurements/small-data.md", "measured"
     if rung.recipe.startswith("vitl"):
         data = "ImageNet-22k, 14 million images" if rung.recipe == "vitl16" else "LVD-142M"
         return f"what the paper trains on {data}", "paper"
@@ -246,8 +256,7 @@ def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterat
     patch = recipe.model.patch_size
     side, batch = max(min(rung.side, images.side) // patch * patch, 4 * patch), _batch(rung, images, gpus)
     if side != recipe.data.height_and_width[0]:
-        reason, origin = _side_reason(rung, images, side)
-        yield Choice("data.image_size", side, reason, origin)
+        yield Choice("data.image_size", side, f"images of {images.side} px have no detail beyond that", "rule of thumb")
     yield from rung.changes
     yield from _channel_choices(recipe, images)
     yield Choice("optimization.batch_size", batch, *_batch_reason(batch))
@@ -269,12 +278,6 @@ def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
         return
     for name in ("data.mean", "data.std"):
         yield Choice(name, "auto", reason, "measured")
-
-
-def _side_reason(rung: Rung, images: Images, side: int) -> tuple[str, Origin]:
-    if side == rung.side:
-        return f"as in {_PETS}", "measured"
-    return f"images of {images.side} px have no detail beyond that", "rule of thumb"
 
 
 def _batch(rung: Rung, images: Images, gpus: int) -> int:
