@@ -1,11 +1,13 @@
 """The docs site: `make docs` builds it into build/site, and every warning is an error."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from docutils.nodes import SkipNode, math_block
 from docutils.utils.math.latex2mathml import tex2mathml
+from myst_parser.parsers.sphinx_ import MystParser
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -40,6 +42,17 @@ html_extra_path = ["measurements/ablations"]
 html_math_renderer = "mathml"
 
 
+class NotebookParser(MystParser):  # type: ignore[misc]
+    """Notebooks as pages: text as it stands, code as blocks. They are stored without outputs."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: Any) -> None:
+        cells = ((cell["cell_type"], "".join(cell["source"])) for cell in json.loads(inputstring)["cells"])
+        parts = [f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells]
+        super().parse("\n\n".join(parts), document)
+
+
 def visit_math(translator: Any, node: Any) -> None:
     """Formulas as MathML, which browsers draw themselves: the site loads nothing from elsewhere."""
     translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, math_block)))
@@ -48,5 +61,7 @@ def visit_math(translator: Any, node: Any) -> None:
 
 def setup(app: Any) -> None:
     """Write the reference pages from the code before anything is read."""
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookParser)
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
     app.connect("builder-inited", lambda app: reference.write(Path(app.srcdir) / "reference"))

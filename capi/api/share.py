@@ -9,13 +9,14 @@ import math
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import yaml
 from PIL import Image
 
+from capi.api.space import prepare_space
 from capi.config.schema import Config
 from capi.data.recorded import spaced
 from capi.errors import CapiError
@@ -267,7 +268,7 @@ def _is_ours(folder: Path) -> bool:
         return False
 
 
-FOLDER = "hub"
+FOLDER, SPACE = "hub", "space"
 _PART = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?")
 _MESSAGE = "Upload a CAPI model"
 
@@ -276,11 +277,13 @@ _MESSAGE = "Upload a CAPI model"
 class Hub(Protocol):
     """What is used of huggingface_hub.HfApi."""
 
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
+    def create_repo(
+        self, repo_id: str, *, private: bool, exist_ok: bool, repo_type: str | None, space_sdk: str | None
+    ) -> Any: ...
 
-    def repo_info(self, repo_id: str) -> Any: ...
+    def repo_info(self, repo_id: str, *, repo_type: str | None) -> Any: ...
 
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> Any: ...
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str, repo_type: str | None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -293,22 +296,25 @@ class Pushed:
     """Names and bytes."""
     private: bool
     address: str | None
+    kind: str = "repository"
+    space: "Pushed | None" = None
 
     @property
     def lines(self) -> list[str]:
         """For people."""
-        kind = "private" if self.private else "public"
+        access = "private" if self.private else "public"
         listed = [
             f"  {name} ({size / 2**20:.1f} MiB)" if size >= 2**20 else f"  {name} ({size / 2**10:.1f} KiB)"
             for name, size in self.files
         ]
-        if self.address is None:
-            return [
-                f"wrote {self.folder}; to the {kind} repository {self.repo_id} would be sent:",
-                *listed,
-                "nothing was sent: look at README.md, then run the same command without --dry-run",
-            ]
-        return [f"sent to {self.address} ({kind}):", *listed]
+        more = [] if self.space is None else self.space.lines
+        if self.address is not None:
+            return [f"sent to {self.address} ({access}):", *listed, *more]
+        if self.space is not None:
+            more.append(f"try the Space here: python {self.space.folder / 'app.py'} {self.folder}")
+        if self.kind == "repository":
+            more.append("nothing was sent: look at README.md, then run the same command without --dry-run")
+        return [f"wrote {self.folder}; to the {access} {self.kind} {self.repo_id} would be sent:", *listed, *more]
 
 
 def push(
@@ -327,9 +333,12 @@ def push(
     watts: float | None = None,
     carbon: float | None = None,
     overwrite: bool = False,
+    space: bool = False,
     hub: Hub | None = None,
 ) -> Pushed:
     """Share a run on the Hugging Face Hub as `owner/name`: weights, config and a model card.
+
+    `space` adds a Space of the same name that runs the explorer with the model, from RUN/space (or OUT-space).
 
     `dry_run` writes the folder and sends nothing. `results` are folders of `evaluate`, beside those within the run. The
     folder is written to `out`, by default RUN/hub, which is replaced each time. Without a `token` that of
@@ -341,11 +350,15 @@ def push(
     require_licence(licence)
     run = Path(run)
     RunFolder(run).record()
+    place = run / FOLDER if out is None else Path(out)
+    space_place = run / SPACE if out is None else place.with_name(f"{place.name}-space")
+    if space:
+        _check_place(space_place, overwrite or out is None)
     if not dry_run and hub is None:
         hub = open_hub(token)
     folder = prepare_folder(
         run,
-        run / FOLDER if out is None else Path(out),
+        place,
         name=name,
         licence=licence,
         weights=weights,
@@ -355,9 +368,21 @@ def push(
         costs=CostAssumptions(watts, carbon),
         overwrite=overwrite or out is None,
     )
-    files = tuple((path.name, path.stat().st_size) for path in sorted(folder.iterdir()))
     address = None if dry_run or hub is None else send(hub, folder, name, private=private)
-    return Pushed(folder, name, files, private, address)
+    done = Pushed(folder, name, _sizes(folder), private, address)
+    if not space:
+        return done
+    made = prepare_space(run, space_place, name=name, licence=licence, photos=photos)
+    address = None if dry_run or hub is None else send(hub, made, name, private=private, space=True)
+    return replace(done, space=Pushed(made, name, _sizes(made), private, address, "Space"))
+
+
+def _sizes(folder: Path) -> tuple[tuple[str, int], ...]:
+    """What lies in a folder, with all that is inside of each."""
+    return tuple(
+        (path.name, sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file()))
+        for path in sorted(folder.iterdir())
+    )
 
 
 def require_repo_id(repo_id: str) -> str:
@@ -384,14 +409,15 @@ def open_hub(token: str | None = None) -> Hub:
     return client
 
 
-def send(hub: Hub, folder: Path, repo_id: str, *, private: bool) -> str:
+def send(hub: Hub, folder: Path, repo_id: str, *, private: bool, space: bool = False) -> str:
     """Make the repository if it is not there, put the folder into it as one commit, and say where it is."""
+    kind, sdk = ("space", "gradio") if space else (None, None)
     try:
-        address = str(hub.create_repo(repo_id, private=private, exist_ok=True))
+        address = str(hub.create_repo(repo_id, private=private, exist_ok=True, repo_type=kind, space_sdk=sdk))
         # One that was there before stays as public as it was.
-        if private and not hub.repo_info(repo_id).private:
+        if private and not hub.repo_info(repo_id, repo_type=kind).private:
             raise CapiError(f"{repo_id} is there already and is public: nothing was sent; choose another name")
-        hub.upload_folder(repo_id=repo_id, folder_path=str(folder), commit_message=_MESSAGE)
+        hub.upload_folder(repo_id=repo_id, folder_path=str(folder), commit_message=_MESSAGE, repo_type=kind)
     except CapiError:
         raise
     except Exception as error:

@@ -166,6 +166,9 @@ def push(
     ] = None,
     results: Annotated[list[Path] | None, typer.Option(help="Folder of `capi evaluate`; may be repeated.")] = None,
     photos: Annotated[bool, typer.Option("--photos", help="Show training photos beside their features.")] = False,
+    space: Annotated[
+        bool, typer.Option("--space", help="Add a Space that runs the explorer with the model (RUN/space).")
+    ] = False,
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder, and send nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default RUN/hub.")] = None,
@@ -184,6 +187,7 @@ def push(
         data_description=_text_of(data_description),
         results=results or [],
         photos=photos,
+        space=space,
         private=private,
         dry_run=dry_run,
         out=out,

@@ -167,7 +167,7 @@ class RunConfig(Section):
     """Batches in a row to skip, or times to roll back, before the run stops all the same."""
     log_steps: Count = 10
     """Write metrics every so many steps."""
-    loggers: list[Literal["tensorboard", "wandb"]] | None = None
+    loggers: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] | None = None
     """Where metrics go beside metrics.jsonl; null writes TensorBoard files where that package is installed."""
     snapshots: Pictures = 10
     """How often the features of some training images are drawn over the run, for the report; 0 draws none."""

@@ -4,12 +4,15 @@ A logger is anything that can be called with a record, a dict with the key `step
 line in `LOGGERS`.
 """
 
+import contextlib
 import importlib.util
 import json
 import math
+import os
 import secrets
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -93,12 +96,8 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
         import wandb as library
     except ImportError as error:
         raise CapiError("logging to Weights & Biases needs an extra: pip install 'capi[wandb]'") from error
-    # The run's own number, since folders of other runs may have the same name.
-    number = folder / ".wandb-id"
-    if not number.exists():
-        atomic_write(number, secrets.token_hex(8))
-    identifier = number.read_text()
-    run = library.init(dir=str(folder), name=folder.name, id=identifier, resume="allow", config=hide_paths(config))
+    number = _identifier(folder / ".wandb-id", lambda: secrets.token_hex(8))
+    run = library.init(dir=str(folder), name=folder.name, id=number, resume="allow", config=hide_paths(config))
 
     def log(record: Record) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
@@ -107,11 +106,98 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
     return log
 
 
-LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {"tensorboard": tensorboard, "wandb": wandb}
+def _identifier(file: Path, create: Callable[[], str]) -> str:
+    """The run's own name at a tracker, since folders of other runs may have the same one; the first start makes it."""
+    if not file.exists():
+        atomic_write(file, create())
+    return file.read_text()
+
+
+def mlflow(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001
+    """MLflow, on the server of MLFLOW_TRACKING_URI, else as files in RUN/mlflow; one run for the folder."""
+    try:
+        from mlflow.entities import Metric, Param
+        from mlflow.tracking import MlflowClient
+    except ImportError as error:
+        raise CapiError("logging to MLflow needs an extra: pip install 'capi[mlflow]'") from error
+    store = os.environ.get("MLFLOW_TRACKING_URI") or (folder / "mlflow").resolve().as_uri()
+    if store.startswith("file:"):
+        # MLflow 3 writes files only where this is set; its database needs a dozen more packages.
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = MlflowClient(tracking_uri=store)
+
+    def create() -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "capi")
+        experiment = client.get_experiment_by_name(name)
+        number = client.create_experiment(name) if experiment is None else experiment.experiment_id
+        identifier: str = client.create_run(number, run_name=folder.name).info.run_id
+        params = [Param(key, str(value)[:6000]) for key, value in _flat(hide_paths(config))]
+        # A hundred is what the server takes at once.
+        for first in range(0, len(params), 100):
+            client.log_batch(identifier, params=params[first : first + 100])
+        return identifier
+
+    number = _identifier(folder / ".mlflow-id", create)
+    client.update_run(number, status="RUNNING")
+
+    def log(record: Record) -> None:
+        now, step = int(1000 * time.time()), int(record["step"] or 0)
+        values = {key: value for key, value in record.items() if key != "step" and value is not None}
+        client.log_batch(number, metrics=[Metric(key, value, now, step) for key, value in values.items()])
+
+    log.close = lambda: client.set_terminated(number)  # type: ignore[attr-defined]
+    return log
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested sections by dotted keys, as on the command line."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def trackio(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001
+    """Trackio, in the project TRACKIO_PROJECT of its own folder on this machine; one run for the folder."""
+    try:
+        import trackio as library
+    except ImportError as error:
+        raise CapiError("logging to Trackio needs an extra: pip install 'capi[trackio]'") from error
+    name = _identifier(folder / ".trackio-id", lambda: f"{folder.name}-{secrets.token_hex(4)}")
+    # What it prints is no result of a command.
+    with contextlib.redirect_stdout(sys.stderr):
+        run = library.init(
+            project=os.environ.get("TRACKIO_PROJECT", "capi"),
+            name=name,
+            resume="allow",
+            config=hide_paths(config),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(record: Record) -> None:
+        run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
+
+    def finish() -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            library.finish()
+
+    log.close = finish  # type: ignore[attr-defined]
+    return log
+
+
+LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "mlflow": mlflow,
+    "trackio": trackio,
+}
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """Tell that a logger's library is missing before anything is written."""
+    """Raise where a logger's library is missing, before anything is written."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             raise CapiError(f"run.loggers has {name}, which needs an extra: pip install 'capi[{name}]'")

