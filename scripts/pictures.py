@@ -6,6 +6,8 @@ Pictures of pages are screenshots of a real browser (Chromium, through playwrigh
 """
 
 import argparse
+import io
+import json
 import os
 import shutil
 import subprocess
@@ -21,9 +23,16 @@ import torch
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import Tensor
 
 import capi
+from capi.data.sources import demo_photos
 from capi.method.masking import MASKS, Grid, roll
+from capi.report.draw import load_prototypes
+from capi.report.explorer.content import Content
+from capi.report.explorer.session import Explorer
+from capi.report.pictures.hidden_patches import hidden_picture
+from capi.report.pictures.painters import PrototypeMaps
 from capi.report.snapshots import photo_path, picture_path, snapshot_steps
 from capi.runtime.randomness import sample_keys
 
@@ -111,6 +120,118 @@ def sinkhorn(run: Path) -> Path:
     return save(figure, "sinkhorn.png")
 
 
+def positions(run: Path) -> Path:
+    """How often a prototype is used at each position of the grid, by standard and by positionwise assignments."""
+    prototypes = load_prototypes(run)
+    tokens = normalized_tokens(run, size=96, count=640)
+    logits = tokens @ prototypes.weight.T + (0 if prototypes.bias is None else prototypes.bias)
+    images, rows, columns, count = logits.shape
+    standard = sinkhorn_knopp(logits.reshape(1, -1, count))[0].reshape(images, rows * columns, count)
+    positionwise = sinkhorn_knopp(logits.reshape(images, -1, count).transpose(0, 1)).transpose(0, 1)
+    # In units of even use: 1 is white.
+    uses = [each.mean(0) * count for each in (standard, positionwise)]
+    shown = uses[0].std(0).argsort(descending=True)[:8].tolist()
+    figure, axes = pyplot.subplots(2, 8, figsize=(9, 2.7), layout="constrained")
+    for row, (use, title) in enumerate(zip(uses, ("standard", "positionwise"), strict=True)):
+        axes[row, 0].set_ylabel(title, fontsize=9)
+        for column, prototype in enumerate(shown):
+            axes[row, column].imshow(use[:, prototype].view(rows, columns), cmap="RdBu_r", vmin=0, vmax=2)
+            axes[0, column].set_title(f"prototype {prototype}", fontsize=8)
+    return save(figure, "positions.png")
+
+
+def clustering(run: Path) -> Path:
+    """One batch: photos, the prototype that each patch is assigned to as a color, and how sure the assignment is."""
+    prototypes, size = load_prototypes(run), 128
+    tokens = normalized_tokens(run, size=size, count=256)
+    logits = tokens @ prototypes.weight.T + (0 if prototypes.bias is None else prototypes.bias)
+    images, rows, columns, count = logits.shape
+    assignments = sinkhorn_knopp(logits.reshape(images, -1, count).transpose(0, 1)).transpose(0, 1)
+    assignments = assignments.reshape(images, rows, columns, count)
+    colors = PrototypeMaps(prototypes.weight, prototypes.bias).colors
+    figure, axes = pyplot.subplots(3, 6, figsize=(9, 4.7), layout="constrained")
+    photos = demo_photos("train")
+    for column, number in enumerate(range(10, images, 41)[:6]):
+        photo = Image.open(io.BytesIO(photos.images.read(number))).convert("RGB")
+        axes[0, column].imshow(photo.resize((size, size)))
+        axes[1, column].imshow(colors[assignments[number].argmax(-1)])
+        axes[2, column].imshow(assignments[number].amax(-1), cmap="magma", vmin=0, vmax=1)
+    for row, title in enumerate(("photo", "prototype", "largest share")):
+        axes[row, 0].set_ylabel(title, fontsize=9)
+    return save(figure, "clustering.webp")
+
+
+def predictions(run: Path) -> Path:
+    """Hidden parts of photos, filled with patches of the predicted prototypes, and of the true ones."""
+    with tempfile.TemporaryDirectory() as folder:
+        explorer = Explorer(capi.load(run), write_photos(Path(folder)), prototypes=load_prototypes(run), size=192)
+        explorer.collect()
+        content = Content(explorer)
+        figure, axes = pyplot.subplots(3, 6, figsize=(9, 4.7), layout="constrained")
+        for column, number in enumerate(range(3, 57, 9)):
+            view = explorer.view(number)
+            hidden = explorer.random_mask(view, "inverse_block", 0.5, seed=number)
+            predicted = explorer.predict(view, hidden)
+            axes[0, column].imshow(hidden_picture(view.photo, hidden))
+            axes[1, column].imshow(content.filled(view, predicted, predicted.predicted))
+            axes[2, column].imshow(content.filled(view, predicted, predicted.truth))
+            axes[1, column].set_xlabel(f"{100 * predicted.hits(5):.0f} % in the first five", fontsize=8)
+    for row, title in enumerate(("seen", "predicted", "truth")):
+        axes[row, 0].set_ylabel(title, fontsize=9)
+    return save(figure, "predictions.webp")
+
+
+def gallery(run: Path) -> Path:
+    """Prototypes as patches that belong to them, from the most used to the least."""
+    folder = run / "pictures" / "prototypes"
+    entries = json.loads((folder / "index.json").read_text())["prototypes"][::4]
+    figure, axes = pyplot.subplots(len(entries), 1, figsize=(6, 0.95 * len(entries)), layout="constrained")
+    for axis, entry in zip(axes, entries, strict=True):
+        axis.imshow(Image.open(folder / entry["file"]))
+        label = f"{entry['number']}\n{100 * entry['share']:.1f} %"
+        axis.set_ylabel(label, fontsize=8, rotation=0, ha="right", va="center")
+    return save(figure, "gallery.webp")
+
+
+def nearest(run: Path) -> Path:
+    """Photos, and those with the most similar features."""
+    folder = run / "pictures" / "neighbours"
+    sheet = json.loads((folder / "index.json").read_text())
+    figure, axes = pyplot.subplots(len(sheet), len(sheet[0]), figsize=(7.5, 5.6), layout="constrained")
+    for row, entries in enumerate(sheet):
+        for axis, entry in zip(axes[row], entries, strict=True):
+            axis.imshow(Image.open(folder / entry["file"]))
+            axis.set_xlabel("asked for" if entry["cosine"] is None else f"{entry['cosine']:.2f}", fontsize=8)
+    return save(figure, "nearest.webp")
+
+
+def normalized_tokens(run: Path, *, size: int, count: int) -> Tensor:
+    """Patch features (images rows columns width) of so many training photos, of length 1."""
+    encoder, photos = capi.load(run), demo_photos("train")
+    pictures = [Image.open(io.BytesIO(photos.images.read(number))) for number in range(count)]
+    with torch.inference_mode():
+        feature_map = encoder(capi.transform(encoder, size)(pictures), pooled=False).feature_map
+    return torch.nn.functional.normalize(feature_map, dim=-1)
+
+
+def sinkhorn_knopp(logits: Tensor) -> Tensor:
+    """Balanced assignments of each group (groups samples prototypes), as the method page has them."""
+    assignments = torch.exp((logits - logits.amax(1, keepdim=True)) / 0.06)
+    for _ in range(3):
+        assignments = assignments / (assignments.sum(1, keepdim=True) + 1e-8)
+        assignments = assignments / (assignments.sum(2, keepdim=True) + 1e-8)
+    return assignments
+
+
+def write_photos(folder: Path) -> list[Path]:
+    """The demo's photos of the split `val` as files."""
+    photos = demo_photos("val")
+    paths = [folder / f"{number:02d}.jpg" for number in range(len(photos.images))]
+    for number, path in enumerate(paths):
+        path.write_bytes(photos.images.read(number))
+    return paths
+
+
 def report(run: Path) -> Path:
     """The top of the report."""
     return screenshot((run / "report.html").resolve().as_uri(), "report.png", height=1000)
@@ -118,8 +239,8 @@ def report(run: Path) -> Path:
 
 def explorer(run: Path) -> Path:
     """The explorer after a click on a photo."""
-    command = [sys.executable, "-m", "capi", "explore", str(run), "--port", str(PORT)]
-    server = subprocess.Popen(command, env=os.environ | {"GRADIO_ANALYTICS_ENABLED": "False"})
+    command = [sys.executable, "-m", "capi", "explore", run.name, "--size", "192", "--port", str(PORT)]
+    server = subprocess.Popen(command, cwd=run.resolve().parent)
     try:
         address = f"http://127.0.0.1:{PORT}"
         for _ in range(120):
@@ -128,7 +249,7 @@ def explorer(run: Path) -> Path:
                 break
             except OSError:
                 time.sleep(1)
-        return screenshot(address, "explorer.png", height=800, click=(330, 400))
+        return screenshot(address, "explorer.png", height=860, click=(300, 500), tab="Similarity")
     finally:
         server.terminate()
         server.wait()
@@ -139,6 +260,7 @@ def doctor(run: Path) -> Path:
     words = [sys.executable, "-m", "capi", "doctor", run.name]
     place = {"cwd": run.resolve().parent, "env": os.environ | {"COLUMNS": "80"}}
     told = subprocess.run(words, check=False, capture_output=True, text=True, **place)
+    assert told.stdout, told.stderr
     lines = [f"$ capi doctor {run.name}", *told.stdout.rstrip().splitlines()]
     figure = pyplot.figure(figsize=(7.4, 0.19 * len(lines) + 0.3), facecolor="#1d2129")
     figure.text(0.02, 0.5, "\n".join(lines), color="#e6e6e6", family="monospace", fontsize=8.5, va="center")
@@ -151,13 +273,15 @@ def save(figure: Figure, name: str) -> Path:
         axes.set_xticks([])
         axes.set_yticks([])
     with tempfile.TemporaryDirectory() as folder:
-        drawn = Path(folder) / name
+        drawn = Path(folder) / f"{Path(name).stem}.png"
         figure.savefig(drawn, dpi=110)
-        return compress(drawn)
+        return compress(drawn, PICTURES / name)
 
 
-def screenshot(address: str, name: str, *, height: int, click: tuple[int, int] | None = None) -> Path:
-    """What a browser shows, after a click if there is one."""
+def screenshot(
+    address: str, name: str, *, height: int, click: tuple[int, int] | None = None, tab: str | None = None
+) -> Path:
+    """What a browser shows, after a click and the choice of a tab if there are any."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
@@ -170,19 +294,39 @@ def screenshot(address: str, name: str, *, height: int, click: tuple[int, int] |
         if click:
             page.mouse.click(*click)
             page.wait_for_timeout(4000)
+        if tab:
+            page.get_by_role("tab", name=tab).click()
+            page.wait_for_timeout(4000)
         drawn = Path(folder) / name
         page.screenshot(path=drawn)
         browser.close()
-        return compress(drawn)
+        return compress(drawn, PICTURES / name)
 
 
-def compress(drawn: Path) -> Path:
-    """256 colors are enough for these pictures, and a third of the bytes."""
-    Image.open(drawn).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(PICTURES / drawn.name, optimize=True)
-    return PICTURES / drawn.name
+def compress(drawn: Path, path: Path) -> Path:
+    """256 colors are enough for most pictures, and a third of the bytes; photos are packed with losses."""
+    picture = Image.open(drawn).convert("RGB")
+    if path.suffix == ".webp":
+        picture.save(path, quality=80, method=6)
+    else:
+        picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    return path
 
 
-DRAWN = {drawing.__name__: drawing for drawing in (before_after, masks, sinkhorn, report, explorer, doctor)}
+DRAWINGS = (
+    before_after,
+    masks,
+    sinkhorn,
+    positions,
+    clustering,
+    predictions,
+    gallery,
+    nearest,
+    report,
+    explorer,
+    doctor,
+)
+DRAWN = {drawing.__name__: drawing for drawing in DRAWINGS}
 
 if __name__ == "__main__":
     main()
