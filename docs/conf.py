@@ -50,7 +50,8 @@ class NotebookParser(MystParser):  # type: ignore[misc]
     def parse(self, inputstring: str, document: Any) -> None:
         cells = ((cell["cell_type"], "".join(cell["source"])) for cell in json.loads(inputstring)["cells"])
         parts = [f"```python\n{text}\n```" if kind == "code" else text for kind, text in cells]
-        super().parse("\n\n".join(parts), document)
+        file = Path(document["source"]).name
+        super().parse("\n\n".join([*parts, f"{{download}}`This page as a notebook <{file}>`"]), document)
 
 
 def visit_math(translator: Any, node: Any) -> None:

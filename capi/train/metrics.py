@@ -7,6 +7,7 @@ line in `LOGGERS`.
 import contextlib
 import importlib.util
 import json
+import logging
 import math
 import os
 import secrets
@@ -21,6 +22,8 @@ from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
 from capi.runtime.privacy import hide_paths
 from capi.train.health import metric_of
 from capi.zoo.run_folder import read_metrics
+
+_LOG = logging.getLogger("capi")
 
 Record = Mapping[str, float | int | None]
 Logger = Callable[[Record], None]
@@ -113,10 +116,40 @@ def _identifier(file: Path, create: Callable[[], str]) -> str:
     return file.read_text()
 
 
+class _MlflowRun:
+    """A logger that stops at the first failure: a server that is gone would hold up every later step."""
+
+    def __init__(self, client: Any, number: str) -> None:
+        self.client, self.number, self.failed = client, number, False
+
+    def __call__(self, record: Record) -> None:
+        from mlflow.entities import Metric
+
+        now, step = int(1000 * time.time()), int(record["step"] or 0)
+        values = {key: value for key, value in record.items() if key != "step" and value is not None}
+        metrics = [Metric(key, value, now, step) for key, value in values.items()]
+        self._try(lambda: self.client.log_batch(self.number, metrics=metrics))
+
+    def close(self) -> None:
+        self._try(lambda: self.client.set_terminated(self.number))
+
+    def _try(self, action: Callable[[], object]) -> None:
+        from mlflow.exceptions import MlflowException
+
+        if self.failed:
+            return
+        try:
+            action()
+        except MlflowException as error:
+            self.failed = True
+            _LOG.warning("MLflow gets no more metrics of this run (%s); metrics.jsonl has all of them", error)
+
+
 def mlflow(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noqa: ARG001
     """MLflow, on the server of MLFLOW_TRACKING_URI, else as files in RUN/mlflow; one run for the folder."""
     try:
-        from mlflow.entities import Metric, Param
+        from mlflow.entities import Param
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
     except ImportError as error:
         raise CapiError("logging to MLflow needs an extra: pip install 'capi[mlflow]'") from error
@@ -137,16 +170,13 @@ def mlflow(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # no
             client.log_batch(identifier, params=params[first : first + 100])
         return identifier
 
-    number = _identifier(folder / ".mlflow-id", create)
-    client.update_run(number, status="RUNNING")
+    try:
+        number = _identifier(folder / ".mlflow-id", create)
+        client.update_run(number, status="RUNNING")
+    except MlflowException as error:
+        raise CapiError(f"MLflow cannot write to {store} ({error}): set MLFLOW_TRACKING_URI, or start it") from error
 
-    def log(record: Record) -> None:
-        now, step = int(1000 * time.time()), int(record["step"] or 0)
-        values = {key: value for key, value in record.items() if key != "step" and value is not None}
-        client.log_batch(number, metrics=[Metric(key, value, now, step) for key, value in values.items()])
-
-    log.close = lambda: client.set_terminated(number)  # type: ignore[attr-defined]
-    return log
+    return _MlflowRun(client, number)
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -178,7 +208,7 @@ def trackio(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # n
         )
 
     def log(record: Record) -> None:
-        run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
+        run.log({key: value for key, value in record.items() if key != "step"}, step=int(record["step"] or 0))
 
     def finish() -> None:
         with contextlib.redirect_stdout(sys.stderr):

@@ -1,5 +1,6 @@
 import builtins
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,27 @@ def test__mlflow_gets_the_same_records_in_one_run(tmp_path: Path, monkeypatch: p
         history = client.get_metric_history(run.info.run_id, metric)
         assert [(each.step, each.value) for each in history] == expected
     assert run.data.metrics["demo/knn/test/teacher"] == 0.25
+
+
+def test__a_run_outlives_mlflow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    log = LOGGERS["mlflow"](tmp_path, 0, {})
+    log({"step": 1, "loss": 1.0})
+    (here,) = (tmp_path / "mlflow").glob(f"*/{(tmp_path / '.mlflow-id').read_text()}")
+    shutil.rmtree(here)
+    for step in (2, 3):
+        log({"step": step, "loss": 1.0})
+    close(log)
+    assert [record.levelname for record in caplog.records if "MLflow gets no more metrics" in record.message] == [
+        "WARNING"
+    ]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(CapiError, match=r"MLflow cannot write to http://127\.0\.0\.1:1 .* set MLFLOW_TRACKING_URI"):
+        LOGGERS["mlflow"](tmp_path / "other", 0, {})
 
 
 def test__trackio_gets_the_same_records_in_one_run(
