@@ -249,7 +249,7 @@ def explorer(run: Path) -> Path:
                 break
             except OSError:
                 time.sleep(1)
-        return screenshot(address, "explorer.png", height=860, click=(300, 500), tab="Similarity")
+        return screenshot(address, "explorer.png", height=860, click=(250, 200))
     finally:
         server.terminate()
         server.wait()
@@ -278,10 +278,8 @@ def save(figure: Figure, name: str) -> Path:
         return compress(drawn, PICTURES / name)
 
 
-def screenshot(
-    address: str, name: str, *, height: int, click: tuple[int, int] | None = None, tab: str | None = None
-) -> Path:
-    """What a browser shows, after a click and the choice of a tab if there are any."""
+def screenshot(address: str, name: str, *, height: int, click: tuple[int, int] | None = None) -> Path:
+    """What a browser shows; of the explorer what is similar to a place of the photo."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
@@ -292,11 +290,11 @@ def screenshot(
         page.goto(address)
         page.wait_for_timeout(3000)
         if click:
-            page.mouse.click(*click)
-            page.wait_for_timeout(4000)
-        if tab:
-            page.get_by_role("tab", name=tab).click()
-            page.wait_for_timeout(4000)
+            page.locator("#photo img").wait_for(timeout=60_000)
+            page.get_by_role("tab", name="Similarity").click()
+            page.locator("#photo img").click(position={"x": click[0], "y": click[1]})
+            page.get_by_text("Most similar patch").wait_for(timeout=60_000)
+            page.wait_for_timeout(5000)
         drawn = Path(folder) / name
         page.screenshot(path=drawn)
         browser.close()
