@@ -55,7 +55,18 @@ Trust = Annotated[
         help="Python code that a recipe or a run names and that may be imported: it runs on this machine; may repeat.",
     ),
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Values to change.")]
+
+
+def _trust_overrides(context: typer.Context, overrides: list[str] | None) -> list[str] | None:
+    """The code that this very command names, for as long as it runs."""
+    context.with_resource(trusting(overrides=overrides or ()))
+    return overrides
+
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY=VALUE]...", callback=_trust_overrides, help="Values to change."),
+]
 
 
 def main() -> None:

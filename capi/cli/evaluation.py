@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from capi import api
-from capi.cli.app import Device, Overrides, Trust, app, check_weights, echo, fail_silently, is_first, messages, one_of
+from capi.cli.app import Device, Trust, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
@@ -129,7 +129,9 @@ def evaluate(
     context: typer.Context,
     model: Model,
     benchmark: Annotated[str, typer.Argument(help="DATASET/PROTOCOL, such as demo/knn, or a YAML file.")],
-    overrides: Overrides = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the benchmark.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results, probe and pictures.")] = None,
     weights: Weights = "teacher",
     overwrite: Overwrite = False,

@@ -11,12 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from capi import api
-from capi.cli.app import Overrides, app, duration, echo, results
+from capi.cli.app import Overrides, Trust, app, duration, echo, results
 from capi.cli.terminal import Terminal
 from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
-from capi.config.schema import Config
-from capi.config.trust import trusting
 from capi.errors import CapiError
 
 if TYPE_CHECKING:
@@ -62,6 +60,7 @@ def plan(
         float | None,
         typer.Option(callback=between(0, 1000), help="kgCO2eq a kWh; by default 0.48, the world's average."),
     ] = None,
+    trust: Trust = None,  # noqa: ARG001 - read by its callback
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a run would need on so many GPUs: memory, hours, energy; or suggest one for a folder of images."""
@@ -86,7 +85,10 @@ def plan(
         _suggest(suggest, gpu, gpus, hours, assumptions, as_json)
         return
     assert recipe is not None
-    config = files.load_config(recipe, overrides or []) if model is None else _adapted(model, recipe, overrides or [])
+    if model is None:
+        config = files.load_config(recipe, overrides or [])
+    else:
+        config = api.adapted_config(model, overrides or [], recipe=recipe, weights=False)
     if measure:
         _measure(config, images, assumptions, as_json)
         return
@@ -96,11 +98,6 @@ def plan(
         _print_json(plan_json(planned, paper))
         return
     _print_plan(recipe, planned, paper)
-
-
-def _adapted(model: str, recipe: str, overrides: list[str]) -> Config:
-    with trusting(overrides=overrides):
-        return api.adapted_config(model, overrides, recipe=recipe, weights=False)
 
 
 def _refuse_to_measure(*, elsewhere: bool, suggesting: bool) -> None:

@@ -20,7 +20,6 @@ from capi.cli.usage import RECIPE_HELP, Commands, between, others_than, refuse_i
 from capi.config import files
 from capi.config.experiments import ablations
 from capi.config.paper import paper_table
-from capi.config.trust import trusted_code
 from capi.errors import INTERRUPTED, PREEMPTED, CapiError
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ def _check(
             device=chosen,
             rounds=rounds,
             progress=lambda: bar.advance(task),
-            trust=trusted_code(trust, overrides),
+            trust=trust,
         )
     console = Terminal()
     if result.data is not None:

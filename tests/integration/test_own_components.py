@@ -105,6 +105,11 @@ def test__the_target_of_the_page_is_trained_resumed_and_judged(run_here: RunHere
     assert record["code"]["target.kind"]["file"] == str(work / "pca_target.py")
     assert weights(work / "run")["student.head.weight"].shape == (4, 32)
     assert not torch.equal(weights(work / "run")["target.product"], torch.eye(32))
+    planned = run_here("plan", "tiny4", *SMALL, *NAMED, "--gpu", "a100-80g", "--json")
+    assert planned.code == 0, planned.stderr
+    assert {"name": "targets", "bytes": 4 * 4 * 2 * 4, "phase": "student"} in json.loads(planned.stdout)["memory"][
+        "parts"
+    ]
     # To look at the run nothing of the target is needed.
     (work / "pca_target.py").rename(work / "kept.py")
     judged = run_here("evaluate", "run", "folder/knn", "data=photos", "--device", "cpu", "--out", "scores")
