@@ -111,7 +111,7 @@ def _attempt(address: str, partial: Path) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            partial.unlink()
+            partial.unlink(missing_ok=True)
         elif error.code not in _TRANSIENT_CODES:
             raise _LastingError(str(error)) from error
         raise
