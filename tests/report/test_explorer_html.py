@@ -5,10 +5,10 @@ import re
 import numpy as np
 from PIL import Image
 
-from capi.report.explorer.html import Figure, alert, answer, facts, figures, heading, missing, scale, swatches
+from capi.report.explorer.html import Figure, parts
 from tests.data.pictures import noise
 
-EVIL = '<script>alert("x")</script>'
+EVIL = '<script>parts.alert("x")</script>'
 
 
 def pictures_in(text: str) -> list[Image.Image]:
@@ -21,8 +21,18 @@ def pictures_in(text: str) -> list[Image.Image]:
 def test__every_text_is_escaped() -> None:
     shown = [Figure(Image.new("RGB", (2, 2)), EVIL)]
     texts = [
-        *(facts(EVIL, EVIL), alert(EVIL), missing(EVIL), figures(shown, "small"), scale(EVIL, EVIL)),
-        *(swatches([((1, 2, 3), EVIL)]), answer(EVIL, EVIL, shown), heading(EVIL, [EVIL], {EVIL: EVIL})),
+        *(
+            parts.facts(EVIL, EVIL),
+            parts.alert(EVIL),
+            parts.missing(EVIL),
+            parts.figures(shown, "small"),
+            parts.scale(EVIL, EVIL),
+        ),
+        *(
+            parts.swatches([((1, 2, 3), EVIL)]),
+            parts.answer(EVIL, EVIL, shown),
+            parts.heading(EVIL, [EVIL], {EVIL: EVIL}),
+        ),
     ]
     for text in texts:
         assert "&lt;script&gt;" in text
@@ -33,21 +43,21 @@ def test__every_text_is_escaped() -> None:
 
 def test__pictures_of_patches_are_exact_and_photos_nearly_so() -> None:
     pixels = noise(6, 4, 3)
-    [exact] = pictures_in(figures([Figure(Image.fromarray(pixels), patches=True)], "large"))
+    [exact] = pictures_in(parts.figures([Figure(Image.fromarray(pixels), patches=True)], "large"))
     assert np.array_equal(np.asarray(exact), pixels)
-    [photo] = pictures_in(figures([Figure(Image.new("RGB", (30, 20), (200, 100, 50)))], "large"))
+    [photo] = pictures_in(parts.figures([Figure(Image.new("RGB", (30, 20), (200, 100, 50)))], "large"))
     assert photo.size == (30, 20)
     assert np.abs(np.asarray(photo).astype(int) - (200, 100, 50)).max() < 5
 
 
 def test__captions_are_said_to_those_who_do_not_see_the_picture() -> None:
-    text = figures([Figure(Image.new("RGB", (2, 2)), "a cat")], "small")
+    text = parts.figures([Figure(Image.new("RGB", (2, 2)), "a cat")], "small")
     assert 'alt="a cat"' in text
     assert "<figcaption>a cat</figcaption>" in text
-    assert "figcaption" not in figures([Figure(Image.new("RGB", (2, 2)))], "small")
+    assert "figcaption" not in parts.figures([Figure(Image.new("RGB", (2, 2)))], "small")
 
 
 def test__images_that_failed_are_named_and_counted() -> None:
-    text = heading("run", [], {"a.png": "broken", "b.png": "broken"})
+    text = parts.heading("run", [], {"a.png": "broken", "b.png": "broken"})
     assert "a.png (broken) and 1 more" in text
-    assert "alert" not in heading("run", [], {})
+    assert "alert" not in parts.heading("run", [], {})

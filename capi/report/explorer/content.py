@@ -1,9 +1,10 @@
 """What the explorer shows of an image, a clicked patch, a prototype and hidden patches, as pictures and HTML."""
 
+from markupsafe import Markup
 from PIL import Image
 from torch import Tensor, tensor
 
-from capi.report.explorer.html import Figure, answer, facts, figures, scale, swatches
+from capi.report.explorer.html import Figure, parts
 from capi.report.explorer.session import Explorer, View
 from capi.report.pictures.clusters import KMeans
 from capi.report.pictures.colormaps import coolwarm
@@ -30,17 +31,17 @@ class Content:
     def pca(self, view: View) -> str:
         """All of the image in three colours, then one component after the other."""
         color = PcaColors().draw(view.feature_map)[0].picture
-        parts = [
+        components = [
             Figure(drawn.picture, f"{drawn.title} · {drawn.caption}", patches=True)
             for drawn in ComponentMaps().draw(view.feature_map)
         ]
         cold, warm = coolwarm(tensor([-1.0, 1.0])).tolist()
         return (
-            facts(PcaColors().explanation)
-            + figures([Figure(color, patches=True)], "large")
-            + facts(ComponentMaps().explanation)
-            + figures(parts, "middle")
-            + swatches([(tuple(cold), "below the mean"), (tuple(warm), "above the mean")])
+            parts.facts(PcaColors().explanation)
+            + parts.figures([Figure(color, patches=True)], "large")
+            + parts.facts(ComponentMaps().explanation)
+            + parts.figures(components, "middle")
+            + parts.swatches([(tuple(cold), "below the mean"), (tuple(warm), "above the mean")])
         )
 
     def clusters(self, view: View, number: int) -> str:
@@ -49,20 +50,22 @@ class Content:
         means, colors = KMeans(number).fit(patches), distinct_colors(number)
         picture = _patch_picture(colors[means.predict(patches)], view)
         shares = zip(colors.tolist(), means.shares_.tolist(), strict=False)
-        legend = swatches([((red, green, blue), f"{100 * share:.0f} %") for (red, green, blue), share in shares])
-        note = facts(f"The patches of this image in {len(means.shares_)} groups, found by k-means, with their shares.")
-        return note + figures([Figure(picture, patches=True)], "large") + legend
+        legend = parts.swatches([((red, green, blue), f"{100 * share:.0f} %") for (red, green, blue), share in shares])
+        note = parts.facts(
+            f"The patches of this image in {len(means.shares_)} groups, found by k-means, with their shares."
+        )
+        return note + parts.figures([Figure(picture, patches=True)], "large") + legend
 
     def prototype_map(self, view: View) -> str:
         """The prototype of each patch as a colour."""
         nearest = self.explorer.nearest(view)
         assert self._colors is not None
         picture = _patch_picture(self._colors[nearest.flatten()], view)
-        note = facts(
+        note = parts.facts(
             f"The patches of this image in the colours of their prototypes, of which {len(nearest.unique())} of "
             f"{len(self._colors)} appear here. Prototypes that are alike have alike colours."
         )
-        return note + figures([Figure(picture, patches=True)], "large")
+        return note + parts.figures([Figure(picture, patches=True)], "large")
 
     def similarity(self, view: View, patch: Patch) -> str:
         """How alike the other patches of the image are."""
@@ -75,22 +78,26 @@ class Content:
             f"median of all is {float(similarity.median()):.3f}."
         )
         heat = outline_patch(heat_over(view.photo, similarity, (low, high)), patch, view.grid)
-        head = facts(text, f"You clicked row {patch[0]}, column {patch[1]}.")
-        return head + figures([Figure(heat)], "large") + scale(f"cosine up to {low:.2f}", f"{high:.2f} and more")
+        head = parts.facts(text, f"You clicked row {patch[0]}, column {patch[1]}.")
+        return (
+            head
+            + parts.figures([Figure(heat)], "large")
+            + parts.scale(f"cosine up to {low:.2f}", f"{high:.2f} and more")
+        )
 
     def others(self, view: View, patch: Patch) -> str:
         """The nearest patches of other images; they may have to be read first."""
         places = self.explorer.similar(view, patch, _NEAREST)
         if not places:
-            return facts(f"No other image to look for alike patches in ({self.explorer.progress()}).")
+            return parts.facts(f"No other image to look for alike patches in ({self.explorer.progress()}).")
         own = similarity_map(view.feature_map[patch], view.feature_map)
         limits = contrast(own)
         heat = [Figure(self._heat(view, patch, place, limits), self._caption(place)) for place in places[:_OTHERS]]
         return (
-            facts("on the same scale, the nearest patch outlined:", "In other images,")
-            + figures(heat, "middle")
-            + facts(f"one of an image ({self.explorer.progress()}):", "The nearest patches,")
-            + figures(self._crops(places), "small")
+            parts.facts("on the same scale, the nearest patch outlined:", "In other images,")
+            + parts.figures(heat, "middle")
+            + parts.facts(f"one of an image ({self.explorer.progress()}):", "The nearest patches,")
+            + parts.figures(self._crops(places), "small")
         )
 
     def prototype(self, number: int) -> str:
@@ -99,8 +106,8 @@ class Content:
         share = 100 * self.explorer.share(number)
         use = f"is the nearest of {share:.2g} % of all patches" if share else "is the nearest of no patch"
         closest = " Those closest to it, with their cosines:" if places else ""
-        head = facts(f"{use} ({self.explorer.progress()}).{closest}", f"Prototype {number}")
-        return head + figures(self._crops(places), "small")
+        head = parts.facts(f"{use} ({self.explorer.progress()}).{closest}", f"Prototype {number}")
+        return head + parts.figures(self._crops(places), "small")
 
     def filled(self, view: View, predictions: HiddenPredictions, labels: Int[Tensor, " p"]) -> Image.Image:
         """The image with each hidden patch replaced by the best patch of a prototype."""
@@ -114,7 +121,7 @@ class Content:
         pairs = zip(labels.tolist(), counts.tolist(), strict=True)
         covered = sum(patches for label, patches in pairs if not self.explorer.members(label, 1, view.number))
         shown = f" No other image has a patch of the prototypes of {covered}, which stay covered." if covered else ""
-        return facts(
+        return parts.facts(
             f"The likeliest prototype is the true one for {100 * predictions.hits():.0f} % of them (by chance "
             f"{100 / prototypes:.1g} %); the truth is among the five likeliest for {100 * predictions.hits(5):.0f} %. "
             f"Mean confidence {100 * confidence:.0f} %, mean entropy {entropy:.2f} nat.{shown}",
@@ -126,30 +133,32 @@ class Content:
         most = float(predictions.confidence.max())
         heat = heat_over(view.photo, predictions.as_map(predictions.confidence), (0.0, most))
         truth = self.filled(view, predictions, predictions.truth)
-        return figures(
+        return parts.figures(
             [
                 Figure(truth, "Filled with the true prototypes: the best it could do"),
                 Figure(heat, "Confidence: the probability of the likeliest prototype"),
             ],
             "wide",
-        ) + scale("confidence 0 %", f"{100 * most:.0f} %")
+        ) + parts.scale("confidence 0 %", f"{100 * most:.0f} %")
 
     def answers(self, view: View, predictions: HiddenPredictions, patch: Patch) -> str:
         """The likeliest prototypes of one patch, with patches that belong to them."""
         position = predictions.position(*patch)
         where = f"Row {patch[0]}, column {patch[1]}:"
         if position is None:
-            return facts("this patch is visible, so there is nothing to predict; click one that is hidden.", where)
+            return parts.facts(
+                "this patch is visible, so there is nothing to predict; click one that is hidden.", where
+            )
         truth, best, rows = int(predictions.truth[position]), predictions.top(position, _ANSWERS), []
         for place, guess in enumerate(best):
             detail = f"{100 * guess.probability:.1f} %{', the truth' if guess.prototype == truth else ''}"
             rows.append(
-                answer(f"{place + 1}. prototype {guess.prototype}", detail, self._examples(guess.prototype, view))
+                parts.answer(f"{place + 1}. prototype {guess.prototype}", detail, self._examples(guess.prototype, view))
             )
         if all(guess.prototype != truth for guess in best):
-            rows.append(answer(f"The truth: prototype {truth}", "", self._examples(truth, view)))
+            rows.append(parts.answer(f"The truth: prototype {truth}", "", self._examples(truth, view)))
         head = f"the {len(best)} likeliest prototypes; entropy {float(predictions.entropy[position]):.2f} nat"
-        return facts(head, where) + "".join(rows)
+        return parts.facts(head, where) + Markup().join(rows)
 
     def _heat(self, view: View, patch: Patch, place: PatchPlace, limits: tuple[float, float]) -> Image.Image:
         other = self.explorer.library.maps[place.image]

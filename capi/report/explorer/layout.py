@@ -11,9 +11,8 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.method.masking import MASKS
-from capi.report.explorer import html
 from capi.report.explorer.content import Content, Patch
-from capi.report.explorer.html import facts
+from capi.report.explorer.html import parts
 from capi.report.explorer.session import Explorer, View
 from capi.report.pictures.hidden_patches import HiddenPredictions, hidden_picture, rectangle
 from capi.report.pictures.similarity import outline_patch, patch_at
@@ -42,7 +41,7 @@ class ExplorerLayout:
         with gradio.Blocks(title=title, analytics_enabled=False, delete_cache=_CLEANED, fill_width=True) as self.page:
             self.view, self.clicked = gradio.State(), gradio.State()
             self.corner, self.predictions, self.seed = gradio.State(), gradio.State(), gradio.State(0)
-            gradio.HTML(html.heading(model_name, explorer.facts(), explorer.failed))
+            gradio.HTML(parts.heading(model_name, explorer.facts(), explorer.failed))
             self.message = gradio.HTML(elem_id="message")
             self._build_picking()
             # The photo to click and its answer beside each other, above the fold of a laptop's screen.
@@ -79,7 +78,7 @@ class ExplorerLayout:
         with gradio.Tab("PCA"):
             self.pca = gradio.HTML(elem_id="pca")
         with gradio.Tab("Similarity"):
-            self.similarity = gradio.HTML(facts(_CLICK), elem_id="similarity")
+            self.similarity = gradio.HTML(parts.facts(_CLICK), elem_id="similarity")
             self.others = gradio.HTML(elem_id="others")
         with gradio.Tab("Clusters"):
             self.number = gradio.Slider(2, 24, value=8, step=1, label="How many clusters", elem_id="number")
@@ -89,7 +88,7 @@ class ExplorerLayout:
         gradio, index = self.gradio, self.explorer.index
         with gradio.Tab("Prototypes"):
             if index is None:
-                gradio.HTML(html.missing(self.explorer.missing_prototypes or ""))
+                gradio.HTML(parts.missing(self.explorer.missing_prototypes or ""))
                 return
             last = len(index.prototypes) - 1
             self.prototype = gradio.Number(
@@ -102,9 +101,9 @@ class ExplorerLayout:
         gradio, absent, masks = self.gradio, self.explorer.missing_predictions, self.explorer.masks
         with gradio.Tab("Predictions"):
             if absent is not None:
-                gradio.HTML(html.missing(absent))
+                gradio.HTML(parts.missing(absent))
                 return
-            gradio.HTML(facts(_HIDE, "What does it predict?"))
+            gradio.HTML(parts.facts(_HIDE, "What does it predict?"))
             with gradio.Row():
                 labels = {kind: kind.replace("_", " ") + " (recipe)" * (kind == masks.kind) for kind in MASKS}
                 choices = [(label, kind) for kind, label in labels.items()]
@@ -117,7 +116,7 @@ class ExplorerLayout:
             with gradio.Row():
                 self.hide = self._image("What the model sees", "hide", 250)
                 self.filled = self._image("Filled with the predicted prototypes", "filled", 250)
-            self.outcome = gradio.HTML(facts(_CORNERS), elem_id="outcome")
+            self.outcome = gradio.HTML(parts.facts(_CORNERS), elem_id="outcome")
             self.confidence = gradio.HTML(elem_id="confidence")
             self.answers = gradio.HTML(elem_id="answers")
 
@@ -174,7 +173,7 @@ class ExplorerLayout:
             try:
                 changes = ({} if follows else {self.message: ""}) | handler(*values)
             except CapiError as error:
-                changes = {self.message: html.alert(str(error))}
+                changes = {self.message: parts.alert(str(error))}
             return changes or {self.message: self.gradio.skip()}
 
         def selected(event: Any, *values: Any) -> Values:
@@ -222,10 +221,10 @@ class ExplorerLayout:
 
     def _shown(self, view: View) -> Values:
         """A new image; what was seen of the last one goes away."""
-        where = facts(f"· {view.grid[0]} x {view.grid[1]} patches · click one", view.name)
+        where = parts.facts(f"· {view.grid[0]} x {view.grid[1]} patches · click one", view.name)
         values = {
             **{self.view: view, self.photo: view.photo, self.where: where},
-            **{self.similarity: facts(_CLICK), self.others: "", self.clicked: None},
+            **{self.similarity: parts.facts(_CLICK), self.others: "", self.clicked: None},
         }
         return values if self.explorer.missing_predictions is not None else values | self._nothing_hidden(view)
 
@@ -245,7 +244,7 @@ class ExplorerLayout:
             self.photo: outline_patch(seen.photo, patch, seen.grid),
             self.clicked: patch,
             self.similarity: self.content.similarity(seen, patch),
-            self.others: facts("Searching the other images …"),
+            self.others: parts.facts("Searching the other images …"),
         }
 
     def _compare(self, view: View | None, patch: Patch | None) -> Values:
@@ -275,7 +274,7 @@ class ExplorerLayout:
         return self._nothing_hidden(seen) | {
             self.corner: patch,
             self.hide: outline_patch(seen.photo, patch, seen.grid),
-            self.outcome: facts("Now click the opposite corner in the same picture."),
+            self.outcome: parts.facts("Now click the opposite corner in the same picture."),
         }
 
     def _hide(self, view: View | None, kind: str, ratio: float, seed: int) -> Values:
@@ -287,7 +286,7 @@ class ExplorerLayout:
     def _nothing_hidden(self, view: View) -> Values:
         return {
             **{self.hide: view.photo, self.filled: view.photo, self.corner: None, self.predictions: None},
-            **{self.outcome: facts(_CORNERS), self.confidence: "", self.answers: ""},
+            **{self.outcome: parts.facts(_CORNERS), self.confidence: "", self.answers: ""},
         }
 
     def _predicted(self, view: View, hidden: Tensor) -> Values:
@@ -298,7 +297,7 @@ class ExplorerLayout:
             self.filled: self.content.filled(view, predictions, predictions.predicted),
             self.outcome: self.content.outcome(view, predictions),
             self.confidence: self.content.confidence(view, predictions),
-            self.answers: facts(_FILLED),
+            self.answers: parts.facts(_FILLED),
         }
 
     def _answer(self, view: View | None, predictions: HiddenPredictions | None, pixel: Sequence[int | float]) -> Values:
