@@ -112,7 +112,8 @@ def train_source(job: dict[str, Any]) -> dict[str, Any]:
         steps = f"optimization.steps={max(round(job['budget'] / seconds), 1)}"
         run = ["run.snapshots=0", "run.report=false", "run.loggers=[]", "checkpoint.every_minutes=2"]
         config = capi.load_config("small", [*BASE, *job["set"], *run, steps])
-    photos = [str(photo) for photo in photos_of({"folder": job["source_folder"]}, "train")[0]]
+    # Of a table those of the split `train` are read.
+    photos = Path(job["source_folder"]) / "labels.csv"
     done = capi.pretrain(config, data=photos, out=out, resume=True, device="cpu")
     if not done.finished:
         raise SystemExit("stopped: the same command resumes")

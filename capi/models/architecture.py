@@ -133,7 +133,7 @@ def architecture_of(encoder: CapiEncoder) -> Architecture:
     if not isinstance(trunk, Encoder):
         raise CapiError(
             "this encoder is another method's, which files of CAPI models do not describe: of a run there are the "
-            "formats original, onnx and safetensors"
+            "formats original and safetensors"
         )
     return Architecture(
         **_stack_of(trunk),
