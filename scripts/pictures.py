@@ -249,7 +249,7 @@ def explorer(run: Path) -> Path:
                 break
             except OSError:
                 time.sleep(1)
-        return screenshot(address, "explorer.png", height=860, click=(250, 200))
+        return screenshot(address, "explorer.webp", height=860, click=(250, 200))
     finally:
         server.terminate()
         server.wait()
@@ -295,7 +295,7 @@ def screenshot(address: str, name: str, *, height: int, click: tuple[int, int] |
             page.locator("#photo img").click(position={"x": click[0], "y": click[1]})
             page.get_by_text("Most similar patch").wait_for(timeout=60_000)
             page.wait_for_timeout(5000)
-        drawn = Path(folder) / name
+        drawn = Path(folder) / "page.png"
         page.screenshot(path=drawn)
         browser.close()
         return compress(drawn, PICTURES / name)
