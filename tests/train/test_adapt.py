@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import capi
 from capi.api import training
@@ -19,7 +20,7 @@ from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.models.costs import ActivationPolicy, Counts
 from capi.models.low_rank import LowRank
-from capi.train.build import build_learner, mask_sampler, masked_batch
+from capi.train.build import build_learner, build_networks, mask_sampler, masked_batch
 from capi.train.checkpoint import Checkpoints, tensors
 from capi.train.cost.activations import student_activations
 from capi.train.initial_weights import fitted_patches, initialise
@@ -282,3 +283,35 @@ def test__the_planned_activations_are_what_autograd_keeps(
         planned = sum(student_activations(learner.student, counts, 4, ActivationPolicy(compute_bytes=size)))
         # What the first of the trained blocks reads needs no gradient, so that it keeps less; there are three here.
         assert planned == pytest.approx(kept_by_autograd(config, learner, precision), rel=0.06), precision
+
+
+@pytest.mark.parametrize("more", [[], ["adapt.lora_rank=16"]], ids=str)
+def test__the_plan_of_a_large_encoder_is_what_tensors_without_values_keep(more: list[str]) -> None:
+    """ViT-L/14 of DINOv2 at 224 px in bfloat16, whose student runs forward on tensors that have shapes alone."""
+    settings = [*more, "optimization.batch_size=16"]
+    config = adapted_config("baseline:dinov2_vitl14", settings, weights=False)
+    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    kept: dict[int, int] = {}
+
+    def pack(value: Tensor) -> Tensor:
+        kept[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        return value
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with torch.device("meta"):
+        student = build_networks(config, "meta").student
+    with mode:
+        for module in student.modules():
+            for name, each in module._parameters.items():
+                if each is not None:
+                    module._parameters[name] = nn.Parameter(torch.empty_like(each, device="cpu"), each.requires_grad)
+        parts = (torch.empty(16, 3, 224, 224), *(torch.zeros(16, n, dtype=torch.long) for n in (visible, predicted)))
+        hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value)
+        with hooks, torch.autocast("cpu", torch.bfloat16):
+            outputs = student(*parts)
+        weights = {each.untyped_storage()._cdata for each in student.parameters()}
+    found = sum(size for storage, size in kept.items() if storage not in weights)
+    counts = Counts(student.encoder.num_registers, Grid(*config.grid).size, visible, predicted)
+    planned = student_activations(student, counts, 16, ActivationPolicy(compute_bytes=2))
+    assert outputs.shape == (16, predicted, 1024)
+    assert planned.encoder + planned.predictor + planned.weight_copies == pytest.approx(found, rel=0.03)
