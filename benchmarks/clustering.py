@@ -56,7 +56,8 @@ def compare(sinkhorn: str, arguments: argparse.Namespace) -> None:
     torch.manual_seed(0)
     tokens = torch.randn(arguments.images, arguments.positions, arguments.width)
     predict_index = torch.rand(tokens.shape[:2]).argsort(1)[:, : arguments.predictions]
-    settings = ClusteringSettings(sinkhorn=sinkhorn)  # type: ignore[arg-type]
+    budget = None if arguments.chunk_mib is None else arguments.chunk_mib * 2**20
+    settings = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=budget)  # type: ignore[arg-type]
     clustering = OnlineClustering(width=arguments.width, prototypes=arguments.prototypes, settings=settings)
     works: dict[str, Work] = {
         "plain": partial(at_once, clustering, tokens, predict_index),
@@ -96,8 +97,8 @@ def balanced(samples: Tensor, prototypes: Tensor, fraction: int) -> tuple[Tensor
     logits = plain.logits(samples, prototypes, None)
     kernel = plain.kernel(logits, logits.amax(1, keepdim=True), settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, OneProcess())
-    assignments = kernel * u * v
-    loss, difference = plain.cross_entropy(logits, assignments, settings.prediction_temperature)
+    assignments, totals = plain.assignments(kernel, u, v)
+    loss, difference = plain.cross_entropy(logits, assignments, totals, settings.prediction_temperature)
     return assignments, loss, rounded(difference, fraction).flatten(0, 1).t() @ samples.flatten(0, 1)
 
 
@@ -126,6 +127,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--predictions", type=int, default=7)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--chunk-mib", type=int, help="as clustering.chunk_mib")
     parser.add_argument(
         "--keep-mib", type=int, default=LARGEST_KEPT_BLOCK // 2**20, help="largest block the allocator keeps"
     )

@@ -157,8 +157,8 @@ class RunConfig(Section):
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the networks' products; `auto` takes bfloat16 where a CUDA device has it, else float32."""
     compile: Switch = "auto"
-    """Compile the blocks and heads of student and teacher with torch.compile: slower to start, faster to run; `auto` is
-    on for CUDA. Where nothing can be compiled the run continues without it."""
+    """Compile the blocks and heads of student and teacher and the clustering's slices with torch.compile: slower to
+    start, faster to run; `auto` is on for CUDA. Where nothing can be compiled the run continues without it."""
     activation_checkpointing: Literal["off", "full", "selective"] = "off"
     """Compute the student's blocks again in the backward pass, to save memory: all of them, or all but products."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"

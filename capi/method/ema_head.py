@@ -154,4 +154,5 @@ def balanced(
     samples = logits.flatten(0, 1)[None]
     kernel = plain.kernel(samples, reduction.max(samples.amax(1, keepdim=True)), temperature)
     u, v = plain.sinkhorn(kernel, iterations, reduction)
-    return (kernel * u * v).view_as(logits)
+    assignments, _ = plain.assignments(kernel, u, v)
+    return assignments.view_as(logits)

@@ -1,8 +1,9 @@
-"""torch.compile for what is called over and over: the blocks of encoder and predictor, and the head.
+"""torch.compile for what is called over and over: blocks of encoder and predictor, heads, slices of the clustering.
 
 Each is compiled by itself, and one piece of code serves all that are alike, so that a deep network takes no longer than
 a shallow one. Only the forward pass is compiled: what puts sharded weights together (FSDP2) stays around it, as torch
-advises. Sizes are constant in a run, so every size has code of its own (`dynamic=False`).
+advises. Sizes are constant in a run, so every size has code of its own (`dynamic=False`), but where a queue of the
+clustering fills.
 
 Where the compiler fails the forward pass is what it was, after one warning.
 """
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from capi.method.clustering import OnlineClustering
 from capi.models.layers import TransformerBlock
 from capi.train.step import Learner
 
@@ -28,20 +30,24 @@ def wants_compiling(setting: str, device: torch.device) -> bool:
 
 
 def compile_networks(learner: Learner, backend: str = "inductor") -> None:
-    """Compile blocks and heads of student and teacher in place; names and copies stay as they are."""
+    """Compile blocks and heads of student and teacher, and a clustering's slices, in place; names and copies stay."""
     failures: list[str] = []
     for network in (learner.student, learner.teacher.average):
         for module in (*(part for part in network.modules() if isinstance(part, TransformerBlock)), network.head):
             module.forward = Compiled(module.forward, failures, backend)
+    if isinstance(learner.target, OnlineClustering):
+        learner.target.balance = Compiled(learner.target.balance, failures, backend, dynamic=None)
 
 
 class Compiled:
     """A forward pass that is compiled when it is first called. A copy of its module is not compiled."""
 
-    def __init__(self, forward: Callable[..., Any], failures: list[str], backend: str) -> None:
+    def __init__(
+        self, forward: Callable[..., Any], failures: list[str], backend: str, *, dynamic: bool | None = False
+    ) -> None:
         # `failures` is shared by all that are compiled: where one fails, no other is tried.
         self.forward, self.failures = forward, failures
-        self.compiled = torch.compile(forward, dynamic=False, backend=backend)
+        self.compiled = torch.compile(forward, dynamic=dynamic, backend=backend)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException

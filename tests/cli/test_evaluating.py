@@ -49,7 +49,7 @@ def test__evaluate_prints_scores_and_departures_and_writes_them(work: Path) -> N
     record = json.loads((work / "out" / "results.json").read_text())
     assert record["scores"] == {"val": 1.0}
     assert record["config"]["data"] == "classes"
-    assert record["numerics"] == 3
+    assert record["numerics"] == 4
 
 
 @pytest.mark.parametrize("protocol", ["attentive", "linear"])

@@ -52,6 +52,14 @@ def test__a_short_run_is_told_in_seconds(run_here: RunHere) -> None:
         ),
         (["pretrain", "tiny4", "--check", "--device", "meta"], 'the device "meta" is not there'),
         (["pretrain", "tiny4", "--check", "--device", "toaster"], 'the device "toaster" is not there'),
+        (
+            ["pretrain", "tiny4", "--check", "clustering.precision=tf32", "--device", "cpu"],
+            "the device cpu has no TF32",
+        ),
+        (
+            ["pretrain", "tiny4", "--check", "clustering.chunk_mib=1", "--device", "cpu"],
+            "clustering.chunk_mib = 1 is too little for one position",
+        ),
     ],
 )
 def test__bad_input_gets_one_sentence_and_exit_code_2(run_here: RunHere, arguments: list[str], message: str) -> None:
@@ -102,6 +110,14 @@ def test__checking_a_folder_tells_what_is_in_it(run_here: RunHere, images: Path)
         (["pretrain", "tiny4", "--data", "EMPTY", "--out", "RUN"], "holds no images"),
         (["pretrain", "tiny4", "--data", "IMAGES", "--out", "RUN", "--resume", "--overwrite"], "exclude each other"),
         (["pretrain", "tiny4", "--data", "IMAGES", "--out", "IMAGES"], "not empty and holds no run"),
+        (
+            ["pretrain", "tiny4", "--data", "IMAGES", "--out", "RUN", "--device", "cpu", "clustering.precision=tf32"],
+            "the device cpu has no TF32: set clustering.precision=auto",
+        ),
+        (
+            ["pretrain", "tiny4", "--data", "IMAGES", "--out", "RUN", "--device", "cpu", "clustering.chunk_mib=1"],
+            "clustering.chunk_mib = 1 is too little for one position of",
+        ),
         (["export", "nowhere", "--out", "FILE"], "there is no encoder nowhere"),
         (["export", "EMPTY", "--out", "FILE", "--format", "onx"], "not one of safetensors, released"),
         (["export", "EMPTY", "--out", "FILE", "--weights", "teecher"], 'did you mean "teacher"?'),
@@ -125,16 +141,16 @@ def test__resuming_a_run_of_older_numerics_says_so_once(run_here: RunHere, image
     command += ["--out", str(tmp_path / "run")]
     assert run_here(*command).code == 0
     record = json.loads(file.read_text())
-    assert record.pop("numerics") == record["starts"][0].pop("numerics") == 3
+    assert record.pop("numerics") == record["starts"][0].pop("numerics") == 4
     file.write_text(json.dumps(record))
     told = run(*command, "--resume").stderr
     assert told.count("numerics") == 1
-    assert "this run has numerics 1, this capi 3: crops are cut before resizing;" in told
+    assert "this run has numerics 1, this capi 4: crops are cut before resizing;" in told
     assert "numerics" not in run_here(*command, "--resume").stderr
     # The run keeps the number it began with, each start has its own.
     record = json.loads(file.read_text())
     assert "numerics" not in record
-    assert [start.get("numerics", 1) for start in record["starts"]] == [1, 3, 3]
+    assert [start.get("numerics", 1) for start in record["starts"]] == [1, 4, 4]
 
 
 def test__a_run_of_a_newer_version_is_refused(run_here: RunHere, images: Path, tmp_path: Path) -> None:

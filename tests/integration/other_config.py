@@ -1,4 +1,4 @@
-"""The command line, with another seed in process 1: `other_config.py ARGUMENTS`."""
+"""The command line, with another value in process 1: OTHER=KEY=VALUE,KEY=VALUE `other_config.py ARGUMENTS`."""
 
 import os
 import sys
@@ -6,5 +6,5 @@ import sys
 from capi.cli import main
 
 if __name__ == "__main__":
-    sys.argv.append(f"seed={os.environ['RANK']}")
+    sys.argv.append(os.environ["OTHER"].split(",")[int(os.environ["RANK"])])
     main()

@@ -244,12 +244,24 @@ def test__a_full_disk_in_one_process_ends_all_with_one_sentence(images: Path, tm
 
 
 @pytest.mark.long
-def test__other_configs_and_wrong_keys_are_told_once(images: Path, tmp_path: Path) -> None:
-    first = start(2, "-m", "tests.integration.other_config", *pretrain(images, tmp_path / "run")[2:])
-    results = ended(first)
+@pytest.mark.parametrize(
+    ("key", "first", "second"),
+    [
+        ("seed", "0", "1"),
+        ("run.compile", "off", "auto"),
+        ("clustering.precision", "float32", "bfloat16"),
+        ("clustering.chunk_mib", "64", "128"),
+    ],
+)
+def test__other_configs_are_told_once_before_the_first_step(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, first: str, second: str
+) -> None:
+    monkeypatch.setenv("OTHER", f"{key}={first},{key}={second}")
+    results = ended(start(2, "-m", "tests.integration.other_config", *pretrain(images, tmp_path / "run")[2:]))
     assert [code for code, _, _ in results] == [2, 2], results
-    sentence = "process 1 was started with another config than process 0 ('seed: 1', not 'seed: 0')"
-    assert sentence in " ".join(results[0][2].split())
+    name = key.rpartition(".")[2]
+    sentence = f"process 1 was started with another config than process 0 ('{name}: {second}', not '{name}: {first}')"
+    assert sentence in " ".join(results[0][2].split()).replace("'off'", "off")
     assert "Error" not in results[1][2]
     assert not (tmp_path / "run").exists()
 

@@ -1,7 +1,7 @@
 import torch
 from torch import Tensor
 
-from capi.method.clustering.plain import EPS, kernel, normalized, sinkhorn
+from capi.method.clustering.plain import EPS, assignments, kernel, normalized, sinkhorn
 from capi.types import OneProcess
 
 
@@ -20,40 +20,42 @@ def slow_sinkhorn(kernel: Tensor, iterations: int) -> Tensor:
     return torch.tensor(matrix, dtype=torch.float64)
 
 
+def balanced(kernel: Tensor, iterations: int) -> Tensor:
+    found, sums = assignments(kernel.clone(), *sinkhorn(kernel, iterations, OneProcess()))
+    torch.testing.assert_close(sums, found.sum(-1, keepdim=True))
+    return found
+
+
 def test__sinkhorn_equals_the_slow_definition_in_every_group() -> None:
     values = torch.rand(3, 7, 5)
     for iterations in (1, 3, 6):
-        u, v = sinkhorn(values, iterations, OneProcess())
-        assignments = values * u * v
+        found = balanced(values, iterations)
         expected = torch.stack([slow_sinkhorn(group, iterations) for group in values]).float()
-        torch.testing.assert_close(assignments, expected, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test__eps_is_reproduced_for_samples_far_from_every_prototype() -> None:
     values = torch.rand(1, 6, 4)
     values[0, 2] *= 1e-24
     values[0, 3] = 0
-    u, v = sinkhorn(values, 3, OneProcess())
-    assignments = (values * u * v)[0]
-    torch.testing.assert_close(assignments, slow_sinkhorn(values[0], 3).float(), rtol=1e-4, atol=1e-7)
-    assert 0.1 < assignments[2].sum() < 0.9
-    assert assignments[3].sum() == 0
+    found = balanced(values, 3)[0]
+    torch.testing.assert_close(found, slow_sinkhorn(values[0], 3).float(), rtol=1e-4, atol=1e-7)
+    assert 0.1 < found[2].sum() < 0.9
+    assert found[3].sum() == 0
 
 
 def test__rows_sum_to_one_and_prototypes_are_used_evenly() -> None:
     values = torch.exp(torch.randn(2, 60, 8))
-    u, v = sinkhorn(values, 20, OneProcess())
-    assignments = values * u * v
-    torch.testing.assert_close(assignments.sum(2), torch.ones(2, 60))
-    torch.testing.assert_close(assignments.sum(1), torch.full((2, 8), 60 / 8), rtol=1e-3, atol=0)
+    found = balanced(values, 20)
+    torch.testing.assert_close(found.sum(2), torch.ones(2, 60))
+    torch.testing.assert_close(found.sum(1), torch.full((2, 8), 60 / 8), rtol=1e-3, atol=0)
 
 
 def test__factors_stay_finite_over_many_iterations_with_few_samples() -> None:
     """u would grow by prototypes / samples in each iteration, and leave the range of float32 after some ten."""
     values = torch.exp(torch.randn(1, 2, 400))
-    u, v = sinkhorn(values, 40, OneProcess())
-    assignments = (values * u * v)[0]
-    torch.testing.assert_close(assignments, slow_sinkhorn(values[0], 40).float(), rtol=1e-3, atol=1e-6)
+    found = balanced(values, 40)[0]
+    torch.testing.assert_close(found, slow_sinkhorn(values[0], 40).float(), rtol=1e-3, atol=1e-6)
 
 
 def test__groups_do_not_see_each_other() -> None:

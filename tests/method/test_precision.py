@@ -78,7 +78,7 @@ class Products(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm_.default):
+        if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.out):
             self.seen.append(torch.get_float32_matmul_precision())
         return function(*args, **(kwargs or {}))
 
@@ -104,7 +104,7 @@ def test__bfloat16_rounds_the_factors_and_nothing_else() -> None:
     torch.testing.assert_close(product(left, right, "bfloat16"), rounded, rtol=1e-5, atol=1e-5)
     total = torch.randn(5, 7)
     expected = total + rounded
-    assert product(left, right, "bfloat16", total) is total
+    assert product(left, right, "bfloat16", total, out=total) is total
     torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-5)
 
 

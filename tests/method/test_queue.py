@@ -95,6 +95,23 @@ def test__only_followed_batches_enter_and_each_replaces_the_oldest() -> None:
     assert torch.equal(clustering.queue.earlier(), torch.cat([batches[0], batches[3]]).bfloat16())
 
 
+@pytest.mark.parametrize("budget", [None, 16_000])
+@pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
+def test__a_skipped_batch_leaves_nothing_to_be_balanced_with(sinkhorn: Any, budget: int | None) -> None:
+    clustering = clustering_with(3, ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=budget))
+    # As if one prototype were next to tokens of zeros.
+    clustering.bias.data[0] = 5
+    earlier: list[Tensor] = []
+    for skipped in (True, False, True, False, False):
+        tokens = torch.randn(IMAGES, POSITIONS, WIDTH)
+        found = run(clustering, [tokens])
+        together = torch.cat(earlier).bfloat16() if earlier else None
+        expected = slow(tokens, clustering.prototypes, clustering.bias, clustering.settings, together)
+        assert_close(Results(found[0], found[1], *found[2]), expected, rtol=4e-5, atol=2e-6)
+        clustering.follow(torch.tensor(float(skipped)))
+        earlier += [] if skipped else [tokens]
+
+
 def test__without_a_queue_nothing_is_kept() -> None:
     clustering = clustering_with(0)
     run(clustering, [torch.randn(IMAGES, POSITIONS, WIDTH)])

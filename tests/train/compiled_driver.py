@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 
 from capi.config.files import parse_config
 from capi.config.schema import Config
+from capi.method.clustering import OnlineClustering
 from capi.train.build import build_learner, masked_batch
 from capi.train.compilation import compile_networks
 from capi.train.step import Learner, train_step
@@ -32,6 +33,8 @@ CASES: dict[str, list[str]] = {
     "selective": ["run.activation_checkpointing=selective"],
     "mlp": ["model.head=mlp", "target.kind=ema_head", "model.predictor.kind=self"],
     "lowered": ["run.precision=bfloat16"],
+    "standard": ["clustering.sinkhorn=standard"],
+    "queued": ["clustering.queue=12"],
 }
 
 
@@ -58,7 +61,8 @@ def trained(config: Config, backend: Any = None, steps: int = 3) -> Learner:
 def distance(ours: torch.nn.Module, theirs: torch.nn.Module) -> float:
     """Between two networks, in lengths of what training moved them."""
     gaps = [ours - theirs for ours, theirs in zip(ours.parameters(), theirs.parameters(), strict=True)]
-    return float(torch.nn.utils.get_total_norm(gaps) / torch.nn.utils.get_total_norm(list(theirs.parameters())))
+    length = torch.nn.utils.get_total_norm(list(theirs.parameters()))
+    return float(torch.nn.utils.get_total_norm(gaps) / length) if gaps else 0.0
 
 
 def run(name: str, backend: str) -> dict[str, Any]:
@@ -74,6 +78,9 @@ def run(name: str, backend: str) -> dict[str, Any]:
         "breaks": breaks,
         "distance": distance(compiled.student, plain.student),
         "moved": distance(plain.student, build_learner(config).student),
+        "clusters": isinstance(plain.target, OnlineClustering),
+        "target_distance": distance(compiled.target, plain.target),
+        "target_moved": distance(plain.target, build_learner(config).target),
         "copies": sorted({type(module.forward).__name__ for module in copied.modules()}),
     }
 

@@ -9,13 +9,14 @@ A batch may come in several micro-batches. They are balanced together, as one ba
 when its turn comes. Where batches are small, a queue of earlier tokens (`queue.py`) may be balanced together with them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from capi.method.clustering import plain
 from capi.method.clustering.precision import choose_products
 from capi.method.clustering.queue import QueueShape, TokenQueue
 from capi.method.clustering.walk import Balance, ClusteringSettings, SinkhornVariant, cluster, plan_slices, rebuild
@@ -85,6 +86,8 @@ class OnlineClustering(Target):
         # learnt, so that a state dict holds the prototypes alone; checkpoints keep it by name.
         self.register_buffer("recent_use", torch.zeros(prototypes), persistent=False)
         self.queue = None if queue is None else TokenQueue(queue, width)
+        # Where a run is compiled, what came of it.
+        self.balance: Callable[..., plain.Balanced] = plain.balance
         self._last_tokens: Sequence[Tensor] = ()
 
     @classmethod
@@ -147,8 +150,15 @@ class OnlineClustering(Target):
         balanced = work.images * (1 + earlier)
         walk = PLAIN_ARRAYS * FLOAT32 * balanced * patches * prototypes
         if work.bounded:
-            budget, accelerator = self.settings.chunk_bytes, work.accelerator
-            walk = plan_slices(balanced, patches, prototypes, width, chunk_bytes=budget, accelerator=accelerator).bytes
+            walk = plan_slices(
+                balanced,
+                patches,
+                prototypes,
+                width,
+                chunk_bytes=self.settings.chunk_bytes,
+                accelerator=work.accelerator,
+                sinkhorn=self.settings.sinkhorn,
+            ).bytes
         groups = patches if self.settings.sinkhorn == "positionwise" else 1
         factors = FLOAT32 * (2 * groups * prototypes + balanced * patches)
         together = FLOAT32 * work.images * patches * width if work.micro_batches > 1 else 0
@@ -180,7 +190,10 @@ class OnlineClustering(Target):
         # Sinkhorn amplifies rounding by 1 / T_target: always in float32, also under autocast.
         with torch.no_grad(), torch.autocast(together.device.type, enabled=False):
             earlier = None if self.queue is None else self.queue.earlier()
-            clustered = cluster(together, self.prototypes, self.bias, self.settings, self.reduction, earlier)
+            absent = None if self.queue is None or earlier is None else self.queue.absent(len(earlier))
+            clustered = cluster(
+                together, self.prototypes, self.bias, self.settings, self.reduction, earlier, absent, self.balance
+            )
         self._last_tokens = () if self.queue is None else tokens
         loss = _LossWithGradient.apply(
             self.prototypes, self.bias, clustered.loss, clustered.prototype_gradient, clustered.bias_gradient

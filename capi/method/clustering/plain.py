@@ -11,6 +11,7 @@ prototypes. u is (s 1 k), v is (s b 1).
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +38,34 @@ def logits(
     precision: Precision = "float32",
 ) -> Float[Tensor, "s b k"]:
     """l = x C^T + bias."""
-    products = product(samples.flatten(0, 1), prototypes.t(), precision).unflatten(0, samples.shape[:2])
-    return products if bias is None else products.add_(bias)
+    return product(samples.flatten(0, 1), prototypes.t(), precision, bias).unflatten(0, samples.shape[:2])
+
+
+class Balanced(NamedTuple):
+    """Of some groups: what rebuilds their assignments, the loss summed over samples, and its gradient by l / T."""
+
+    shift: Float[Tensor, "s 1 k"]
+    u: Float[Tensor, "s 1 k"]
+    v: Float[Tensor, "s b 1"]
+    loss: Float[Tensor, ""]
+    gradient: Float[Tensor, "s own k"]
+
+
+def balance(
+    logits: Float[Tensor, "s b k"],
+    own: int,
+    reduction: Reduction,
+    *,
+    iterations: int,
+    target_temperature: float,
+    prediction_temperature: float,
+) -> Balanced:
+    """Balance all samples together; the first `own` of each group make the loss. Overwrites the logits."""
+    shift = reduction.max(logits.amax(1, keepdim=True))
+    weights = kernel(logits, shift, target_temperature)
+    u, v = sinkhorn(weights, iterations, reduction)
+    assigned, totals = assignments(weights[:, :own], u, v[:, :own])
+    return Balanced(shift, u, v, *cross_entropy(logits[:, :own], assigned, totals, prediction_temperature))
 
 
 def kernel(
@@ -51,12 +78,36 @@ def kernel(
 def sinkhorn(
     kernel: Float[Tensor, "s b k"], iterations: int, reduction: Reduction
 ) -> tuple[Float[Tensor, "s 1 k"], Float[Tensor, "s b 1"]]:
-    """The factors u and v after so many iterations; the reduction adds up the samples of all processes."""
+    """The factors after so many iterations but for the last division by sums over prototypes: `assignments` makes it.
+
+    The reduction adds up the samples of all processes.
+    """
     u, v = torch.ones_like(kernel[:, :1]), torch.ones_like(kernel[..., :1])
-    for _ in range(iterations):
-        u, v = moderate(divide(u, reduction.sum(v.mT @ kernel)), v)
-        v = divide(v, (u @ kernel.mT).mT)
+    for iteration in range(iterations):
+        if iteration:
+            v = divide(v, over_prototypes(kernel, u))
+        u, v = moderate(divide(u, reduction.sum(over_samples(kernel, v))), v)
     return u, v
+
+
+def assignments(
+    kernel: Float[Tensor, "s b k"], u: Float[Tensor, "s_or_one 1 k"], v: Float[Tensor, "s b 1"]
+) -> tuple[Float[Tensor, "s b k"], Float[Tensor, "s b 1"]]:
+    """u K v in place of the kernel, after the last division, and its sums: 1, or less where no prototype reaches."""
+    sums = over_prototypes(kernel, u)
+    v = divide(v, sums)
+    return kernel.mul_(u).mul_(v), sums * v
+
+
+def over_samples(kernel: Float[Tensor, "s b k"], v: Float[Tensor, "s b 1"]) -> Float[Tensor, "s 1 k"]:
+    """The sums of K v over samples."""
+    # What is compiled merges a sum with what is around it, and keeps nothing between.
+    return (kernel * v).sum(1, keepdim=True) if torch.compiler.is_compiling() else v.mT @ kernel
+
+
+def over_prototypes(kernel: Float[Tensor, "s b k"], u: Float[Tensor, "s_or_one 1 k"]) -> Float[Tensor, "s b 1"]:
+    """The sums of u K over prototypes."""
+    return (kernel * u).sum(-1, keepdim=True) if torch.compiler.is_compiling() else (u @ kernel.mT).mT
 
 
 def divide(factor: Float[Tensor, "*factors"], sums: Float[Tensor, "*factors"]) -> Float[Tensor, "*factors"]:
@@ -73,21 +124,26 @@ def moderate(
 
 
 def cross_entropy(
-    logits: Float[Tensor, "s b k"], assignments: Float[Tensor, "s b k"], temperature: float
+    logits: Float[Tensor, "s b k"],
+    assignments: Float[Tensor, "s b k"],
+    totals: Float[Tensor, "s b 1"],
+    temperature: float,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "s b k"]]:
-    """The cross-entropy of softmax(l / T), summed over samples, and its gradient by l / T in place of the logits.
+    """The cross-entropy of softmax(l / T) to assignments of these sums, added up over samples, and its gradient.
 
-    The gradient is softmax - assignments, since the assignments of a sample sum to 1, or to less where no prototype
-    reaches it.
+    The gradient by l / T is sums softmax - assignments. It comes in place of the logits, but where a compiler decides.
     """
-    log_probabilities = torch.log_softmax(logits.div_(temperature), dim=-1, out=logits)
+    if torch.compiler.is_compiling():
+        log_probabilities = torch.log_softmax(logits / temperature, dim=-1)
+    else:
+        log_probabilities = torch.log_softmax(logits.div_(temperature), dim=-1, out=logits)
     loss = -(assignments * log_probabilities).sum()
-    return loss, _exp(log_probabilities).mul_(assignments.sum(-1, keepdim=True)).sub_(assignments)
+    return loss, _exp(log_probabilities).mul_(totals).sub_(assignments)
 
 
 def _exp(exponents: Tensor) -> Tensor:
     """e^x in place."""
-    if is_accelerator(exponents.device):
+    if is_accelerator(exponents.device) or torch.compiler.is_compiling():
         return exponents.exp_()
     # A CPU computes powers of two several times as fast. Below 2^-120 they are 0 here, since floats near 2^-126 lose
     # their normal form, which makes all that follows slow.

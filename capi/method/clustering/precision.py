@@ -35,13 +35,14 @@ def product(
     left: Float[Tensor, "i j"],
     right: Float[Tensor, "j l"],
     precision: Precision = "float32",
-    total: Float[Tensor, "i l"] | None = None,
+    plus: Float[Tensor, "*l"] | None = None,
+    out: Float[Tensor, "i l"] | None = None,
 ) -> Float[Tensor, "i l"]:
-    """left right, added to `total` in place where there is one."""
+    """left right, plus what there is to add."""
     if precision == "bfloat16" and left.is_cuda:
         products = torch.mm(left.bfloat16(), right.bfloat16(), out_dtype=torch.float32)
-        return products if total is None else total.add_(products)
+        return products if plus is None else torch.add(products, plus, out=out)
     if precision == "bfloat16":
         left, right = left.bfloat16().float(), right.bfloat16().float()
     with float32_products("high" if precision == "tf32" else "highest"):
-        return left @ right if total is None else total.addmm_(left, right)
+        return left @ right if plus is None else torch.addmm(plus, left, right, out=out)

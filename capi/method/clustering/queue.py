@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from capi.types import Float
+from capi.types import Bool, Float
 
 
 class QueueShape(NamedTuple):
@@ -45,8 +45,8 @@ class TokenQueue(nn.Module):
         self.register_buffer("tokens", empty, persistent=False)
         # Batches that ever entered, counted on the device: a batch that is skipped does not.
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
-        # Places in use, counted on the CPU, which must not wait for the device to tell. A batch that is skipped before
-        # all are in use leaves one of zeros, a token that prefers no prototype, to the next batch.
+        # Places in use, counted on the CPU, which must not wait for the device to tell. After batches that were skipped
+        # some of them are still empty: `absent` tells.
         self._places, self._counted = 0, self.seen._version
 
     @property
@@ -60,6 +60,10 @@ class TokenQueue(nn.Module):
             # Somebody else wrote to it: a checkpoint was loaded.
             self._places, self._counted = min(int(self.seen), self.shape.batches), self.seen._version
         return self.tokens[: self._places * self.shape.images] if self._places else None
+
+    def absent(self, images: int) -> Bool[Tensor, " q"]:
+        """Which of the first so many images belong to places that are still empty."""
+        return torch.arange(images, device=self.seen.device) >= self.seen * self.shape.images
 
     @torch.no_grad()
     def enter(self, parts: Sequence[Float[Tensor, "_ n d"]], skipped: Float[Tensor, ""] | None = None) -> None:

@@ -6,13 +6,14 @@ after the other. Each adds its share to the loss and to the prototypes' gradient
     (softmax(l / T_prediction) - assignments)^T x / (T_prediction * tokens)
 
 and leaves the factors from which the assignment of any of its patches is rebuilt. Positionwise each position is a group
-of its own, so that one walk is enough. With standard Sinkhorn all patches are one group: each iteration is a walk,
-which computes the logits anew and keeps the factors alone.
+of its own, so that one walk is enough. With standard Sinkhorn all patches are one group: one slice where they fit the
+budget, as if they were images of a single position. Where they do not, each iteration is a walk, which computes the
+logits anew and keeps the factors alone.
 
 Tokens of earlier batches (`queue.py`) may stand in a group behind the batch's own, only to be balanced with them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -23,7 +24,7 @@ from capi.errors import CapiError
 from capi.method.clustering import plain
 from capi.method.clustering.precision import Precision, product
 from capi.runtime.devices import is_accelerator
-from capi.types import Float, Int, Reduction
+from capi.types import Bool, Float, Int, Reduction
 
 SinkhornVariant = Literal["positionwise", "standard"]
 CPU_BYTES = 96 * 2**20
@@ -53,9 +54,19 @@ class Slices(NamedTuple):
 
 
 def plan_slices(
-    images: int, positions: int, prototypes: int, width: int, *, chunk_bytes: int | None, accelerator: bool = False
+    images: int,
+    positions: int,
+    prototypes: int,
+    width: int,
+    *,
+    chunk_bytes: int | None,
+    accelerator: bool = False,
+    sinkhorn: SinkhornVariant = "positionwise",
 ) -> Slices:
-    """The largest slices within the budget, of nearly equal size. `images` are those that are balanced together."""
+    """The largest slices within the budget, of nearly equal size. `images` are those that are balanced together.
+
+    All positions are balanced at a time only where standard Sinkhorn has room for them.
+    """
     # Of a position: logits, and tokens in three stages (gathered, in float32, of length 1).
     held = 4 * images * (prototypes + 3 * width)
     # Where it is balanced: kernel, its product with log probabilities, and some vectors of prototypes.
@@ -69,6 +80,8 @@ def plan_slices(
             f"clustering.chunk_mib = {budget / 2**20:g} is too little for one position of {images} images, whose "
             f"arrays need {(held + balanced) / 2**20:.3g} MiB: set more, or null"
         )
+    if sinkhorn == "standard" and fitting == positions:
+        return Slices(positions, positions, positions * (held + balanced))
     if not accelerator:
         fitting = min(fitting, max(_CACHED_BYTES // balanced, 1))
     most = fitting if accelerator else min((budget - fitting * balanced) // held, positions)
@@ -79,7 +92,7 @@ def plan_slices(
 
 
 class Balance(NamedTuple):
-    """What rebuilds the assignment of any patch from its logits: u K v, with K = kernel(l, shift).
+    """What rebuilds the assignment of any patch from its logits: `plain.assignments` of K = kernel(l, shift).
 
     With standard Sinkhorn shift and u are those of every position, in the memory of one.
     """
@@ -105,17 +118,42 @@ def cluster(
     settings: ClusteringSettings,
     reduction: Reduction,
     earlier: Float[Tensor, "q n d"] | None = None,
+    absent: Bool[Tensor, " q"] | None = None,
+    balance: Callable[..., plain.Balanced] = plain.balance,
 ) -> Clustered:
-    """Balance all tokens. `earlier` ones are balanced with the batch, and add nothing to loss and gradient."""
+    """Balance all tokens. `earlier` ones are balanced with the batch, and add nothing to loss and gradient; those of
+    `absent` images not even that.
+
+    `balance` is the function of that name in `plain`, or what a compiler made of it.
+    """
+    images, positions, width = tokens.shape
+    planned = plan_slices(
+        images + (0 if earlier is None else len(earlier)),
+        positions,
+        len(prototypes),
+        width,
+        chunk_bytes=settings.chunk_bytes,
+        accelerator=is_accelerator(tokens.device),
+        sinkhorn=settings.sinkhorn,
+    )
+    streamed = settings.sinkhorn == "standard" and planned.balanced < positions
+    if settings.sinkhorn == "standard" and not streamed:
+        # One group, as if all patches were images of a single position.
+        tokens = tokens.flatten(0, 1)[:, None]
+        earlier = None if earlier is None else earlier.flatten(0, 1)[:, None]
+        absent = None if absent is None else absent.repeat_interleave(positions)
     bias = None if bias is None else bias.float()
-    walk = _Walk(tokens, prototypes.float(), bias, settings, reduction, earlier)
-    if settings.sinkhorn == "positionwise":
-        walk.positionwise()
+    walk = _Walk(tokens, prototypes.float(), bias, settings, reduction, earlier, absent)
+    if streamed:
+        walk.standard(planned)
     else:
-        walk.standard()
-    count = tokens.shape[0] * tokens.shape[1]
+        walk.positionwise(planned, balance)
+    shift, u = (factor[:, 0].expand(positions, -1) for factor in (walk.shift, walk.u))
+    v = walk.v[:, : walk.own, 0]
+    count = images * positions
     scale = 1 / (settings.prediction_temperature * count)
-    return Clustered(walk.loss / count, walk.gradient.t() * scale, walk.bias_gradient * scale, walk.balance)
+    rebuilt_by = Balance(shift, u, v if len(v) == positions else v.reshape(images, positions).t())
+    return Clustered(walk.loss / count, walk.gradient.t() * scale, walk.bias_gradient * scale, rebuilt_by)
 
 
 def rebuild(
@@ -127,12 +165,19 @@ def rebuild(
     balance: Balance,
     first_image: int = 0,
 ) -> Float[Tensor, "m p k"]:
-    """The assignments of the predicted patches of some images, whose first had this number when all were balanced."""
+    """The assignments of the predicted patches of some images, whose first had this number when all were balanced.
+
+    The sums over prototypes are of these logits, so that they cancel what a product of another shape rounds otherwise.
+    """
     bias = None if bias is None else bias.float()
-    logits = plain.logits(plain.normalized(tokens), prototypes.float(), bias, settings.precision)
-    kernel = plain.kernel(logits, balance.shift[predict_index], settings.target_temperature)
+    # Each patch is a sample with factors of its own.
+    positions = predict_index.flatten()
+    samples = plain.normalized(tokens).flatten(0, 1)[:, None]
+    logits = plain.logits(samples, prototypes.float(), bias, settings.precision)
+    kernel = plain.kernel(logits, balance.shift[positions, None], settings.target_temperature)
     v = balance.v[:, first_image : first_image + len(tokens)].t().gather(1, predict_index)
-    return kernel.mul_(balance.u[predict_index]).mul_(v[..., None])
+    assignments, _ = plain.assignments(kernel, balance.u[positions, None], v.view(-1, 1, 1))
+    return assignments.view(*predict_index.shape, -1)
 
 
 class _Walk:
@@ -149,17 +194,13 @@ class _Walk:
         settings: ClusteringSettings,
         reduction: Reduction,
         earlier: Float[Tensor, "q n d"] | None,
+        absent: Bool[Tensor, " q"] | None,
     ) -> None:
-        self.tokens, self.earlier, self.prototypes, self.bias = tokens, earlier, prototypes, bias
+        self.tokens, self.earlier, self.absent = tokens, earlier, absent
+        self.prototypes, self.bias = prototypes, bias
         self.settings, self.reduction = settings, reduction
         self.own, positions, width = tokens.shape
-        images = self.own + (0 if earlier is None else len(earlier))
-        accelerator, k = is_accelerator(tokens.device), len(prototypes)
-        self.planned = plan_slices(
-            images, positions, k, width, chunk_bytes=settings.chunk_bytes, accelerator=accelerator
-        )
-        size = self.planned.positions
-        self.slices = [slice(first, min(first + size, positions)) for first in range(0, positions, size)]
+        images, k = self.own + (0 if earlier is None else len(earlier)), len(prototypes)
         groups = positions if settings.sinkhorn == "positionwise" else 1
         self.shift, self.u = prototypes.new_empty(groups, 1, k), prototypes.new_ones(groups, 1, k)
         self.v = prototypes.new_ones(positions, images, 1)
@@ -167,69 +208,84 @@ class _Walk:
         self.gradient = prototypes.new_zeros(width, k)
         self.bias_gradient = prototypes.new_zeros(k)
 
-    @property
-    def balance(self) -> Balance:
-        positions = len(self.v)
-        shift, u = (factor[:, 0].expand(positions, -1) for factor in (self.shift, self.u))
-        return Balance(shift, u, self.v[:, : self.own, 0])
-
-    def positionwise(self) -> None:
+    def positionwise(self, planned: Slices, balance: Callable[..., plain.Balanced]) -> None:
         """Each position is balanced by itself: one walk."""
-        for positions in self.slices:
-            self._balance(positions)
+        for positions in self._slices(planned):
+            self._balance(positions, planned.balanced, balance)
 
-    def standard(self) -> None:
+    def standard(self, planned: Slices) -> None:
         """All positions are balanced together: a walk for the shift and the first sums, and one for each iteration."""
         self.shift.fill_(-torch.inf)
         sums = torch.zeros_like(self.u)
-        for positions in self.slices:
-            sums = self._raise_shift(positions, sums)
+        for positions in self._slices(planned):
+            sums = self._raise_shift(positions, planned.balanced, sums)
         highest = self.reduction.max(self.shift)
         sums.mul_(plain.kernel(self.shift, highest, self.settings.target_temperature))
         self.shift = highest
         for iteration in range(1, self.settings.iterations + 1):
             self.u, self.v = plain.moderate(plain.divide(self.u, self.reduction.sum(sums)), self.v)
-            is_last = iteration == self.settings.iterations
             sums = torch.zeros_like(self.u)
-            for positions in self.slices:
-                sums += self._update_samples(positions, is_last=is_last)
+            for positions in self._slices(planned):
+                if iteration < self.settings.iterations:
+                    sums += self._update_samples(positions, planned.balanced)
+                else:
+                    self._assign(positions, planned.balanced)
 
-    def _balance(self, positions: slice) -> None:
+    def _balance(self, positions: slice, at_once: int, balance: Callable[..., plain.Balanced]) -> None:
         samples, logits = self._logits(positions)
         factors = self.shift[positions], self.u[positions], self.v[positions]
-        for part, shift, u, v in self._parts(logits, *factors):
-            shift.copy_(self.reduction.max(part.amax(1, keepdim=True)))
-            kernel = plain.kernel(part, shift, self.settings.target_temperature)
-            factor_u, factor_v = plain.sinkhorn(kernel, self.settings.iterations, self.reduction)
-            u.copy_(factor_u)
-            v.copy_(factor_v)
-            self._leave_difference(part, kernel.mul_(u).mul_(v))
-        self._add_gradient(samples, logits)
+        gradients = []
+        for part, shift, u, v in _parts(at_once, logits, *factors):
+            found = balance(
+                part,
+                self.own,
+                self.reduction,
+                iterations=self.settings.iterations,
+                target_temperature=self.settings.target_temperature,
+                prediction_temperature=self.settings.prediction_temperature,
+            )
+            shift.copy_(found.shift)
+            u.copy_(found.u)
+            v.copy_(found.v)
+            self._add(found.loss, found.gradient)
+            gradients.append(found.gradient)
+        if len(gradients) > 1:
+            # What is not compiled leaves them in place of the logits.
+            gradients = [logits[:, : self.own] if balance is plain.balance else torch.cat(gradients)]
+        self._add_gradient(samples, gradients[0])
 
-    def _raise_shift(self, positions: slice, sums: Float[Tensor, "1 1 k"]) -> Float[Tensor, "1 1 k"]:
+    def _raise_shift(self, positions: slice, at_once: int, sums: Float[Tensor, "1 1 k"]) -> Float[Tensor, "1 1 k"]:
         """Raise the shift to what a slice has, and add its kernel to sums that follow the shift."""
         temperature = self.settings.target_temperature
-        for (part,) in self._parts(self._logits(positions)[1]):
+        for (part,) in _parts(at_once, self._logits(positions)[1]):
             raised = torch.maximum(self.shift, part.amax((0, 1), keepdim=True))
             kernel = plain.kernel(part, raised, temperature)
             sums = sums * plain.kernel(self.shift, raised, temperature) + kernel.flatten(0, 1).sum(0)
             self.shift = raised
         return sums
 
-    def _update_samples(self, positions: slice, *, is_last: bool) -> Float[Tensor, " k"]:
-        """Update the factors v of a slice; the sums over its samples that the next u needs, or loss and gradient."""
-        samples, logits = self._logits(positions)
-        sums = torch.zeros_like(self.bias_gradient)
-        for part, v in self._parts(logits, self.v[positions]):
+    def _update_samples(self, positions: slice, at_once: int) -> Float[Tensor, "1 1 k"]:
+        """Update the factors v of a slice, and give the sums over its samples that the next u needs."""
+        sums = torch.zeros_like(self.u)
+        for part, v in _parts(at_once, self._logits(positions)[1], self.v[positions]):
             kernel = plain.kernel(part, self.shift, self.settings.target_temperature)
-            v.copy_(plain.divide(v, (self.u @ kernel.mT).mT))
-            if is_last:
-                self._leave_difference(part, kernel.mul_(self.u).mul_(v))
-            else:
-                sums += (v.mT @ kernel).sum((0, 1))
-        if is_last:
-            self._add_gradient(samples, logits)
+            v.copy_(plain.divide(v, plain.over_prototypes(kernel, self.u)))
+            sums += plain.over_samples(kernel, v).sum(0)
         return sums
+
+    def _assign(self, positions: slice, at_once: int) -> None:
+        """Add a slice to loss and gradient."""
+        samples, logits = self._logits(positions)
+        for part, v in _parts(at_once, logits[:, : self.own], self.v[positions, : self.own]):
+            kernel = plain.kernel(part, self.shift, self.settings.target_temperature)
+            assigned, totals = plain.assignments(kernel, self.u, v)
+            self._add(*plain.cross_entropy(part, assigned, totals, self.settings.prediction_temperature))
+        self._add_gradient(samples, logits[:, : self.own])
+
+    def _slices(self, planned: Slices) -> Iterator[slice]:
+        positions = self.tokens.shape[1]
+        for first in range(0, positions, planned.positions):
+            yield slice(first, min(first + planned.positions, positions))
 
     def _logits(self, positions: slice) -> tuple[Float[Tensor, "s b d"], Float[Tensor, "s b k"]]:
         """The samples of a slice, and their logits."""
@@ -237,19 +293,23 @@ class _Walk:
         if self.earlier is not None:
             samples = torch.cat([samples, self.earlier[:, positions]])
         samples = plain.normalized(samples.transpose(0, 1)).contiguous()
-        return samples, plain.logits(samples, self.prototypes, self.bias, self.settings.precision)
+        logits = plain.logits(samples, self.prototypes, self.bias, self.settings.precision)
+        if self.absent is not None:
+            # Their kernel is 0, so that no sum has them.
+            logits[:, self.own :].masked_fill_(self.absent[:, None], -torch.inf)
+        return samples, logits
 
-    def _parts(self, *tensors: Float[Tensor, "s ..."]) -> Iterator[tuple[Tensor, ...]]:
-        """What is balanced at a time."""
-        return zip(*(tensor.split(self.planned.balanced) for tensor in tensors), strict=True)
+    def _add(self, loss: Float[Tensor, ""], gradient: Float[Tensor, "s own k"]) -> None:
+        """The bias' gradient is the sum over samples."""
+        self.bias_gradient += gradient.sum((0, 1))
+        self.loss += loss
 
-    def _leave_difference(self, logits: Float[Tensor, "s b k"], assignments: Float[Tensor, "s b k"]) -> None:
-        """Add the batch's own samples to the loss, and leave softmax - assignments in place of their logits."""
-        own, temperature = slice(self.own), self.settings.prediction_temperature
-        self.loss += plain.cross_entropy(logits[:, own], assignments[:, own], temperature)[0]
+    def _add_gradient(self, samples: Float[Tensor, "s b d"], gradient: Float[Tensor, "s own k"]) -> None:
+        """The prototypes' gradient is that of the batch's own samples, times them."""
+        own = samples[:, : self.own].flatten(0, 1)
+        product(own.t(), gradient.flatten(0, 1), self.settings.precision, self.gradient, out=self.gradient)
 
-    def _add_gradient(self, samples: Float[Tensor, "s b d"], difference: Float[Tensor, "s b k"]) -> None:
-        """Of the batch's own samples."""
-        samples, difference = (value[:, : self.own].flatten(0, 1) for value in (samples, difference))
-        product(samples.t(), difference, self.settings.precision, self.gradient)
-        self.bias_gradient += difference.sum(0)
+
+def _parts(at_once: int, *tensors: Float[Tensor, "s ..."]) -> Iterator[tuple[Tensor, ...]]:
+    """What is balanced at a time."""
+    return zip(*(tensor.split(at_once) for tensor in tensors), strict=True)
