@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from capi.api.demo import run_demo as run_demo
     from capi.api.evaluation import evaluate as evaluate
     from capi.api.features import extract as extract
+    from capi.api.features import extract_tiles as extract_tiles
     from capi.api.features import nearest as nearest
     from capi.api.features import predict as predict
     from capi.api.race import speedrun as speedrun
@@ -108,6 +109,7 @@ PUBLIC = {
     "explore": "capi.report.explorer.page",
     "export": "capi.zoo.export",
     "extract": "capi.api.features",
+    "extract_tiles": "capi.api.features",
     "load": "capi.zoo.encoders",
     "masked_batch": "capi.train.build",
     "nearest": "capi.api.features",

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -9,7 +10,8 @@ from rich.console import Console
 
 from capi.data.crops import image_size_of
 from capi.data.locations import list_images
-from capi.data.sources import ImageSource, find_images
+from capi.data.sources import ENDINGS, ImageSource, find_images
+from capi.data.zips import ZipImages
 from capi.errors import CapiError
 from capi.evals import retrieval
 from capi.evals.extraction import Extracted, extract_features
@@ -20,10 +22,13 @@ from capi.evals.prediction import Prediction
 from capi.evals.results import make_folder
 from capi.evals.retrieval import Match
 from capi.evals.team import executing, prepared
+from capi.evals.tiles import stitch, tiling_of
 from capi.report.pictures import matches
-from capi.report.pictures.sheets import save_picture
+from capi.report.pictures.pca import large_map_picture
+from capi.report.pictures.sheets import enlarged, save_picture
 from capi.report.predictions import Predicted, write_predictions
 from capi.runtime.devices import choose_device, choose_workers
+from capi.runtime.image_files import is_below
 from capi.runtime.progress import EvaluationProgress, default_console
 from capi.types import Names, VisionEncoder, listed
 from capi.zoo.encoders import open_encoder, open_noted_encoder
@@ -50,8 +55,9 @@ def extract(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Extracted:
-    """Features of every image of a folder, a CSV or `demo`, with names and labels, as safetensors or parquet.
+    """Features of every image of a folder, a zip, a CSV or another source, with names and labels, in one file.
 
+    The file is safetensors or parquet, as its ending says.
     `kinds` are among patch, mean_patch, pooled and register; `image_size` is by default the encoder's own. An
     extraction that was interrupted resumes.
     """
@@ -81,6 +87,72 @@ def extract(
             overwrite=overwrite,
             processes=run.processes,
         )
+
+
+@dataclass(frozen=True)
+class Stitched:
+    """The map of a large image: its file, its picture, its rows and columns."""
+
+    path: Path
+    picture: Path
+    grid: tuple[int, int]
+    resumed: bool = False
+    """Whether it had been complete before."""
+
+
+def extract_tiles(
+    model: str | Path | VisionEncoder,
+    data: str | Path,
+    *,
+    out: str | Path,
+    tile: int,
+    overlap: int | None = None,
+    dtype: str = "float32",
+    batch_size: int = 8,
+    weights: Weights = "teacher",
+    device: torch.device | str | None = None,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> list[Stitched]:
+    """A feature map at full resolution of each large image: tiles that overlap, stitched, with a PCA picture beside.
+
+    `data` is an image, or anything that `extract` takes; `out` a folder. Where tiles overlap (by default by an eighth)
+    each patch comes from the tile in which it lies farther from the edge. What was interrupted resumes.
+    """
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise CapiError(f"{folder} is a file: maps of tiles go to a folder, one file and one picture for each image")
+    named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
+    done = []
+    with executing(device, console) as run:
+        if run.processes.size > 1:
+            raise CapiError("tiles are encoded by one process: start it without torchrun, one process for each image")
+        encoder = open_encoder(model, weights=weights, device=run.device)
+        tiling = tiling_of(encoder, tile, overlap)
+        image = Path(data).is_file() and str(data).lower().endswith(ENDINGS)
+        source = find_images([Path(data)]) if image else list_images(str(data)).images
+        encoding = Encoding(batch_size=batch_size, device=run.device, progress=run.progress)
+        for number in range(len(source)):
+            path = folder / f"{source.name(number)}.safetensors"
+            if not is_below(path, [folder]):
+                raise CapiError(f"the image {source.name(number)!r} leads out of {folder}: rename it")
+            grid, resumed = stitch(
+                encoder,
+                source,
+                number,
+                path,
+                tiling=tiling,
+                encoding=encoding,
+                about={**named, "data": str(data)},
+                dtype=dtype,
+                overwrite=overwrite,
+            )
+            picture = folder / f"{source.name(number)}.pca.png"
+            if overwrite or not resumed or not picture.exists():
+                drawn = large_map_picture(read_features(path).array("patch")[0])
+                save_picture(enlarged(drawn, min(1024, 4 * min(drawn.size))), picture)
+            done.append(Stitched(path, picture, grid, resumed))
+    return done
 
 
 def nearest(
@@ -123,6 +195,8 @@ def nearest(
         shown: ImageSource | Path | None = Path(named) if given is None and named is not None else given
         if about.get("data") == "demo" and given is None:
             shown = list_images("demo", about.get("split")).images
+        elif isinstance(shown, Path) and shown.suffix.lower() == ".zip" and shown.is_file():
+            shown = ZipImages([shown])
         elif isinstance(shown, Path) and not shown.is_dir():
             _LOG.warning("there is no folder %s with the images of %s: give it with --images", shown, file)
         sheet = matches.similarity_sheet(Path(image), similar, shown, framing=features.facts.framing, at=at)

@@ -301,9 +301,10 @@ def extract(
     context: typer.Context,
     model: Model,
     data: Annotated[
-        str, typer.Argument(help="A folder of images, or of class folders; a CSV with file and label; or demo.")
+        str,
+        typer.Argument(help="A folder of images or of class folders, a zip, a CSV with file and label, or demo."),
     ],
-    out: Annotated[Path, typer.Option(help="File to write: .safetensors or .parquet.")],
+    out: Annotated[Path, typer.Option(help="File to write: .safetensors or .parquet; with --tile, a folder.")],
     kind: Annotated[
         list[str] | None, typer.Option(help="patch, mean_patch, pooled or register; may repeat; by default mean_patch.")
     ] = None,
@@ -314,15 +315,58 @@ def extract(
     dtype: Annotated[str, typer.Option(help="float32 or float16.")] = "float32",
     split: Annotated[str | None, typer.Option(help="Part of the data: of a CSV, of demo, or a subfolder.")] = None,
     label: Annotated[str, typer.Option(help="A CSV's column with the label.")] = "label",
-    batch_size: Annotated[int, typer.Option(help="Images at a time.", callback=between(1, 2**16))] = 32,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Images at a time, by default 32; or tiles, by default 8.", callback=between(1, 2**16)),
+    ] = None,
+    tile: Annotated[
+        int | None,
+        typer.Option(
+            help="Of large images: a map of each at full resolution, from tiles of this side in pixels.",
+            callback=between(1, 2**14),
+        ),
+    ] = None,
+    overlap: Annotated[
+        int | None,
+        typer.Option(
+            help="Of neighboring tiles, in pixels; by default an eighth of --tile.", callback=between(0, 2**14)
+        ),
+    ] = None,
     weights: Weights = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
     trust: Trust = None,  # noqa: ARG001 - read by its callback
 ) -> None:
-    """Write the features of many images to a file, with names and labels. The same command resumes where it stopped."""
+    """Write the features of many images to a file, with names and labels. The same command resumes where it stopped.
+
+    With --tile, DATA is a large image or a folder of some, and --out a folder: a map of patch features and a PCA
+    picture for each. A patch comes from the tile in which it lies farther from the edge.
+    """
     check_weights(weights, [model])
     one_of("--dtype", dtype, ("float32", "float16"))
+    if tile is not None:
+        refuse_idle(
+            context, ("kind", "image_size", "whole", "split", "label"), "has no effect with --tile: leave it out"
+        )
+        with _resumable("Stopped. Complete rows of tiles are saved: the same command resumes."):
+            maps = api.extract_tiles(
+                model,
+                data,
+                out=out,
+                tile=tile,
+                overlap=overlap,
+                dtype=dtype,
+                batch_size=batch_size or 8,
+                weights=weights,  # type: ignore[arg-type]
+                device=device,
+                overwrite=overwrite,
+                console=messages(),
+            )
+        for each in maps:
+            there = " (it was there already)" if each.resumed else ""
+            echo(f"wrote {each.path}: {each.grid[0]} x {each.grid[1]} patches{there}; {each.picture.name} shows it")
+        return
+    refuse_idle(context, ("overlap",), "is that of tiles: give --tile too, or leave it out")
     kinds = kind or ["mean_patch"]
     for feature in kinds:
         one_of("--kind", feature, ("patch", "mean_patch", "pooled", "register"))
@@ -340,7 +384,7 @@ def extract(
             dtype=dtype,
             split=split,
             label=label,
-            batch_size=batch_size,
+            batch_size=batch_size or 32,
             weights=weights,  # type: ignore[arg-type]
             device=device,
             overwrite=overwrite,

@@ -78,6 +78,8 @@ class Decoder:
     """Whether images are turned as their EXIF tag says."""
     crop_first: bool = False
     """Whether a crop is cut out before it is resized, as RandomResizedCrop does: the filter sees no pixel outside."""
+    max_pixels_in_parts: int | None = None
+    """Of a TIFF that is read in parts; by default `max_pixels`, which a single tile or strip never exceeds."""
 
     def open(self, source: Source) -> "OpenedImage":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
@@ -125,14 +127,19 @@ class Decoder:
                 file.channels,
             )
         _check_channels(file.channels, self.channels)
-        self._check_size(file.width, file.height)
-        if file.width * file.height * file.channels > 4 * self.max_pixels:
+        limit = self.max_pixels_in_parts or self.max_pixels
+        self._check_size(file.width, file.height, limit)
+        if file.width * file.height * file.channels > 4 * limit:
             raise BrokenImageError(f"{file.channels} channels of {file.width} x {file.height} pixels are too many")
+        if file.pixels_at_once * file.samples > 4 * self.max_pixels:
+            raise BrokenImageError(f"{file.width} x {file.height} pixels in too few parts: store them in tiles of 512")
 
-    def _check_size(self, width: int, height: int) -> None:
-        if width * height > self.max_pixels:
+    def _check_size(self, width: int, height: int, limit: int | None = None) -> None:
+        limit = limit or self.max_pixels
+        if width * height > limit:
+            parts = ", if not as a TIFF in tiles" if self.max_pixels_in_parts and limit == self.max_pixels else ""
             raise BrokenImageError(
-                f"{width} x {height} pixels are more than data.max_megapixels = {self.max_pixels / 1e6:g} allows"
+                f"{width} x {height} pixels are more than data.max_megapixels = {limit / 1e6:g} allows{parts}"
             )
         if min(width, height) < self.smallest_side:
             raise BrokenImageError(f"{width} x {height} pixels are less than a patch of {self.smallest_side}")

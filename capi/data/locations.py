@@ -3,7 +3,8 @@
 photos                          a folder of images, nested or flat; of tar shards; of parquet or arrow files
 labels.csv                      the images that its column `file` names, below its folder
 labels.csv?images=FOLDER        the same where they lie below another folder
-path/{000000..001023}.tar       shards; also one file or a glob, and the same for .parquet and .arrow
+photos.zip                      the images in a zip, read where they lie
+path/{000000..001023}.tar       shards; also one file or a glob, and the same for .zip, .parquet and .arrow
 photos.parquet?column=picture   a column by name
 hf://owner/name?split=train     a data set of the Hub; other schemes are in `SCHEMES`
 demo                            the built-in photos
@@ -14,7 +15,7 @@ downloads them once and keeps arrow files, which are read row by row. With it on
 groups are fetched where they lie when they are wanted, so the order is as exact as ever. NAME may be a folder here as
 well (`hf://./folder`).
 
-Images to extract features of are a folder, a CSV or the built-in photos; the names of class folders are their labels.
+Images to extract features of are any of these; the names of class folders are their labels.
 """
 
 import glob
@@ -34,6 +35,7 @@ from capi.data.sources import (
     ENDINGS,
     Files,
     ImageSource,
+    ListedNames,
     Mixture,
     csv_images,
     csv_place,
@@ -43,13 +45,14 @@ from capi.data.sources import (
     read_csv,
 )
 from capi.data.tables import TableImages, open_arrow, open_parquet_files, require_pyarrow
+from capi.data.zips import ZipImages
 from capi.errors import CapiError, expect, nearest
 from capi.runtime.atomic import is_regular, walk_folder
 from capi.runtime.image_files import refuse_outside
 from capi.runtime.plugins import register
 
 Data = str | Path | Sequence[str | Path]
-_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz", ".zip")
+_COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz")
 _WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>[+-]?(\d+(\.\d*)?|\.\d+|nan|inf))", re.DOTALL)
 _COLUMN = re.compile(r"(?P<path>.+)\?column=(?P<column>.+)", re.DOTALL)
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
@@ -172,15 +175,18 @@ def _open_files(
             f"{compressed} is compressed, and its images cannot be read one by one: unpack it to a plain .tar "
             "(images are compressed already) or to a folder"
         )
-    if len(kinds) > 1 or not kinds <= {".tar", *TABLES}:
+    if len(kinds) > 1 or not kinds <= {".tar", ".zip", *TABLES}:
         raise CapiError(
-            f"{data} leads to files that end in {', '.join(sorted(kinds))}: expected one of .tar, {', '.join(TABLES)}"
+            f"{data} leads to files that end in {', '.join(sorted(kinds))}: expected one of .tar, .zip, "
+            f"{', '.join(TABLES)}"
         )
     (kind,) = kinds
     if kind in TABLES:
         return TABLES[kind](files, column)
     if column is not None:
-        raise CapiError(f"{data} has shards, which have no columns: leave ?column={column} out")
+        raise CapiError(f"{data} has tar or zip files, which have no columns: leave ?column={column} out")
+    if kind == ".zip":
+        return ZipImages([Path(file) for file in files])
     return open_shards([Path(file) for file in files], console, index_beside=index_beside)
 
 
@@ -188,7 +194,9 @@ def _files(path: str) -> list[str] | None:
     """The shards or tables that a path or pattern stands for; None where it is no such thing."""
     if os.path.isdir(path):
         return _files_of_folder(Path(path))
-    if path.lower().endswith((".tar", *TABLES, *_COMPRESSED)) or (not os.path.exists(path) and glob.has_magic(path)):
+    if path.lower().endswith((".tar", ".zip", *TABLES, *_COMPRESSED)) or (
+        not os.path.exists(path) and glob.has_magic(path)
+    ):
         return [path] if os.path.exists(path) else list(_expanded(path))
     return None
 
@@ -200,7 +208,7 @@ def _files_of_folder(folder: Path) -> list[str] | None:
         if "train" not in splits:
             raise CapiError(f"{folder} has no split train (it has {', '.join(splits)}): name the folder of a split")
         folder = folder / "train"
-    files: dict[str, list[str]] = {".tar": [], **{ending: [] for ending in TABLES}}
+    files: dict[str, list[str]] = {".tar": [], ".zip": [], **{ending: [] for ending in TABLES}}
     for name, entry in walk_folder(folder):
         ending = os.path.splitext(name)[1]
         if ending.lower() in ENDINGS and is_regular(entry):
@@ -363,6 +371,8 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
         return ListedImages(photos.images, [photos.categories[number] for number in photos.labels])
     if is_csv(data):
         return _from_csv(data, split, label)
+    if split is None and not os.path.isdir(data):
+        return labeled_images(data)
     images = image_folder(Path(data) / split if split else Path(data))
     return ListedImages(images, class_folders(images))
 
@@ -372,7 +382,7 @@ def labeled_images(data: Data, console: Console | None = None) -> ListedImages:
     source = open_images(data, console)
     if data == "demo":
         return list_images("demo")
-    if isinstance(source, Files) and isinstance(data, str | Path):
+    if isinstance(source, Files | ZipImages) and isinstance(data, str | Path):
         if not is_csv(data):
             return ListedImages(source, class_folders(source))
         listed = list_images(str(data))
@@ -382,7 +392,7 @@ def labeled_images(data: Data, console: Console | None = None) -> ListedImages:
     return ListedImages(source, None)
 
 
-def class_folders(images: Files) -> list[str] | None:
+def class_folders(images: ListedNames) -> list[str] | None:
     """The folder that each image lies in, where all lie one folder deep and there are several; else no labels.
 
     Of deeper folders it cannot be told which name is the class, and folders that are called as splits are splits.

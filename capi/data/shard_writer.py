@@ -274,7 +274,7 @@ def _ending(name: str, content: bytes) -> str:
             kind = str(image.format)
     except Exception as error:
         raise BrokenImageError(f"it is no image (it begins with {content[:12]!r})") from error
-    return ending if is_usual else "jpg" if kind in {"JPEG", "MPO"} else kind.lower()
+    return ending if is_usual else {"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "HEIF": "heic"}.get(kind, kind.lower())
 
 
 def _check(settings: PackingSettings) -> None:

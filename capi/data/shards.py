@@ -113,7 +113,7 @@ def image_members(shard: Path) -> Iterator[Member]:
         file.seek(0)
         try:
             # No more is read than there is, whatever a header says of the length of what follows it.
-            with tarfile.open(fileobj=_Bounded(file), mode="r:") as archive:  # type: ignore[call-overload]
+            with tarfile.open(fileobj=BoundedFile(file), mode="r:") as archive:  # type: ignore[call-overload]
                 size, last = os.fstat(file.fileno()).st_size, -1
                 for member in archive:
                     # The library remembers every member it has seen.
@@ -138,7 +138,7 @@ def image_members(shard: Path) -> Iterator[Member]:
             )
 
 
-class _Bounded:
+class BoundedFile:
     """A file whose `read` asks for no more memory than the file has bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -272,6 +272,18 @@ OPEN_FILES = 128
 _READ_AT_ONCE = 32
 
 
+def read_at(file: int, offset: int, size: int) -> bytes:
+    """So many bytes at a place of an open file."""
+    content = os.pread(file, size, offset)
+    while len(content) < size:
+        # A network file system may give less than was asked for.
+        more = os.pread(file, size - len(content), offset + len(content))
+        if not more:
+            raise BrokenImageError(f"the file ends before byte {offset + size}")
+        content += more
+    return content
+
+
 class Shards:
     """A numbered set of the images in tar files; each file is a block."""
 
@@ -293,14 +305,7 @@ class Shards:
     def read(self, index: int) -> Path | bytes:
         shard, number = self._find(index)
         offset, size = self._opened[shard].place(number)
-        content = os.pread(self._files[shard], size, offset)
-        while len(content) < size:
-            # A network file system may give less than was asked for.
-            more = os.pread(self._files[shard], size - len(content), offset + len(content))
-            if not more:
-                raise BrokenImageError(f"the shard ends before byte {offset + size}")
-            content += more
-        return content
+        return read_at(self._files[shard], offset, size)
 
     def sizes(self) -> npt.NDArray[np.int64]:
         """Bytes of every image."""

@@ -23,7 +23,7 @@ from capi.runtime.image_files import refuse_outside
 _IMAGES = "?images="
 ENDINGS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm"),
-    *(".avif", ".jp2", ".j2k", ".jpx"),
+    *(".avif", ".jp2", ".j2k", ".jpx", ".heic", ".heif", ".hif"),
 )
 
 
@@ -41,11 +41,10 @@ class ImageSource(Protocol):
     def fingerprint(self) -> str: ...
 
 
-class Files:
-    """Images in files, named relative to a root."""
+class ListedNames:
+    """The names of images, of which many fit into memory."""
 
-    def __init__(self, root: Path, names: Sequence[str]) -> None:
-        self.root = root
+    def __init__(self, names: Sequence[str]) -> None:
         # One string and one array instead of many objects: workers share them, and a hundred million names fit.
         self._text = "\n".join(names)
         self._ends = np.cumsum([0, *(len(name) + 1 for name in names)], dtype=np.int64)
@@ -56,12 +55,20 @@ class Files:
     def name(self, index: int) -> str:
         return self._text[self._ends[index] : self._ends[index + 1] - 1]
 
-    def read(self, index: int) -> Path | bytes:
-        return self.root / self.name(index)
-
     @cached_property
     def fingerprint(self) -> str:
         return hashlib.sha256(self._text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+class Files(ListedNames):
+    """Images in files, named relative to a root."""
+
+    def __init__(self, root: Path, names: Sequence[str]) -> None:
+        super().__init__(names)
+        self.root = root
+
+    def read(self, index: int) -> Path | bytes:
+        return self.root / self.name(index)
 
 
 class NamedFiles:

@@ -61,6 +61,9 @@ class TiffFile:
                 self.width, self.height = int(page.imagewidth), int(page.imagelength)
                 self.pages, self.samples = len(pages), int(page.samplesperpixel)
                 self.channels = self.pages * self.samples
+                # What is decoded at once: a tile, or a strip.
+                side = page.tilelength if page.is_tiled else min(page.rowsperstrip, self.height)
+                self.pixels_at_once = int(side) * int(page.tilewidth if page.is_tiled else self.width)
                 self.planar = self.samples > 1 and page.planarconfig != _CHUNKY
                 orientation = page.tags.get("Orientation")
                 turned = orientation is not None and orientation.value != 1

@@ -107,7 +107,7 @@ def _extract(job: "ExtractionJob", out: Path, overwrite: bool) -> Extracted:
     if _is_parquet(out):
         _check_text([*job.names, *(labels or ())])
     partial = Partial(out.with_name(f".{out.name}.partial"))
-    with _told(out), partial.locked():
+    with telling_disk_errors(out), partial.locked():
         resumed_at = partial.prepare(job.identity, overwrite)
         # Parquet is made from the complete file, so for a moment there are two.
         _fill(job, partial, resumed_at, copies=1 + _is_parquet(out))
@@ -238,7 +238,7 @@ class Partial:
         self.identity = identity
         if self.features.is_file() and self.progress.is_file():
             recorded = self._recorded()
-            reason = "it is damaged" if recorded is None else _difference(recorded["identity"], identity)
+            reason = "it is damaged" if recorded is None else difference(recorded["identity"], identity)
             if recorded is not None and reason is None:
                 return int(recorded["done"])
             if not overwrite:
@@ -265,7 +265,7 @@ class Partial:
         return record if usable else None
 
 
-def _difference(begun: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+def difference(begun: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """What keeps an extraction from being resumed, in words."""
     if begun.get("encoder") != wanted["encoder"]:
         return "it is of another encoder"
@@ -289,7 +289,7 @@ def _fill(job: ExtractionJob, partial: Partial, done: int, copies: int) -> None:
     first = next(batches)
     if done == 0:
         facts = job.facts(first.features)
-        _must_have_room(partial.path, facts, copies)
+        must_have_room(partial.path, facts, copies)
         begin_features(partial.features, facts, job.names, job.labels)
     with filling(partial.features) as writer:
         saved = time.monotonic()
@@ -319,7 +319,7 @@ def _finish(partial: Partial, out: Path) -> FeatureFacts:
     return features.facts
 
 
-def _must_have_room(folder: Path, facts: FeatureFacts, copies: int) -> None:
+def must_have_room(folder: Path, facts: FeatureFacts, copies: int) -> None:
     """Better now than after hours."""
     needed, free = copies * facts.images * facts.image_bytes, shutil.disk_usage(folder).free
     if needed > free:
@@ -330,7 +330,7 @@ def _must_have_room(folder: Path, facts: FeatureFacts, copies: int) -> None:
 
 
 @contextmanager
-def _told(out: Path) -> Iterator[None]:
+def telling_disk_errors(out: Path) -> Iterator[None]:
     """What goes wrong on the disk, as an error that says what to do."""
     try:
         yield

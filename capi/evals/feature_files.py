@@ -335,12 +335,22 @@ class FeatureWriter:
                     f"the encoder gave {kind} features of shape {tuple(values.shape[1:])} after some of shape "
                     f"{self.facts.shapes[kind]}: images of one size must give features of one shape"
                 )
-            stored = values.cpu().to(TYPES[self.facts.dtype])
-            if not stored.isfinite().all():
-                raise CapiError(f"some {kind} features are too large for {self.facts.dtype}: use float32")
-            self.file.seek(self.starts[kind] + first * math.prod(self.facts.shapes[kind]) * stored.itemsize)
-            array = stored.contiguous().numpy()
-            self.file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+            self._write(kind, first * math.prod(self.facts.shapes[kind]), values)
+
+    def write_patches(self, row: int, column: int, values: Tensor) -> None:
+        """A rectangle (rows, columns, d) of the feature map of the only image, at this place."""
+        _, columns, width = self.facts.shapes["patch"]
+        for number, patches in enumerate(values):
+            self._write("patch", ((row + number) * columns + column) * width, patches)
+
+    def _write(self, kind: str, offset: int, values: Tensor) -> None:
+        """Values at an offset that counts numbers."""
+        stored = values.cpu().to(TYPES[self.facts.dtype])
+        if not stored.isfinite().all():
+            raise CapiError(f"some {kind} features are too large for {self.facts.dtype}: use float32")
+        self.file.seek(self.starts[kind] + offset * stored.itemsize)
+        array = stored.contiguous().numpy()
+        self.file.write(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
 
     def flush(self) -> None:
         """What was written is on the disk after this."""

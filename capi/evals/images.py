@@ -62,8 +62,8 @@ class StillBatches(Dataset[ReadBatch]):
         return _batch(numbers, (self._read(reader, number) for number in numbers.tolist()))
 
     def _read(self, reader: Reader, number: int) -> tuple[Pixels, Pixels | None]:
-        size = _size(reader, number)
-        pixels = _crop(reader, number, self.frame.box(size), self.frame.size)
+        size = image_size(reader, number)
+        pixels = image_crop(reader, number, self.frame.box(size), self.frame.size)
         return pixels, None if self.masks is None else self._mask(self.masks, number, size)
 
     def _mask(self, masks: MaskSource, number: int, image_size: tuple[int, int]) -> Pixels:
@@ -109,8 +109,8 @@ class AugmentedBatches(Dataset[ReadBatch]):
         return _batch(numbers, ((self._read(reader, *row), None) for row in rows))
 
     def _read(self, reader: Reader, number: int, draws: Sequence[float], mirrored: bool) -> Pixels:
-        box = random_box(_size(reader, number), draws, CROP_SCALE, CROP_ASPECT)
-        pixels = _crop(reader, number, box, self.frame.size)
+        box = random_box(image_size(reader, number), draws, CROP_SCALE, CROP_ASPECT)
+        pixels = image_crop(reader, number, box, self.frame.size)
         return np.ascontiguousarray(pixels[:, :, ::-1]) if mirrored else pixels
 
 
@@ -138,14 +138,16 @@ def _batch(numbers: Tensor, pairs: Iterable[tuple[Pixels, Pixels | None]]) -> Re
     return ReadBatch(numbers, images, torch.from_numpy(np.stack(masks)) if masks else None)
 
 
-def _size(reader: Reader, number: int) -> tuple[int, int]:
+def image_size(reader: Reader, number: int) -> tuple[int, int]:
+    """Height and width of an image; one that cannot be read is an error that names it."""
     try:
         return reader.size(number)
     except BrokenImageError as error:
         raise _unreadable(reader, number, error) from error
 
 
-def _crop(reader: Reader, number: int, box: Box, size: tuple[int, int]) -> Pixels:
+def image_crop(reader: Reader, number: int, box: Box, size: tuple[int, int]) -> Pixels:
+    """A crop resized to (height, width); an image that cannot be read is an error that names it."""
     try:
         return reader.crop(number, box, size)
     except BrokenImageError as error:

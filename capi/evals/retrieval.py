@@ -59,6 +59,10 @@ def find_similar(
         raise CapiError(f"{count} matches cannot be shown: ask for at least 1")
     if not image.exists():
         raise CapiError(f"there is no file {image}: give the image to find similar ones of")
+    if "tile" in file.facts.about:
+        raise CapiError(
+            f"{file.path} holds the map of one large image: search in a file of `capi extract` without --tile"
+        )
     refuse_other(file, encoder)
     kind = _chosen_kind(file, kind, at)
     features = _encoded(file, encoder, image, encoding, pooled=kind == "pooled")

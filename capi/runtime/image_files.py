@@ -3,9 +3,10 @@
 import io
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
-from PIL import Image, features
+from PIL import Image, UnidentifiedImageError, features
 
 from capi.errors import CapiError
 from capi.runtime.documents import read_regular, regular_size
@@ -17,7 +18,12 @@ FORMATS = (
     *("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM"),
     # What older releases of Pillow, or builds without the codec, do not read.
     *(kind for kind, codec in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")) if codec in _CODECS),
+    # Read by pillow-heif (extra `heic`).
+    "HEIF",
 )
+# What a file begins with, and what reads it, where it is not there.
+_HEIF_BRANDS = frozenset(b"heic heix heim heis hevc hevx hevm hevs mif1 msf1".split())
+_JPEG2000 = (b"\x00\x00\x00\x0cjP  ", b"\xff\x4f\xff\x51")
 # Bytes of one image file that is read whole: 178 megapixels of 16-bit RGB are 1.07 GB without compression.
 MAX_IMAGE_BYTES = 2**31
 
@@ -30,7 +36,39 @@ def read_image(path: Path) -> bytes:
 def open_image(source: Path | bytes, formats: Sequence[str] = FORMATS) -> Image.Image:
     """An image of one of these formats; from memory, since Pillow leaves the file open where it does not decode."""
     content = source if isinstance(source, bytes) else read_image(source)
-    return Image.open(io.BytesIO(content), formats=list(formats))
+    if "HEIF" in formats and content[4:8] == b"ftyp" and content[8:12] in _HEIF_BRANDS:
+        _register_heif()
+    try:
+        return Image.open(
+            io.BytesIO(content), formats=[kind for kind in formats if kind != "HEIF" or kind in Image.OPEN]
+        )
+    except UnidentifiedImageError as error:
+        missing = _missing_reader(content)
+        if missing is None:
+            raise
+        raise OSError(missing) from error
+
+
+def _register_heif() -> None:
+    """Let Pillow read HEIC where the extra is installed."""
+    if "HEIF" not in Image.OPEN:
+        with suppress(ImportError):
+            from pillow_heif import register_heif_opener
+
+            # Workers decode beside each other already.
+            register_heif_opener(decode_threads=1)
+
+
+def _missing_reader(content: bytes) -> str | None:
+    """What would have to be installed to read an image of which Pillow does not know the format."""
+    kind = content[8:12] if content[4:8] == b"ftyp" else b""
+    if kind in _HEIF_BRANDS and "HEIF" not in Image.OPEN:
+        return "a HEIC photo needs an extra: pip install 'capi[heic]'"
+    if kind in {b"avif", b"avis"} and "AVIF" not in FORMATS:
+        return "an AVIF image needs Pillow 11.3 or later, with its AVIF codec: pip install --upgrade pillow"
+    if content.startswith(_JPEG2000) and "JPEG2000" not in FORMATS:
+        return "a JPEG 2000 image needs a Pillow that was built with OpenJPEG: pip install --upgrade pillow"
+    return None
 
 
 def refuse_special(path: Path) -> None:

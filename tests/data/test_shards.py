@@ -134,12 +134,12 @@ def test__a_shard_that_shrinks_gives_broken_images_and_the_rest_goes_on(source: 
     shard = source.paths[4]
     with shard.open("r+b") as file:
         file.truncate(shard.stat().st_size // 2)
-    with pytest.raises(BrokenImageError, match="the shard ends before byte"):
+    with pytest.raises(BrokenImageError, match="the file ends before byte"):
         source.read(22)
     batch = batches(source, Share(23))[0]
     assert batch.failure is None
     assert batch.broken
-    assert all(name.startswith("004.tar/") and "shard ends" in reason for name, reason in batch.broken.items())
+    assert all(name.startswith("004.tar/") and "file ends" in reason for name, reason in batch.broken.items())
 
 
 def test__missing_shards_are_counted_and_the_first_is_named(source: Shards) -> None:

@@ -1,14 +1,20 @@
 import os
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pillow_heif
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image, UnidentifiedImageError
 
+from capi.data.decoding import BrokenImageError, Decoder
 from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, csv_images, find_images, image_folder
 from capi.errors import CapiError
+from capi.runtime import image_files
 from capi.runtime.image_files import open_image
+from tests.data.pictures import noise
 
 NAMES = ["a/b/c/deep.png", "a/z.jpg", "b.JPEG", "b/1.tif", "b/10.webp", "b/2.bmp", "ä ö.gif"]
 
@@ -160,8 +166,9 @@ def test__files_and_folders_have_names_of_their_own(tmp_path: Path) -> None:
         assert path.name == name.split("/")[-1]
 
 
-@pytest.mark.parametrize("ending", ["avif", "jp2"])
-def test__avif_and_jpeg_2000_are_images_like_others(tmp_path: Path, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["avif", "jp2", "heic"])
+def test__avif_jpeg_2000_and_heic_are_images_like_others(tmp_path: Path, ending: str) -> None:
+    pillow_heif.register_heif_opener()
     Image.new("RGB", (32, 24), (200, 40, 40)).save(tmp_path / f"photo.{ending}")
     source = image_folder(tmp_path)
     assert [source.name(number) for number in range(len(source))] == [f"photo.{ending}"]
@@ -170,3 +177,45 @@ def test__avif_and_jpeg_2000_are_images_like_others(tmp_path: Path, ending: str)
         red, green, _ = image.convert("RGB").getpixel((5, 5))
     assert red > 180
     assert green < 60
+
+
+def test__a_heic_photo_is_turned_as_its_camera_was(tmp_path: Path) -> None:
+    pillow_heif.register_heif_opener()
+    stored = Image.new("RGB", (64, 32), "white")
+    stored.paste("black", (0, 0, 32, 32))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    stored.save(tmp_path / "photo.heic", exif=exif.tobytes())
+    picture = Decoder().open(tmp_path / "photo.heic")
+    assert (picture.shape.width, picture.shape.height) == (32, 64)
+    pixels = picture.decode()
+    # Turned clockwise by a quarter, the left side is on top.
+    assert pixels[8, 16].max() < 40
+    assert pixels[56, 16].min() > 215
+
+
+@pytest.mark.parametrize(
+    ("ending", "kind", "advice"), [("heic", "HEIF", "capi[heic]"), ("jp2", "JPEG2000", "OpenJPEG")]
+)
+def test__what_reads_a_format_is_named_where_it_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str, kind: str, advice: str
+) -> None:
+    pillow_heif.register_heif_opener()
+    Image.new("RGB", (32, 24)).save(tmp_path / f"photo.{ending}")
+    monkeypatch.delitem(Image.OPEN, "HEIF")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    monkeypatch.setattr(image_files, "FORMATS", [name for name in image_files.FORMATS if name not in {kind, "HEIF"}])
+    with pytest.raises(OSError, match=re.escape(advice)):
+        open_image(tmp_path / f"photo.{ending}", ["JPEG", "HEIF"])
+    whole = (tmp_path / f"photo.{ending}").read_bytes()
+    with pytest.raises(UnidentifiedImageError):
+        open_image(b"nothing" + whole)
+
+
+def test__a_heic_photo_that_was_cut_off_is_broken(tmp_path: Path) -> None:
+    pillow_heif.register_heif_opener()
+    Image.fromarray(noise(64, 64, 3)).save(tmp_path / "photo.heic")
+    content = (tmp_path / "photo.heic").read_bytes()
+    for length in (16, 100, len(content) // 2):
+        with pytest.raises(BrokenImageError):
+            Decoder().open(content[:length]).decode()

@@ -136,6 +136,19 @@ def pca_pictures(
     return pictures
 
 
+def large_map_picture(feature_map: Float[Tensor, "rows columns d"]) -> Image.Image:
+    """A map of any size, one pixel a patch; it may lie on the disk, and is read a band at a time."""
+    rows, columns, width = feature_map.shape
+    bands = feature_map.split(max(SAMPLE_BYTES // (4 * columns * width), 1))
+    summary = PatchSummary()
+    for band in bands:
+        summary.add(band.flatten(0, 1))
+    components = summary.components(3)
+    limits = color_range(components.project(summary.sample.values))
+    colors = [as_colors(components.project(band.flatten(0, 1).float()), limits) for band in bands]
+    return Image.fromarray(torch.cat(colors).view(rows, columns, 3).numpy())
+
+
 def photos_of(pixels: Tensor) -> list[Image.Image]:
     """Images (b c h w) from 0 to 255 as pictures: their first three channels, or the first one in grey.
 
