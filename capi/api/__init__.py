@@ -27,10 +27,8 @@ if TYPE_CHECKING:
     from capi.data.sources import ENDINGS as ENDINGS
     from capi.data.sources import is_csv as is_csv
     from capi.data.survey import DataSummary as DataSummary
-    from capi.data.survey import Survey as Survey
     from capi.data.survey import check_data as check_data
     from capi.data.survey import significant as significant
-    from capi.data.survey import statistics_warning as statistics_warning
     from capi.errors import CapiError as CapiError
     from capi.evals.comparison_cells import Comparison as Comparison
     from capi.evals.comparison_cells import missing_cells as missing_cells
@@ -146,8 +144,6 @@ _COMMANDS = {
     "is_csv": "capi.data.sources",
     "DataSummary": "capi.data.survey",
     "significant": "capi.data.survey",
-    "statistics_warning": "capi.data.survey",
-    "Survey": "capi.data.survey",
     "Comparison": "capi.evals.comparison_cells",
     "DATASETS": "capi.evals.datasets",
     "dataset_named": "capi.evals.datasets",

@@ -5,7 +5,7 @@ The commands that tell of data sets: datasets, datasets show.
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -15,9 +15,6 @@ from capi.cli.app import app, echo, messages
 from capi.cli.terminal import Terminal
 from capi.cli.usage import Commands, between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
-
-if TYPE_CHECKING:
-    from capi.api import Survey
 
 data_app = typer.Typer(cls=Commands, help="Look through images before a run.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -97,60 +94,8 @@ def check(
         raise typer.Exit(INTERRUPTED) from None
     if json_file is not None:
         api.atomic_write(json_file, json.dumps(survey.as_record(), indent=1) + "\n")
-    for name, value in _rows(survey).items():
+    for name, value in survey.summary()[1].items():
         echo(f"{name:<12}{value}")
-
-
-def _rows(survey: "Survey") -> dict[str, str]:
-    some = "" if survey.looked_at == survey.total else f", of which {survey.looked_at} were looked at"
-    rows = {
-        "images": f"{survey.total}{some}; {survey.readable} can be read, {len(survey.broken)} cannot",
-        "broken": f"{len(survey.broken)}{_examples([f'{name} ({why})' for name, why in survey.broken.items()])}",
-    }
-    if survey.animated:
-        rows["frames"] = f"{survey.animated} with several frames, of which the first is read"
-    if survey.readable:
-        rows |= {
-            "formats": ", ".join(f"{kind} {count}" for kind, count in survey.formats.items()),
-            "bytes": f"{survey.bytes / 1e6:.1f} MB, {survey.bytes / survey.readable / 1e3:.1f} kB an image",
-            "widths": _percentiles(survey.widths),
-            "heights": _percentiles(survey.heights),
-            "channels": f"{len(survey.mean)}, {_numbers(survey.lowest)} to {_numbers(survey.highest)} of full scale",
-            "mean, std": f"data.mean=[{_numbers(survey.mean)}] data.std=[{_numbers(survey.std)}]",
-            **_range(survey),
-            "copies": f"{survey.copies} with the same bytes as another{_pairs(survey.copied, ' = ')}",
-            "look alike": f"{survey.alike} more{_pairs(survey.looking_alike, ' ~ ')}",
-        }
-    return rows | {
-        "speed": f"{survey.images_per_second:.0f} images/s with {survey.workers} processes ({survey.seconds:.1f} s)"
-    }
-
-
-def _range(survey: "Survey") -> dict[str, str]:
-    """A warning where the images are far from the statistics of the recipes, which are those of ImageNet."""
-    from capi.types import IMAGENET, Statistics
-
-    if len(survey.mean) != len(IMAGENET.mean):
-        return {}
-    warning = api.statistics_warning(Statistics(tuple(survey.mean), tuple(survey.std)), IMAGENET)
-    return {"range": f"{warning} (the defaults are ImageNet's)"} if warning else {}
-
-
-def _examples(names: list[str]) -> str:
-    return f": {'; '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
-
-
-def _pairs(groups: list[list[str]], joint: str) -> str:
-    return _examples([joint.join(group[:2]) for group in groups])
-
-
-def _percentiles(values: dict[str, float]) -> str:
-    smallest, low, median, high, largest = (round(values[share]) for share in ("0", "5", "50", "95", "100"))
-    return f"{smallest} to {largest} pixels, median {median}, 90 % within {low} to {high}"
-
-
-def _numbers(values: list[float]) -> str:
-    return api.significant(values)
 
 
 datasets_app = typer.Typer(

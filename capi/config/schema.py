@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from capi.errors import CapiError
+from capi.runtime.summary import Summary
 
 # Configs come from others too: what they ask for must be possible. The limits are far above any run that there was.
 Share = Annotated[float, Field(gt=0, lt=1)]
@@ -480,7 +481,7 @@ class OptimizationConfig(Section):
         return self.steps
 
 
-class Config(Section):
+class Config(Section, Summary):
     """A whole run."""
 
     version: int = CONFIG_VERSION
@@ -512,16 +513,19 @@ class Config(Section):
     evaluations: list[EvaluationConfig] = Field(default_factory=list)
     """Evaluations during the run."""
 
-    def __repr__(self) -> str:
-        """What differs from the defaults, a line for each section; `capi.load_config` gives every value."""
-        changed = self.model_dump(mode="json", exclude_defaults=True)
-        lines = []
-        for name, values in changed.items():
-            plain = ", ".join(f"{key}={value}" for key, value in values.items()) if isinstance(values, dict) else values
-            lines.append(f"  {name}: {plain}")
-        return "\n".join(["Config, where it differs from the defaults:", *lines])
+    def summary(self) -> tuple[str, dict[str, str]]:
+        """What differs from the defaults, section by section; `capi recipes show` prints every value."""
 
-    __str__ = __repr__
+        def plain(values: object) -> str:
+            if isinstance(values, dict):
+                return ", ".join(f"{key}={plain(value)}" for key, value in values.items())
+            return f"[{', '.join(map(plain, values))}]" if isinstance(values, list) else str(values)
+
+        changed = self.model_dump(mode="json", exclude_defaults=True)
+        return "Config, where it differs from the defaults:", {name: plain(each) for name, each in changed.items()}
+
+    __repr__ = Summary.__repr__
+    __str__ = Summary.__repr__
 
     @model_validator(mode="after")
     def _channels_have_statistics(self) -> "Config":

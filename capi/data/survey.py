@@ -26,10 +26,12 @@ from capi.data.loader import made_ahead
 from capi.data.locations import Data, open_images
 from capi.data.reader import Reader, read_bytes
 from capi.data.sources import Files, ImageSource
+from capi.data.zips import ZipImages
 from capi.errors import CapiError
 from capi.runtime.devices import count_cores
 from capi.runtime.progress import Telling, default_console
-from capi.types import Statistics
+from capi.runtime.summary import Summary
+from capi.types import IMAGENET, Statistics
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 # Images that a worker looks at before it reports, which are neighbours in the source.
@@ -57,8 +59,8 @@ class _Seen(NamedTuple):
     failure: str | None = None
 
 
-@dataclass
-class Survey:
+@dataclass(repr=False)
+class Survey(Summary):
     """What all images are like."""
 
     total: int
@@ -93,9 +95,53 @@ class Survey:
     def images_per_second(self) -> float:
         return self.looked_at / max(self.seconds, 1e-9)
 
+    def summary(self) -> tuple[str, dict[str, str]]:
+        some = "" if self.looked_at == self.total else f", of which {self.looked_at} were looked at"
+        broken = _examples([f"{name} ({why})" for name, why in self.broken.items()])
+        rows = {
+            "images": f"{self.total}{some}; {self.readable} can be read, {len(self.broken)} cannot",
+            "broken": f"{len(self.broken)}{broken}",
+        }
+        if self.animated:
+            rows["frames"] = f"{self.animated} with several frames, of which the first is read"
+        if self.readable:
+            lowest, highest, mean, std = map(significant, (self.lowest, self.highest, self.mean, self.std))
+            copies = _examples([" = ".join(group[:2]) for group in self.copied])
+            alike = _examples([" ~ ".join(group[:2]) for group in self.looking_alike])
+            rows |= {
+                "formats": ", ".join(f"{kind} {count}" for kind, count in self.formats.items()),
+                "bytes": f"{self.bytes / 1e6:.1f} MB, {self.bytes / self.readable / 1e3:.1f} kB an image",
+                "widths": _told(self.widths),
+                "heights": _told(self.heights),
+                "channels": f"{len(self.mean)}, {lowest} to {highest} of full scale",
+                "mean, std": f"data.mean=[{mean}] data.std=[{std}]",
+                **self._range,
+                "copies": f"{self.copies} with the same bytes as another{copies}",
+                "look alike": f"{self.alike} more{alike}",
+            }
+        rate = f"{self.images_per_second:.0f} images/s with {self.workers} processes ({self.seconds:.1f} s)"
+        return "What the images are like", rows | {"speed": rate}
+
+    @property
+    def _range(self) -> dict[str, str]:
+        """A warning where the images are far from the statistics of the recipes, which are those of ImageNet."""
+        if len(self.mean) != len(IMAGENET.mean):
+            return {}
+        warning = statistics_warning(Statistics(tuple(self.mean), tuple(self.std)), IMAGENET)
+        return {"range": f"{warning} (the defaults are ImageNet's)"} if warning else {}
+
     def as_record(self) -> dict[str, Any]:
         """All of it, for a JSON file."""
         return asdict(self) | {"images_per_second": self.images_per_second}
+
+
+def _examples(names: list[str]) -> str:
+    return f": {'; '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
+
+
+def _told(percentiles: dict[str, float]) -> str:
+    smallest, low, median, high, largest = (round(percentiles[share]) for share in ("0", "5", "50", "95", "100"))
+    return f"{smallest} to {largest} pixels, median {median}, 90 % within {low} to {high}"
 
 
 class _Chunks(Dataset[_Seen]):
@@ -197,9 +243,12 @@ def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64],
 
 def count_copies(source: ImageSource) -> int:
     """Files with the bytes of another one; only those of equal size are read. 0 of what are no files, or too many."""
-    if not isinstance(source, Files) or len(source) > _MOST_COMPARED:
+    if not isinstance(source, Files | ZipImages) or len(source) > _MOST_COMPARED:
         return 0
-    sizes = [os.stat(source.root / source.name(number)).st_size for number in range(len(source))]
+    if isinstance(source, ZipImages):
+        sizes = source.sizes
+    else:
+        sizes = [os.stat(source.root / source.name(number)).st_size for number in range(len(source))]
     counts = Counter(sizes)
     twins = [number for number, size in enumerate(sizes) if counts[size] > 1]
     return len(twins) - len({hashlib.blake2b(read_bytes(source, number)).digest() for number in twins})

@@ -20,6 +20,8 @@ _CHUNKY = 1
 TIFF_EXTRA = "pip install 'capi[tiff]'"
 # Photometric interpretations whose values are those of the image: black is zero, RGB.
 _DIRECT = (1, 2)
+# YCbCr in JPEG, as slides have it: the codec gives RGB.
+_YCBCR, _JPEG = 6, 7
 # Letters that tifffile gives to an axis of which a file says nothing.
 _UNNAMED = {"Q", "I"}
 _MOST_PAGES = 4096
@@ -68,8 +70,10 @@ class TiffFile:
                 orientation = page.tags.get("Orientation")
                 turned = orientation is not None and orientation.value != 1
                 is_byte = page.dtype == np.uint8
-                # Grey or RGB as it is seen; palettes, YCbCr and transparency are left to Pillow.
-                self.is_direct = not turned and int(page.photometric) in _DIRECT
+                # Grey or RGB as it is seen; palettes, other YCbCr and transparency are left to Pillow.
+                photometric = int(page.photometric)
+                is_rgb = photometric in _DIRECT or (photometric, int(page.compression)) == (_YCBCR, _JPEG)
+                self.is_direct = not turned and is_rgb
                 self.is_plain = self.is_direct and is_byte and self.channels <= 3
                 # Pillow would read bytes only.
                 self.is_deep_color = self.is_direct and not is_byte and self.samples == 3

@@ -56,6 +56,12 @@ class ZipImages(ListedNames):
         )
         self._keep()
 
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of every image."""
+        sizes: list[int] = self._places[:, 3].tolist()
+        return sizes
+
     def read(self, index: int) -> bytes:
         number, offset, packed, size, method, checksum = self._places[index].tolist()
         if size > MAX_IMAGE_BYTES:

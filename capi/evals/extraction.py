@@ -364,7 +364,7 @@ def _check_place(out: Path, overwrite: bool) -> None:
     if out.is_dir():
         raise CapiError(f"{out} is a folder: --out takes the name of a file")
     if out.exists() and not overwrite:
-        raise CapiError(f"{out} is there already: choose another name, or replace it with --overwrite (overwrite=True)")
+        raise CapiError(f"{out} is there already: choose another name, or replace it with --overwrite")
 
 
 def _check_text(texts: Sequence[str]) -> None:

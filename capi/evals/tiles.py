@@ -132,8 +132,7 @@ def stitch(
         reason = difference(_identity(next(iter(there.names), ""), there.facts), identity)
         if reason is not None:
             raise CapiError(
-                f"{out} is there already, and {reason}: choose another folder, or replace it with --overwrite "
-                "(overwrite=True)"
+                f"{out} is there already, and {reason}: choose another folder, or replace it with --overwrite"
             )
         return (rows, columns), True
     partial = Partial(out.with_name(f".{out.name}.partial"))

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -350,3 +351,16 @@ def test__a_config_shows_what_differs_from_the_defaults() -> None:
     assert len(shown.splitlines()) < 15
     assert "steps=77" in shown
     assert "student_temperature" not in shown
+
+
+def test__a_config_shows_in_a_screen_what_differs_from_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "40")
+    for recipe in ("small", "vitl14", "demo", "distill"):
+        lines = repr(load_config(recipe)).splitlines()
+        assert len(lines) <= 40
+        assert max(map(len, lines)) <= 80
+    config = load_config("tiny4", ["optimization.steps=7", "model.predictor.depth=3"])
+    assert re.search(r"optimization +.*steps=7", str(config).replace("\n", " "))
+    assert "<th" in config._repr_html_()
+    assert "steps=7" in config._repr_html_()

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import tifffile
 
-from capi.data.decoding import BrokenImageError, Decoder
+from capi.data import decoding
+from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.tiff import TiffFile, has_tiff_reader, is_tiff, open_tiff
 from capi.errors import CapiError
-from tests.data.pictures import Pixels, encoded, noise
+from tests.data.pictures import Pixels, encoded, noise, photo
 
 HEIGHT, WIDTH = 50, 70
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -256,3 +257,20 @@ def test__without_the_extra_pages_are_not_left_out_silently() -> None:
     assert np.array_equal(Decoder().open(buffer.getvalue()).decode(), image)
     with pytest.raises(BrokenImageError, match=r"capi\[tiff\]"):
         Decoder().open(written(noise(8, 8, 5), planarconfig="contig"))
+
+
+@pytest.mark.parametrize("subsampling", [(1, 1), (2, 2)])
+def test__jpeg_tiles_in_ycbcr_are_read_in_parts_as_pillow_reads_them_whole(
+    subsampling: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    buffer = io.BytesIO()
+    options = {"photometric": "ycbcr", "compression": "jpeg", "subsampling": subsampling, "tile": (16, 32)}
+    tifffile.imwrite(buffer, photo(HEIGHT, WIDTH), **options)
+    whole = Decoder().open(buffer.getvalue()).decode()
+    assert whole.shape == (HEIGHT, WIDTH, 3)
+    monkeypatch.setattr(decoding, "READ_IN_PARTS", 0)
+    in_parts = Decoder().open(buffer.getvalue())
+    assert in_parts.shape.in_parts
+    for top, bottom, left, right in rectangles(5):
+        part = in_parts.crop(Box(left, top, right, bottom), (bottom - top, right - left))
+        assert np.array_equal(part.transpose(1, 2, 0), whole[top:bottom, left:right])

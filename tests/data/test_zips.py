@@ -11,7 +11,7 @@ import pytest
 from capi.data.decoding import BrokenImageError
 from capi.data.locations import labeled_images, open_images
 from capi.data.sources import ImageSource, image_folder
-from capi.data.survey import check_data
+from capi.data.survey import check_data, count_copies
 from capi.data.zips import ZipImages
 from capi.errors import CapiError
 from tests.data.pictures import encoded, photo
@@ -66,6 +66,9 @@ def test__several_processes_read_a_zip_as_they_read_the_folder(folder: Path, tmp
     one, other = check_data(str(archive), workers=2), check_data(str(folder), workers=0)
     assert (one.readable, one.mean, one.std, one.fingerprint) == (4, other.mean, other.std, other.fingerprint)
     source = open_images(str(archive))
+    assert count_copies(source) == count_copies(image_folder(folder)) == 0
+    twice = {f"{name}{number}.png": (folder / NAMES[0]).read_bytes() for name in "ab" for number in range(2)}
+    assert count_copies(open_images(str(packed(tmp_path / "twice.zip", twice)))) == 3
     source.read(0)
     assert all_of(pickle.loads(pickle.dumps(source))) == all_of(source)  # noqa: S301 - our own
 
