@@ -35,7 +35,7 @@ from capi.config.experiments import (
     find_scale,
     plan_table,
 )
-from capi.config.files import dump_config, load_benchmark, overridden, protocols_with
+from capi.config.files import Overrides, dump_config, load_benchmark, overridden, override_texts, protocols_with
 from capi.config.schema import Config, EvaluationConfig
 from capi.config.trust import trusting
 from capi.data.locations import class_folders
@@ -421,13 +421,13 @@ class InterruptionError(Exception):
 
 def ablate(
     table: str,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     data: str | Path,
     out: str | Path,
     scale: str = "mini",
     seeds: int = 1,
-    options: Sequence[str] = (),
+    options: Overrides = (),
     device: torch.device | str | None = None,
     jobs: int = 1,
     photos: bool = True,
@@ -435,7 +435,8 @@ def ablate(
 ) -> Path | None:
     """Run all rows of one of the paper's tables in miniature, judge them, and write a page, whose place is returned.
 
-    `data` is a place with labels, or `demo`; `overrides` change the recipe of all rows, `options` the benchmarks.
+    `data` is a place with labels, or `demo`; `overrides` change the recipe of all rows, `options` the benchmarks (text
+    `key=value`, or dicts).
     With several `jobs` so many runs train at once, each in a process with its share of the processor's cores. Without
     `photos` the page shows features alone, not the images. None when it was interrupted; the same call resumes.
     """
@@ -443,12 +444,12 @@ def ablate(
         chosen = str(choose_device(device))
         study = plan_study(
             table,
-            overrides,
+            override_texts(overrides),
             data=str(data),
             out=Path(out),
             scale=scale,
             seeds=seeds,
-            options=options,
+            options=override_texts(options),
             device=chosen,
             photos=photos,
         )

@@ -5,7 +5,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from rich.console import Console
 
 import capi
-from capi.config.files import dump_config, load_config
+from capi.config.files import Overrides, dump_config, load_config, override_texts
 from capi.config.schema import Config
 from capi.data.locations import open_images
 from capi.errors import CapiError, nearest
@@ -71,7 +70,7 @@ TRACKS = {
 def speedrun(
     track: str,
     recipe: str,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     out: str | Path,
     data: str | Path | None = None,
@@ -86,7 +85,7 @@ def speedrun(
     if track not in TRACKS:
         raise CapiError(f'there is no track "{track}"{nearest(track, TRACKS)} (there are {", ".join(TRACKS)})')
     rules = TRACKS[track]
-    config = load_config(recipe, [*overrides, *_QUIET])
+    config = load_config(recipe, [*override_texts(overrides), *_QUIET])
     # The race begins with random weights and no other encoder.
     for key, given in (("init.encoder", config.init.encoder), ("target.frozen.encoder", config.target.frozen.encoder)):
         if given is not None:

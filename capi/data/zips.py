@@ -96,7 +96,7 @@ def _images(path: Path) -> dict[str, zipfile.ZipInfo]:
     """The images of a zip by name; of several members with one name the last counts, as for other tools."""
     try:
         refuse_special(path)
-        with path.open("rb") as file, zipfile.ZipFile(BoundedFile(file)) as archive:  # type: ignore[arg-type]
+        with path.open("rb") as file, zipfile.ZipFile(BoundedFile(file)) as archive:
             members = archive.infolist()
             end = os.fstat(file.fileno()).st_size
     except FileNotFoundError as error:

@@ -340,7 +340,7 @@ class FeatureWriter:
     def write_patches(self, row: int, column: int, values: Tensor) -> None:
         """A rectangle (rows, columns, d) of the feature map of the only image, at this place."""
         _, columns, width = self.facts.shapes["patch"]
-        for number, patches in enumerate(values):
+        for number, patches in enumerate(values.cpu()):
             self._write("patch", ((row + number) * columns + column) * width, patches)
 
     def _write(self, kind: str, offset: int, values: Tensor) -> None:

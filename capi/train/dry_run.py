@@ -4,9 +4,11 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from capi.config.files import Overrides, Recipe, as_config, override_texts
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusting
 from capi.data.loader import LoadedBatch
@@ -15,6 +17,7 @@ from capi.data.survey import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.method.masking import Grid
 from capi.runtime.devices import choose_device
+from capi.runtime.summary import Summary
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
@@ -23,8 +26,8 @@ from capi.types import MaskedBatch
 from capi.zoo import build as networks
 
 
-@dataclass(frozen=True)
-class RunCheck:
+@dataclass(frozen=True, repr=False)
+class RunCheck(Summary):
     """What a run would cost, and what its images are like; without images there is only the first."""
 
     cost: StepCost
@@ -35,22 +38,42 @@ class RunCheck:
     warnings: tuple[str, ...] = ()
     """Where the images are far from what the config normalizes them with, or fewer than a batch has."""
 
+    def summary(self) -> tuple[str, dict[str, str]]:
+        cost, read = self.cost, self.images_per_second_read
+        rows = {
+            "trained": f"{cost.trained_parameters / 1e6:.1f} M parameters, "
+            f"{cost.encoder_parameters / 1e6:.1f} M of them in the encoder",
+            "iteration": f"{cost.seconds:.3f} s for {cost.batch_size} images, {cost.images_per_second:.1f} images/s"
+            + ("" if read is None else f"; {read:.0f} images/s are read by one process"),
+            "memory": f"{cost.peak_bytes / 2**30:.2f} GiB at its peak",
+            "whole run": f"{cost.seconds * self.steps / 3600:.2f} h for {self.steps} iterations, without reading data",
+        }
+        if self.data is not None:
+            rows["images"] = f"{self.data.total}, {len(self.data.broken)} of {self.data.looked_at} cannot be read"
+        return "What a run would cost: nothing was written", rows | (
+            {"warnings": "; ".join(self.warnings)} if self.warnings else {}
+        )
+
 
 def check(
-    config: Config,
+    recipe: Recipe,
+    overrides: Overrides = (),
     *,
     data: Data | None = None,
     device: torch.device | str | None = None,
     rounds: int = 3,
     progress: Callable[[], None] = lambda: None,
     trust: Trust = (),
+    **sections: Any,
 ) -> RunCheck:
-    """Build a config, run real iterations, and say what they cost. Nothing is written.
+    """Build a recipe or config, run real iterations, and say what they cost. Nothing is written.
 
-    With `data` the images are the user's and are looked at; without, they are noise. `trust`: see `pretrain`.
+    With `data` the images are the user's and are looked at; without, they are noise. Overrides and
+    `trust` are those of `pretrain`.
     """
-    with trusting(trust):
-        return _checked(config, data, choose_device(device), rounds, progress)
+    overrides = override_texts(overrides, sections)
+    with trusting(trust, overrides):
+        return _checked(as_config(recipe, overrides), data, choose_device(device), rounds, progress)
 
 
 def _checked(

@@ -8,10 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from capi import api
 from capi.evals.feature_files import read_features
 from tests.cli.conftest import RunHere
+from tests.data.pictures import photo
 
 SLOW = """
 import time
@@ -54,13 +56,53 @@ def test__images_need_not_be_square(run_here: RunHere, work: Path) -> None:
     assert facts.shapes["patch"] == (2, 4, 48)
 
 
+def test__maps_of_large_images_come_with_their_pictures(run_here: RunHere, work: Path) -> None:
+    (work / "scenes").mkdir()
+    Image.fromarray(photo(37, 50)).save(work / "scenes" / "one.png")
+    words = ["extract", "pixels:4", "scenes", "--tile", "16", "--overlap", "4", "--out", "maps"]
+    ran = run_here(*words)
+    assert ran.stdout == "wrote maps/one.png.safetensors: 9 x 12 patches; one.png.pca.png shows it\n"
+    assert read_features(work / "maps" / "one.png.safetensors").array("patch").shape == (1, 9, 12, 48)
+    with Image.open(work / "maps" / "one.png.pca.png") as picture:
+        assert (picture.width / 12, picture.height / 9) == (4, 4)
+    assert "(it was there already)" in run_here(*words).stdout
+    # One image, named by itself, is the same map in a place of its own.
+    assert (
+        run_here("extract", "pixels:4", "scenes/one.png", "--tile", "16", "--overlap", "4", "--out", "alone").code == 0
+    )
+    one, other = (read_features(work / name / "one.png.safetensors").array("patch") for name in ("maps", "alone"))
+    assert one.equal(other)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--tile", "16", "--overlap", "16"], "an overlap of 16 pixels does not fit tiles of 16"),
+        (["--tile", "16", "--image-size", "32"], "--image-size has no effect with --tile"),
+        (["--tile", "16", "--kind", "pooled"], "--kind has no effect with --tile"),
+        (["--overlap", "4"], "--overlap is that of tiles: give --tile too"),
+        (["--tile", "16", "--dtype", "int8"], "--dtype"),
+        (["--tile", "0"], '--tile cannot be "0"'),
+    ],
+    ids=" ".join,
+)
+def test__options_of_tiles_that_do_not_fit_are_told(
+    run_here: RunHere, work: Path, words: list[str], sentence: str
+) -> None:
+    ran = run_here("extract", "pixels:4", "classes", "--out", "maps", *words)
+    assert (ran.code, ran.stderr.count("\n")) == (2, 1)
+    assert sentence in ran.stderr
+    assert not (work / "maps").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "name"),
     [
         (["extract", "pixels:4", "classes", "--out", "f.safetensors"], "extract"),
+        (["extract", "pixels:4", "classes", "--tile", "16", "--out", "maps"], "extract_tiles"),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "cmp", "data=classes"], "compare"),
     ],
-    ids=["extract", "compare"],
+    ids=["extract", "tiles", "compare"],
 )
 def test__an_interruption_says_how_to_go_on(
     run_here: RunHere, work: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str

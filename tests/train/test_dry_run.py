@@ -36,6 +36,17 @@ def test__checking_with_images_looks_at_them_and_writes_nothing(small_config: Co
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test__a_recipe_is_checked_by_name_and_shows_its_cost_in_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = check(
+        "tiny4", {"optimization": {"steps": 3, "batch_size": 4}}, clustering={"prototypes": 64}, device=CPU, rounds=1
+    )
+    assert (result.steps, result.cost.batch_size) == (3, 4)
+    shown = repr(result).splitlines()
+    assert max(map(len, shown)) <= 80
+    assert "for 3 iterations" in " ".join(shown)
+
+
 def test__a_queue_raises_the_least_memory_by_its_size(small_config: Config) -> None:
     clustering = small_config.clustering.model_copy(update={"queue": 600})
     with_queue = least_bytes(small_config.model_copy(update={"clustering": clustering}), 17)
