@@ -35,6 +35,8 @@ from capi.zoo.encoders import open_encoder, open_noted_encoder
 from capi.zoo.weights import Weights
 
 _LOG = logging.getLogger("capi")
+# The short side of a map's picture, where the map has fewer patches.
+PICTURE_SIDE = 512
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -150,7 +152,7 @@ def extract_tiles(
             picture = folder / f"{source.name(number)}.pca.png"
             if overwrite or not resumed or not picture.exists():
                 drawn = large_map_picture(read_features(path).array("patch")[0])
-                save_picture(enlarged(drawn, min(1024, 4 * min(drawn.size))), picture)
+                save_picture(enlarged(drawn, PICTURE_SIDE), picture)
             done.append(Stitched(path, picture, grid, resumed))
     return done
 

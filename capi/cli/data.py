@@ -79,7 +79,9 @@ def check(
         int | None, typer.Option(callback=between(1, 10**12), help="Look at so many only, spread evenly.")
     ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all that was found to this file.")] = None,
-    channels: Annotated[int, typer.Option(callback=between(1, 1024), help="Channels of an image.")] = 3,
+    channels: Annotated[
+        int | None, typer.Option(callback=between(1, 1024), help="Channels of an image; by default what they have.")
+    ] = None,
     workers: SurveyWorkers = None,
 ) -> None:
     """Read all images once: counts, sizes, channel statistics, broken images, copies, images per second."""

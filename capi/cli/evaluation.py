@@ -4,7 +4,7 @@ What evaluations and comparisons print at their end.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count as count_up
 from pathlib import Path
@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from capi import api
 from capi.cli.app import Device, Trust, app, check_weights, echo, fail_silently, is_first, messages, one_of
-from capi.cli.terminal import Terminal
+from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
 
@@ -85,33 +85,6 @@ def _print_table(done: "Comparison", console: Console) -> None:
     for reason, about in api.missing_cells(view, done.cells).items():
         cells = "1 cell" if len(about) == 1 else f"{len(about)} cells"
         console.print(f"missing in {cells}: {reason}", soft_wrap=True)
-
-
-def print_scores(
-    console: Console, heads: Sequence[str], columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]
-) -> None:
-    """A row of (texts, numbers) for each model. Columns that do not fit go into a further table below: none is cut."""
-    # Names may be broken, numbers and the words above them may not.
-    texts = zip(heads, *(cells for cells, _ in rows), strict=True)
-    beside = min(sum(max(map(len, column)) + 2 for column in texts), console.width // 2)
-    widths = [
-        max(map(len, (*name.replace("/", "/ ").split(), *(numbers[index] for _, numbers in rows))))
-        for index, name in enumerate(columns)
-    ]
-    blocks: list[list[int]] = [[]]
-    for index, width in enumerate(widths):
-        if blocks[-1] and beside + sum(widths[each] + 2 for each in blocks[-1]) + width > console.width:
-            blocks.append([])
-        blocks[-1].append(index)
-    for block in blocks:
-        table = Table(box=None, pad_edge=False)
-        for head in heads:
-            table.add_column(head, overflow="fold")
-        for index in block:
-            table.add_column(columns[index].replace("/", "/ "), justify="right", min_width=widths[index])
-        for cells, numbers in rows:
-            table.add_row(*cells, *(numbers[index] for index in block))
-        console.print(table)
 
 
 MODEL_HELP = (

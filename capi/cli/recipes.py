@@ -8,6 +8,7 @@ from rich.table import Table
 
 from capi import api
 from capi.cli.app import Overrides, app, echo, results
+from capi.cli.terminal import print_scores
 from capi.cli.usage import RECIPE_HELP, Commands
 from capi.config import files
 from capi.config.paper import FIGURE_ONLY, PaperTable, number_of, paper_models, paper_table, paper_tables
@@ -95,17 +96,14 @@ def _tables_table() -> Table:
 
 def _print_table(table: PaperTable) -> None:
     console = results()
-    shown = Table(title=f"{table.title} ({table.number})", title_justify="left", box=None, pad_edge=False)
-    for column in ("row", "recipe"):
-        shown.add_column(column, overflow="fold")
-    for column in table.columns:
-        shown.add_column(column, justify="right", overflow="fold")
+    console.print(f"{table.title} ({table.number})", soft_wrap=True)
+    rows = []
     for row in table.rows:
         name = row.name + (" (default)" if row.default else "")
         figure = row.scores == FIGURE_ONLY
         scores = [FIGURE_ONLY] * len(table.columns) if figure else [f"{score:.1f}" for score in row.scores]
-        shown.add_row(name, ", ".join(row.models), *scores)
-    console.print(shown)
+        rows.append(((name, ", ".join(row.models)), scores))
+    print_scores(console, ("row", "recipe"), table.columns, rows)
     for note in _notes(table):
         console.print(note, soft_wrap=True)
 

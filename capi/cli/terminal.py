@@ -1,11 +1,12 @@
 """Text on a terminal: what a file says must not move the cursor, set a title, or turn the order of letters around."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.segment import Segment
+from rich.table import Table
 
 # Whole sequences first (colours, titles, links), then control characters (C0, C1) but tab and newline, marks that turn
 # the direction of text, and halves of surrogate pairs, which no encoding can write.
@@ -37,3 +38,42 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             # Control segments are rich's own: they move the cursor of a progress bar.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+def print_scores(
+    console: Console, heads: Sequence[str], columns: Sequence[str], rows: Sequence[tuple[Sequence[str], Sequence[str]]]
+) -> None:
+    """A row of (texts, numbers) for each model. Columns that do not fit go into a further table below: none is cut."""
+    names = [name.replace("/", "/ ") for name in columns]
+    texts = _text_widths(list(zip(heads, *(cells for cells, _ in rows), strict=True)), console.width // 2)
+    room = console.width - sum(texts) - 2 * len(texts)
+    # Names may be broken, numbers and the words above them may not.
+    numbers = [[row[index] for _, row in rows] for index in range(len(names))]
+    widths = [max(map(len, (*name.split(), *column))) for name, column in zip(names, numbers, strict=True)]
+    blocks: list[list[int]] = [[]]
+    for index, width in enumerate(widths):
+        if blocks[-1] and sum(widths[each] + 2 for each in blocks[-1]) + width > room:
+            blocks.append([])
+        blocks[-1].append(index)
+    for block in blocks:
+        table = Table(box=None, pad_edge=False)
+        for head, width in zip(heads, texts, strict=True):
+            table.add_column(head, overflow="fold", width=width)
+        spare = max(room - sum(widths[index] + 2 for index in block), 0) // max(len(block), 1)
+        for index in block:
+            whole = max(len(names[index]), widths[index])
+            table.add_column(names[index], justify="right", width=min(whole, widths[index] + spare))
+        for cells, row in rows:
+            table.add_row(*cells, *(row[index] for index in block))
+        console.print(table)
+
+
+def _text_widths(texts: Sequence[Sequence[str]], most: int) -> list[int]:
+    """Widths of columns that may be broken: at words where there is room for these, else anywhere."""
+    widths = [max(map(len, column)) for column in texts]
+    words = [max(len(word) for text in column for word in text.split() or [""]) for column in texts]
+    while sum(widths) + 2 * len(widths) > most and max(widths) > 1:
+        longer = [index for index, width in enumerate(widths) if width > words[index]] or range(len(widths))
+        widest = max(longer, key=lambda index: widths[index])
+        widths[widest] -= 1
+    return widths

@@ -21,7 +21,7 @@ from rich.console import Console
 from torch.utils.data import Dataset
 
 from capi.data.crops import center_box
-from capi.data.decoding import BrokenImageError, Decoder, PillowPicture, error_reason
+from capi.data.decoding import BrokenImageError, ChannelsError, Decoder, PillowPicture, error_reason
 from capi.data.loader import made_ahead
 from capi.data.locations import Data, open_images
 from capi.data.reader import Reader, read_bytes
@@ -113,7 +113,8 @@ class Survey(Summary):
                 "bytes": f"{self.bytes / 1e6:.1f} MB, {self.bytes / self.readable / 1e3:.1f} kB an image",
                 "widths": _told(self.widths),
                 "heights": _told(self.heights),
-                "channels": f"{len(self.mean)}, {lowest} to {highest} of full scale",
+                "channels": f"{len(self.mean)}, {lowest} to {highest} of full scale"
+                + ("" if len(self.mean) == 3 else f": set model.channels={len(self.mean)}"),
                 "mean, std": f"data.mean=[{mean}] data.std=[{std}]",
                 **self._range,
                 "copies": f"{self.copies} with the same bytes as another{copies}",
@@ -179,15 +180,34 @@ def check_data(
     data: Data,
     *,
     limit: int | None = None,
-    channels: int = 3,
+    channels: int | None = None,
     workers: int | None = None,
     console: Console | None = None,
 ) -> Survey:
-    """Read all images once, or `limit` of them spread evenly, and say what they are like and which are broken."""
+    """Read all images once, or `limit` of them spread evenly, and say what they are like and which are broken.
+
+    `channels` are by default those that the images have.
+    """
     console = console or default_console()
     source = open_images(data, console)
+    channels = usual_channels(source) if channels is None else channels
     processes = count_cores() if workers is None else workers
     return survey(source, Decoder(channels, reduced=True), workers=processes, limit=limit, console=console)
+
+
+def usual_channels(source: ImageSource) -> int:
+    """3 where any of a few images can be read with 3; else what most of them have."""
+    reader, others = Reader(source, Decoder()), Counter[int]()
+    for index in evenly(len(source), _FEWEST):
+        try:
+            reader.size(index)
+        except ChannelsError as error:
+            others[error.channels] += 1
+        except BrokenImageError:
+            continue
+        else:
+            return 3
+    return others.most_common(1)[0][0] if others else 3
 
 
 def survey(

@@ -87,6 +87,9 @@ def test__other_channels_than_the_models_are_named_with_the_setting(tmp_path: Pa
             stored = values if folder == "pages" else np.moveaxis(values, 0, 2)
             tifffile.imwrite(images / f"{number}.tif", stored, photometric="minisblack", **options)
         ran = run_here("data", "check", images, "--workers", "1")
+        assert "4; 4 can be read, 0 cannot" in ran.stdout
+        assert "set model.channels=5" in ran.stdout
+        ran = run_here("data", "check", images, "--workers", "1", "--channels", "3")
         assert "4; 0 can be read, 4 cannot" in ran.stdout
         assert "(5 channels: use model.channels=5 (capi data check: --channels 5)" in ran.stdout
         for command in (["--check"], ["--out", tmp_path / "run"]):

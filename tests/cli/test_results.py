@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from capi.cli.evaluation import print_record, print_scores
-from capi.cli.terminal import Terminal
+from capi.cli.evaluation import print_record
+from capi.cli.terminal import Terminal, print_scores
 
 
 def test__a_record_is_told_as_it_is_even_where_it_looks_like_markup(capsys: pytest.CaptureFixture[str]) -> None:

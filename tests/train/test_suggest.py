@@ -10,6 +10,7 @@ from PIL import Image
 from capi.config.files import load_config
 from capi.data.sources import image_folder
 from capi.errors import CapiError
+from capi.train import build
 from capi.train.build import mask_sampler
 from capi.train.cost.hardware import Gpu, gpus
 from capi.train.cost.suggest import Images, look_at, suggest_run
@@ -63,6 +64,13 @@ def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
         small.clustering,
     )
     assert pets.optimization.optimizer == "muon"
+
+
+def test__a_batch_holds_no_image_twice() -> None:
+    for count in (60, 20, 3):
+        config = suggest_run(Images(count, 160), LAPTOP).config
+        assert 1 <= config.optimization.batch_size <= count
+        assert build.batch_warning(config, count) is None
 
 
 def test__the_hours_shorten_the_run() -> None:

@@ -5,7 +5,6 @@ else rules of thumb, and each says which.
 """
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
@@ -13,11 +12,18 @@ from typing import Literal, NamedTuple
 
 from capi.config.files import load_config
 from capi.config.schema import Config
-from capi.data.decoding import BrokenImageError, ChannelsError
+from capi.data.decoding import BrokenImageError
 from capi.data.locations import Data, open_images
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
-from capi.data.survey import count_copies, evenly, quick_statistics, significant, statistics_warning
+from capi.data.survey import (
+    count_copies,
+    evenly,
+    quick_statistics,
+    significant,
+    statistics_warning,
+    usual_channels,
+)
 from capi.errors import CapiError
 from capi.runtime.summary import Summary
 from capi.train.build import build_reader
@@ -161,12 +167,9 @@ _ENOUGH_TO_COMPETE = 1_000_000
 
 def look_at(source: ImageSource) -> Images:
     """How many images there are, how long the shorter side of a typical one is, and what channels they have."""
-    reader = build_reader(load_config("small"), source)
+    decoder = replace(build_reader(load_config("small"), source).decoder, channels=usual_channels(source))
+    reader = Reader(source, decoder)
     sides, errors = _sides(reader)
-    others = Counter(error.channels for error in errors if isinstance(error, ChannelsError))
-    if not sides and others:
-        reader = Reader(source, replace(reader.decoder, channels=others.most_common(1)[0][0]))
-        sides, errors = _sides(reader)
     if not sides:
         tried = min(len(source), _SAMPLE)
         raise CapiError(f"none of {tried} images could be read ({errors[0]}): --suggest needs images to look at")
@@ -281,14 +284,16 @@ def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
 
 
 def _batch(rung: Rung, images: Images, gpus: int) -> int:
-    """The rung's, but at least 16 batches in a pass over the images; and one that so many GPUs divide."""
+    """The rung's, but at least 16 batches in a pass, and no image twice in one; and one that so many GPUs divide."""
     batch = rung.batch
-    while batch > SMALLEST_BATCH and 16 * batch > images.count:
+    while batch > 1 and (batch > images.count or (batch > SMALLEST_BATCH and 16 * batch > images.count)):
         batch //= 2
     return -(-batch // gpus) * gpus
 
 
 def _batch_reason(batch: int) -> tuple[str, Origin]:
+    if batch < SMALLEST_BATCH:
+        return "no more than there are images: 64 did better where there were enough", "rule of thumb"
     if batch <= 128:
         return "64 and 128 did about as well, 256 less (trials c1, c3, b7)", "measured"
     if batch == 16384:
