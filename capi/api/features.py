@@ -131,7 +131,7 @@ def extract_tiles(
             raise CapiError("tiles are encoded by one process: start it without torchrun, one process for each image")
         encoder = open_encoder(model, weights=weights, device=run.device)
         tiling = tiling_of(encoder, tile, overlap)
-        image = Path(data).is_file() and str(data).lower().endswith(ENDINGS)
+        image = not Path(data).is_dir() and str(data).lower().endswith(ENDINGS)
         source = find_images([Path(data)]) if image else list_images(str(data)).images
         encoding = Encoding(batch_size=batch_size, device=run.device, progress=run.progress)
         for number in range(len(source)):

@@ -371,7 +371,9 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
         return ListedImages(photos.images, [photos.categories[number] for number in photos.labels])
     if is_csv(data):
         return _from_csv(data, split, label)
-    if split is None and not os.path.isdir(data):
+    if not os.path.isdir(data):
+        if split is not None and os.path.exists(data):
+            raise CapiError(f"{data} has no splits, as a folder, a CSV and demo have: leave --split {split} out")
         return labeled_images(data)
     images = image_folder(Path(data) / split if split else Path(data))
     return ListedImages(images, class_folders(images))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from capi.data.decoding import BrokenImageError
-from capi.data.locations import labeled_images, open_images
+from capi.data.locations import labeled_images, list_images, open_images
 from capi.data.sources import ImageSource, image_folder
 from capi.data.survey import check_data, count_copies
 from capi.data.zips import ZipImages
@@ -164,5 +164,7 @@ def test__what_cannot_be_read_at_random_is_refused_with_what_to_do(tmp_path: Pat
         open_images(str(packed(tmp_path / "e.zip", {"x.txt": b"x"})))
     with pytest.raises(CapiError, match=r"missing\.zip"):
         open_images(str(tmp_path / "missing.zip"))
+    with pytest.raises(CapiError, match="has no splits, as a folder"):
+        list_images(str(tmp_path / "e.zip"), "train")
     with pytest.raises(CapiError, match="no columns"):
         open_images(f"{tmp_path / 'e.zip'}?column=image")
