@@ -12,7 +12,7 @@ from rich.text import Text
 
 from capi import api
 from capi.cli.app import Overrides, Trust, app, duration, echo, results
-from capi.cli.terminal import Terminal
+from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
 from capi.errors import CapiError
@@ -118,9 +118,25 @@ def _refuse_idle(context: typer.Context, *, measure: bool, suggest: bool) -> Non
 
 def _print_plan(recipe: str, planned: "RunPlan", paper: "list[PlanComparison] | None") -> None:
     console = results()
-    for table in (_summary(recipe, planned), _memory_table(planned), _variant_table(planned)):
+    for table in (_summary(recipe, planned), _memory_table(planned)):
         console.print(table)
         console.print()
+    console.print("With and without each saving")
+    phases = planned.memory.phases
+    savings = [
+        (
+            (variant.name,),
+            [
+                *(f"{size / GIB:.2f}" for size in (variant.memory.peak, *variant.memory.phases.values())),
+                str(variant.largest_images),
+            ],
+        )
+        for variant in planned.variants
+    ]
+    print_scores(
+        console, ("saving",), ["peak GiB", *(f"{phase} GiB" for phase in phases), "largest images a GPU"], savings
+    )
+    console.print()
     if paper is not None:
         console.print(_comparison_table("Against the paper: 32 A100-80GB, with the same assumptions", "paper", paper))
 
@@ -186,17 +202,6 @@ def _memory_table(planned: "RunPlan") -> Table:
             table.add_row(part.name, part.phase, f"{part.bytes / GIB:.3f}")
     for phase, size in planned.memory.phases.items():
         table.add_row(Text(f"peak of the phase, with what is there always: {phase}"), phase, f"{size / GIB:.3f}")
-    return table
-
-
-def _variant_table(planned: "RunPlan") -> Table:
-    table = Table(title="With and without each saving", title_justify="left", box=None, pad_edge=False)
-    table.add_column("saving")
-    for name in ("peak GiB", *(f"{phase} GiB" for phase in planned.memory.phases), "largest images a GPU"):
-        table.add_column(name, justify="right")
-    for variant in planned.variants:
-        sizes = (variant.memory.peak, *variant.memory.phases.values())
-        table.add_row(variant.name, *(f"{size / GIB:.2f}" for size in sizes), str(variant.largest_images))
     return table
 
 

@@ -139,7 +139,8 @@ class Suggestion(Summary):
             )
             said.append(
                 f"Then adapt it: `capi adapt {_PUBLISHED} --data PHOTOS --out ADAPTED` goes on training it on these "
-                "images, and takes DINOv2, MAE and others as well (docs/guides/adapting.md)"
+                "images, and takes DINOv2, MAE and others as well (docs/guides/adapting.md); in a recipe it is "
+                f"init.encoder={_PUBLISHED}"
             )
             said.append(
                 "Last, train your own, with the command below. Images unlike photos (microscopes, satellites) want a "
