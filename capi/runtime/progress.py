@@ -13,15 +13,19 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
+from rich.text import Text
 
 _LOG = logging.getLogger("capi")
 SECONDS_BETWEEN_LINES = 15
+# Characters of both times, a short bar and the gaps between them; and those that a name keeps at least.
+_BESIDE_NAMES, _SHORTEST_NAME = len("0:00:00left0:00:00━━━━━") + 6, 8
 
 # The checker of shapes knows no typing.Self.
 Shown = TypeVar("Shown", bound="ShowsBar")
@@ -37,7 +41,7 @@ def _progress(console: Console, *, transient: bool = True) -> Progress:
     """A bar that is as wide as the numbers beside it leave it: a narrow terminal cuts the bar, not the numbers."""
     whole = [Column(no_wrap=True) for _ in range(3)]
     return Progress(
-        TextColumn("{task.description}", markup=False),
+        _NameColumn(console),
         BarColumn(bar_width=None),
         MofNCompleteColumn(table_column=whole[0]),
         TimeElapsedColumn(table_column=whole[1]),
@@ -48,6 +52,20 @@ def _progress(console: Console, *, transient: bool = True) -> Progress:
         expand=True,
         transient=transient,
     )
+
+
+class _NameColumn(TextColumn):
+    """What is being done; of a long name the end, so that the numbers beside it are whole."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__("{task.description}", markup=False)
+        self.console = console
+
+    def render(self, task: Task) -> Text:
+        numbers = 2 * len(f"{task.total or 0:.0f}") + 1
+        room = max(self.console.width - _BESIDE_NAMES - numbers - len(task.fields["values"]), _SHORTEST_NAME)
+        name = task.description
+        return Text(name if len(name) <= room else f"\N{HORIZONTAL ELLIPSIS}{name[1 - room :]}")
 
 
 class ShowsBar:
@@ -166,7 +184,7 @@ class RunProgress(ShowsBar):
 
     def _room(self) -> int:
         """Characters that step, times and a short bar leave for the title and the values."""
-        return self.console.width - (2 * len(str(self.total)) + 1) - len("0:00:00left0:00:00") - len("━━━━━") - 6
+        return self.console.width - (2 * len(str(self.total)) + 1) - _BESIDE_NAMES
 
     def _left(self, step: int) -> str:
         done = max(step - self.first, 1)

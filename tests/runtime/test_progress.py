@@ -1,11 +1,12 @@
 import io
 import logging
+import re
 
 import pytest
 from rich.console import Console
 
 from capi.runtime import progress
-from capi.runtime.progress import Telling, clock_time
+from capi.runtime.progress import EvaluationProgress, Telling, clock_time
 
 
 def test__without_a_terminal_lines_tell_how_much_is_left(
@@ -28,6 +29,23 @@ def test__on_a_terminal_there_is_a_bar() -> None:
         told.bar.refresh()
     assert "packing" in screen.getvalue()
     assert "2/3" in screen.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test__a_long_name_is_cut_and_the_numbers_are_not(width: int) -> None:
+    screen = io.StringIO()
+    names = ("study/runs/default-seed0 on folder/attentive: training images", "study/runs/default-seed0: test")
+    with EvaluationProgress(Console(file=screen, force_terminal=True, width=width)) as told:
+        for name in names:
+            told(name, 1234, 1281167)
+        assert told.bar is not None
+        told.bar.refresh()
+    shown = screen.getvalue()
+    assert "training images" in shown
+    assert "1234/1281167" in shown
+    assert "0:00:00" in shown
+    # No number and no time ends in an ellipsis.
+    assert re.search(r"[0-9:]\u2026", shown) is None
 
 
 def test__the_bar_is_on_the_screen_within_the_block_alone() -> None:
