@@ -45,6 +45,7 @@ _OVERHEAD = 5 * _BLOCK
 AT_ONCE = 8
 # Of the formats that training reads; what begins otherwise is opened, to see whether it is an image at all.
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF8", b"BM", b"II", b"MM", b"P5", b"P6")
+_USUAL_ENDINGS = {"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "HEIF": "heic"}
 
 
 @dataclass(frozen=True)
@@ -274,7 +275,7 @@ def _ending(name: str, content: bytes) -> str:
             kind = str(image.format)
     except Exception as error:
         raise BrokenImageError(f"it is no image (it begins with {content[:12]!r})") from error
-    return ending if is_usual else {"JPEG": "jpg", "MPO": "jpg", "JPEG2000": "jp2", "HEIF": "heic"}.get(kind, kind.lower())
+    return ending if is_usual else _USUAL_ENDINGS.get(kind, kind.lower())
 
 
 def _check(settings: PackingSettings) -> None:
