@@ -25,13 +25,7 @@ from capi.data.decoding import Box, Decoder
 from capi.data.reader import Reader
 from capi.data.sources import ImageSource
 from capi.errors import CapiError, nearest
-from capi.evals.extraction import (
-    Partial,
-    difference,
-    encoder_description,
-    must_have_room,
-    telling_disk_errors,
-)
+from capi.evals.extraction import Partial, difference, encoder_description, must_have_room, telling_disk_errors
 from capi.evals.feature_files import TYPES, FeatureFacts, FeatureWriter, Framing, begin_features, filling, read_features
 from capi.evals.features import Encoding, encode
 from capi.evals.images import image_crop, image_size
@@ -68,15 +62,9 @@ def tiling_of(encoder: VisionEncoder, tile: int, overlap: int | None) -> Tiling:
         raise CapiError(
             f"an overlap of {wanted} pixels does not fit tiles of {side * patch}: take at most half of them"
         )
-    asked = (tile, wanted if overlap is None else overlap)
     taken = (side * patch, tiling.overlap * patch)
-    if taken[0] != tile or (overlap is not None and taken[1] != overlap):
-        _LOG.warning(
-            "tiles of %s pixels that overlap by %s: the nearest to %s and %s that patches of %s fill",
-            *taken,
-            *asked,
-            patch,
-        )
+    if taken != (tile, taken[1] if overlap is None else overlap):
+        _LOG.warning("tiles of %s pixels that overlap by %s: the nearest that patches of %s fill", *taken, patch)
     return tiling
 
 
