@@ -127,8 +127,9 @@ def extract_tiles(
     named = {"model": str(model), "weights": weights} if isinstance(model, str | Path) else {}
     done = []
     with executing(device, console) as run:
-        if run.processes.size > 1:
-            raise CapiError("tiles are encoded by one process: start it without torchrun, one process for each image")
+        with prepared(run.processes):
+            if run.processes.size > 1:
+                raise CapiError("tiles are encoded by one process: start the command without torchrun")
         encoder = open_encoder(model, weights=weights, device=run.device)
         tiling = tiling_of(encoder, tile, overlap)
         image = not Path(data).is_dir() and str(data).lower().endswith(ENDINGS)
