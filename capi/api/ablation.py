@@ -440,11 +440,12 @@ def ablate(
     With several `jobs` so many runs train at once, each in a process with its share of the processor's cores. Without
     `photos` the page shows features alone, not the images. None when it was interrupted; the same call resumes.
     """
+    overrides = override_texts(overrides)
     with trusting(overrides=overrides):
         chosen = str(choose_device(device))
         study = plan_study(
             table,
-            override_texts(overrides),
+            overrides,
             data=str(data),
             out=Path(out),
             scale=scale,
