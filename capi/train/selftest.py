@@ -358,10 +358,11 @@ class _CheckedMachine:
         recipe = ["vits16"] if self.large else ["mini", *_TINY]
         images = 64 if self.large else 8
         config = load_config(recipe[0], [*recipe[1:], f"optimization.batch_size={images * many}"])
-        file = self.folder / "speed.yaml"
+        file, kind = self.folder / "speed.yaml", self.device.type
         file.write_text(dump_config(config), encoding="utf-8")
+        # The gloo of torch 2.9 prints while it connects.
         speeds = [
-            float(self._together(number, ["capi.train.selftest", str(file), self.device.type, str(images * number)]))
+            float(self._together(number, ["capi.train.selftest", str(file), kind, str(images * number)]).split()[-1])
             for number in (1, many)
         ]
         efficiency = speeds[1] / speeds[0] / many
