@@ -5,7 +5,6 @@ The command that runs one of the paper's ablations again.
 Commands that start a run elsewhere: launch slurm.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,8 +70,9 @@ def pretrain(
             "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
         )
     _refuse_both(resume, overwrite)
-    _run(
-        lambda: api.pretrain(
+    # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
+    with api.StopRequest() as request:
+        done = api.pretrain(
             recipe,
             overrides or [],
             data=data,
@@ -84,7 +84,7 @@ def pretrain(
             trust=trust or [],
             console=messages(),
         )
-    )
+        _say_end(done, request)
 
 
 @app.command()
@@ -106,8 +106,8 @@ def adapt(
     if not data or out is None:
         raise typer.BadParameter("adapt needs --data, images to learn from, and --out, a folder for the run")
     _refuse_both(resume, overwrite)
-    _run(
-        lambda: api.adapt(
+    with api.StopRequest() as request:
+        done = api.adapt(
             model,
             overrides or [],
             data=data,
@@ -120,19 +120,16 @@ def adapt(
             trust=trust or [],
             console=messages(),
         )
-    )
+        _say_end(done, request)
 
 
-def _run(train: Callable[[], "PretrainedRun"]) -> None:
-    """Train to the end or to a signal, and say where it stands."""
-    # Around all of it: a scheduler may ask before the first step, and torchrun does once one process has left.
-    with api.StopRequest() as request:
-        done = train()
-        if not done.finished:
-            if done.is_main:
-                echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")
-            request.turn_deaf()
-            raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
+def _say_end(done: "PretrainedRun", request: api.StopRequest) -> None:
+    """Say where a run stands that trained to the end or to a signal."""
+    if not done.finished:
+        if done.is_main:
+            echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")
+        request.turn_deaf()
+        raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
         return
     echo(f"{done.path} is complete, at step {done.step}. capi.load({str(done.path)!r}) gives its encoder.")

@@ -242,9 +242,10 @@ def test__a_picture_shows_the_photo_with_both_labels(masks: list[str], mask_fold
     evaluate("pixels:2", "masks/knn-segmentation", [*masks, "pictures=1", "neighbors=[1]"], out=tmp_path)
     (path,) = (tmp_path / "predictions").glob("00000_*.png")
     with Image.open(path) as picture:
-        # Three panels of one width, with margins of 8 pixels, under a line of 20.
-        side = (picture.width - 8) // 3 - 8
-        panels = [picture.convert("RGB").crop((left, 20, left + side, 20 + side)) for left in (8, 16 + side)]
+        # Three panels of one width, 8 pixels apart, with margins of 14 pixels, under a line of words.
+        side = (picture.width - 2 * 14 + 8) // 3 - 8
+        lefts, top = (14, 14 + side + 8), 14 + 17 + 4
+        panels = [picture.convert("RGB").crop((left, top, left + side, top + side)) for left in lefts]
     photo, truth = (np.asarray(panel.resize((8, 8), Image.Resampling.BOX)).astype(int) for panel in panels)
     with Image.open(next((mask_folders / "images" / "val").rglob("0.png"))) as original:
         expected = np.asarray(original.convert("RGB")).astype(int)

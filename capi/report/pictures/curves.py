@@ -28,7 +28,8 @@ def draw_curves(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLabe
     logged = {key for record in records for key in record}
     scores = sorted(filter(is_score, logged))
     metrics = [metric_of(key, loss) for key in _PANELS if key in logged] or [metric_of(key, loss) for key in _PANELS]
-    panels = [(f"{metric.title} ({metric.unit})" if metric.unit else metric.title, [metric.key]) for metric in metrics]
+    titles = {metric.key: metric.title for metric in metrics} | {"student_loss": f"{loss.name} of the student"}
+    panels = [(titles[each.key] + (f" ({each.unit})" if each.unit else ""), [each.key]) for each in metrics]
     panels += [("Evaluations", scores)] if scores else []
     rows = -(-len(panels) // 3)
     figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
