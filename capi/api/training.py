@@ -100,7 +100,7 @@ def adapt(
     console: Console | None = None,
     **sections: Any,
 ) -> PretrainedRun:
-    """Go on training a published encoder, or one of your own, on your images: a run like any other.
+    """Continue to train a published encoder, or one of your own, on your images: a run like any other.
 
     `model` is anything that `load` takes: a run, a published model, a file, `baseline:NAME=FILE`. Student and teacher
     start from it; predictor, head and prototypes are new, and learn while the encoder stands still

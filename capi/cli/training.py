@@ -94,7 +94,7 @@ def adapt(
     data: DataOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
     recipe: Annotated[str, typer.Option(help="A recipe's name, or the path of a YAML file.")] = "adapt",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out, if there is one.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
     extend: Annotated[
         bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
     ] = False,
@@ -102,7 +102,7 @@ def adapt(
     trust: Trust = None,
     device: Device = None,
 ) -> None:
-    """Go on training a published encoder, or one of your own, on your images."""
+    """Continue to train a published encoder, or one of your own, on your images."""
     if not data or out is None:
         raise typer.BadParameter("adapt needs --data, images to learn from, and --out, a folder for the run")
     _refuse_both(resume, overwrite)
@@ -134,7 +134,7 @@ def _say_end(done: "PretrainedRun", request: api.StopRequest) -> None:
         return
     echo(f"{done.path} is complete, at step {done.step}. capi.load({str(done.path)!r}) gives its encoder.")
     if done.report is not None:
-        echo(f"{done.report} tells how it went: open it in a browser.")
+        echo(f"{done.report} shows how it went: open it in a browser.")
 
 
 def _refuse_both(resume: bool, overwrite: bool) -> None:

@@ -138,7 +138,7 @@ class Suggestion(Summary):
                 f"{_PUBLISHED}. `capi extract {_PUBLISHED} PHOTOS --out features.safetensors` takes it as it is"
             )
             said.append(
-                f"Then adapt it: `capi adapt {_PUBLISHED} --data PHOTOS --out ADAPTED` goes on training it on these "
+                f"Then adapt it: `capi adapt {_PUBLISHED} --data PHOTOS --out ADAPTED` trains it further on these "
                 "images, and takes DINOv2, MAE and others as well (docs/guides/adapting.md); in a recipe it is "
                 f"init.encoder={_PUBLISHED}"
             )
