@@ -1,13 +1,15 @@
 """The formulas of the online clustering (paper: online clustering, positional collapse).
 
 The logits of a sample x, a teacher's token of length 1, are its products with the prototypes C: l = x C^T + bias. Their
-kernel is K = exp((l - shift) / T_target), the shift being each prototype's largest logit among the samples.
+kernel is K = exp((l - shift) / T_target), the shift being each prototype's largest logit among the samples. It keeps K
+at most 1, and changes the result only through eps, since it is a factor of each prototype, which u takes up.
 Sinkhorn-Knopp divides it in turns by its sums over samples + eps, for each prototype, and by its sums over prototypes
 + eps, for each sample. That leaves assignments of the form u K v, with a factor u for each prototype and v for each
 sample, and only these are updated. The loss is the cross-entropy of softmax(l / T_prediction) to the assignments.
 
 Arrays are (s b k): s groups that are balanced each by itself (positionwise: a group is a position), b samples and k
-prototypes. u is (s 1 k), v is (s b 1).
+prototypes. u is (s 1 k), v is (s b 1). The first `own` samples of a group are of this batch; those after them come from
+the queue of earlier tokens (`queue.py`) and have no part in the loss.
 """
 
 import math
@@ -42,7 +44,7 @@ def logits(
 
 
 class Balanced(NamedTuple):
-    """Of some groups: what rebuilds their assignments, the loss summed over samples, and its gradient by l / T."""
+    """Of some groups: what rebuilds their assignments, the sum of their loss, and its gradient by l / T_prediction."""
 
     shift: Float[Tensor, "s 1 k"]
     u: Float[Tensor, "s 1 k"]
@@ -78,7 +80,7 @@ def kernel(
 def sinkhorn(
     kernel: Float[Tensor, "s b k"], iterations: int, reduction: Reduction
 ) -> tuple[Float[Tensor, "s 1 k"], Float[Tensor, "s b 1"]]:
-    """The factors after so many iterations but for the last division by sums over prototypes: `assignments` makes it.
+    """The factors after so many iterations. The last division by sums over prototypes is left to `assignments`.
 
     The reduction adds up the samples of all processes.
     """
@@ -93,7 +95,7 @@ def sinkhorn(
 def assignments(
     kernel: Float[Tensor, "s b k"], u: Float[Tensor, "s_or_one 1 k"], v: Float[Tensor, "s b 1"]
 ) -> tuple[Float[Tensor, "s b k"], Float[Tensor, "s b 1"]]:
-    """u K v in place of the kernel, after the last division, and its sums: 1, or less where no prototype reaches."""
+    """u K v after the last division, in place of the kernel; and its sums over prototypes: 1, less if K is near 0."""
     sums = over_prototypes(kernel, u)
     v = divide(v, sums)
     return kernel.mul_(u).mul_(v), sums * v
@@ -101,7 +103,7 @@ def assignments(
 
 def over_samples(kernel: Float[Tensor, "s b k"], v: Float[Tensor, "s b 1"]) -> Float[Tensor, "s 1 k"]:
     """The sums of K v over samples."""
-    # What is compiled merges a sum with what is around it, and keeps nothing between.
+    # A compiler makes one kernel of product and sum, so the array of products is never stored.
     return (kernel * v).sum(1, keepdim=True) if torch.compiler.is_compiling() else v.mT @ kernel
 
 
@@ -118,7 +120,10 @@ def divide(factor: Float[Tensor, "*factors"], sums: Float[Tensor, "*factors"]) -
 def moderate(
     u: Float[Tensor, "_ 1 k"], v: Float[Tensor, "s b 1"]
 ) -> tuple[Float[Tensor, "_ 1 k"], Float[Tensor, "s b 1"]]:
-    """The same u K v with a u of mean 1: where samples are few, u grows and v shrinks with every iteration."""
+    """Scale u to mean 1, and v by the inverse, so that u K v stays the same.
+
+    Without this, u grows and v shrinks with every iteration where samples are few.
+    """
     mean = u.mean(-1, keepdim=True)
     return u / mean, v * mean
 
@@ -131,7 +136,7 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "s b k"]]:
     """The cross-entropy of softmax(l / T) to assignments of these sums, added up over samples, and its gradient.
 
-    The gradient by l / T is sums softmax - assignments. It comes in place of the logits, but where a compiler decides.
+    The gradient by l / T is totals * softmax - assignments. It overwrites the logits, except in compiled code.
     """
     if torch.compiler.is_compiling():
         log_probabilities = torch.log_softmax(logits / temperature, dim=-1)
