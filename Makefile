@@ -74,6 +74,7 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/sinkhorn_queue.py
 	$(BIN)/python benchmarks/step.py
 	$(BIN)/python benchmarks/step_profile.py
+	$(BIN)/python benchmarks/versions.py
 
 # Wheel and sdist, with their metadata checked.
 dist: $(STAMP)

@@ -45,11 +45,12 @@ def print_scores(
 ) -> None:
     """A row of (texts, numbers) for each model. Columns that do not fit go into a further table below: none is cut."""
     names = [name.replace("/", "/ ") for name in columns]
-    texts = _text_widths(list(zip(heads, *(cells for cells, _ in rows), strict=True)), console.width // 2)
-    room = console.width - sum(texts) - 2 * len(texts)
     # Names may be broken, numbers and the words above them may not.
     numbers = [[row[index] for _, row in rows] for index in range(len(names))]
     widths = [max(map(len, (*name.split(), *column))) for name, column in zip(names, numbers, strict=True)]
+    beside = max(console.width // 2, console.width - sum(width + 2 for width in widths))
+    texts = _text_widths(list(zip(heads, *(cells for cells, _ in rows), strict=True)), beside)
+    room = console.width - sum(texts) - 2 * len(texts)
     blocks: list[list[int]] = [[]]
     for index, width in enumerate(widths):
         if blocks[-1] and sum(widths[each] + 2 for each in blocks[-1]) + width > room:

@@ -391,7 +391,7 @@ class MaskingConfig(Section):
     """Shape of the mask: `random`, `block`, `inverse_block` (leaves one block visible), `multi_block` (hides several
     that may overlap), or FILE.py:NAME, one of your own."""
     options: Options = Field(default_factory=dict)
-    """What a mask of your own takes."""
+    """What the mask takes."""
     ratio: Share = 0.65
     """Share of the patches that is hidden."""
     roll: bool = True

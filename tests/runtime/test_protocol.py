@@ -34,7 +34,9 @@ def test__the_settings_are_those_of_the_paper() -> None:
 @pytest.mark.parametrize("name", CLASSES)
 def test__the_defaults_of_the_config_are_those_of_the_protocol(name: str) -> None:
     config = PROTOCOLS[name](dataset="demo")
-    fields = {field.name: field.default for field in dataclasses.fields(CLASSES[name]) if field.name not in OTHERWISE}
+    # An attentive probe looks at patches, and nobody is asked.
+    otherwise = OTHERWISE | {"features"} if name == "attentive" else OTHERWISE
+    fields = {field.name: field.default for field in dataclasses.fields(CLASSES[name]) if field.name not in otherwise}
     assert {"seed", "validation_share"} < fields.keys()
     # Keys of the config are in American English.
     assert {name: getattr(config, name.replace("neighbour", "neighbor")) for name in fields} == fields
