@@ -68,7 +68,12 @@ def shards(
     echo(f"{packed.path} has {packed.images} images in {number}{reused}, {packed.bytes / 1e6:.1f} MB.")
     if packed.left_out:
         name, reason = next(iter(packed.left_out.items()))
-        echo(f"{len(packed.left_out)} files are no images that can be read and were left out, such as {name}: {reason}")
+        left_out = len(packed.left_out)
+        echo(
+            f"1 file is no image that can be read and was left out, {name}: {reason}"
+            if left_out == 1
+            else f"{left_out} files are no images that can be read and were left out, such as {name}: {reason}"
+        )
     echo(f"Train on them with --data '{packed.pattern}'")
 
 

@@ -163,9 +163,10 @@ def predict(
         overwrite=overwrite,
         console=messages(),
     )
-    echo(f"labelled {done.images} images: {done.folder}")
+    echo(f"labelled {done.images} image{'' if done.images == 1 else 's'}: {done.folder}")
     if done.failed:
-        echo(f"{len(done.failed)} images could not be read: {done.folder / 'failed.csv'} says why")
+        failed = len(done.failed)
+        echo(f"{failed} image{'' if failed == 1 else 's'} could not be read: {done.folder / 'failed.csv'} says why")
     if not done.images:
         raise typer.Exit(1)
 

@@ -258,7 +258,7 @@ def _suggestion_table(suggestion: "Suggestion", data: list[str]) -> Table:
     title = f"For {images.count:,} images of about {images.side} px, {images.channels} channels, in {', '.join(data)}"
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("", "value", "why", "from"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for choice in (suggestion.recipe, *suggestion.choices):
         table.add_row(choice.key, str(choice.value), choice.reason, choice.origin)
     return table

@@ -62,8 +62,9 @@ def print_scores(
             table.add_column(head, overflow="fold", width=width)
         spare = max(room - sum(widths[index] + 2 for index in block), 0) // max(len(block), 1)
         for index in block:
-            whole = max(len(names[index]), widths[index])
-            table.add_column(names[index], justify="right", width=min(whole, widths[index] + spare))
+            width = min(max(len(columns[index]), widths[index]), widths[index] + spare)
+            name = columns[index] if width >= len(columns[index]) else names[index]
+            table.add_column(name, justify="right", width=width)
         for cells, row in rows:
             table.add_row(*cells, *(row[index] for index in block))
         console.print(table)

@@ -126,7 +126,9 @@ def adapt(
 def _say_end(done: "PretrainedRun", request: api.StopRequest) -> None:
     """Say where a run stands that trained to the end or to a signal."""
     if not done.finished:
-        if done.is_main:
+        if done.is_main and done.step == 0:
+            echo("Stopped before the first step, so nothing is saved. The same command starts again.")
+        elif done.is_main:
             echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")
         request.turn_deaf()
         raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)

@@ -62,6 +62,16 @@ def test__bad_input_is_told_in_a_sentence(photos: Path, run_here: RunHere, argum
     assert not Path("x").exists()
 
 
+# A machine may have fewer cores than workers.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test__one_file_that_is_no_image_is_one_file(photos: Path, run_here: RunHere) -> None:
+    (photos / "5.png").write_bytes(b"no image")
+    ran = run_here("shards", "photos", "--out", "packed", "--workers", "1")
+    assert ran.code == 0
+    said = ran.stdout.splitlines()[1]
+    assert said.startswith("1 file is no image that can be read and was left out, 5.png: ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "name", "said"),
     [

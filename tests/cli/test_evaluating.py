@@ -86,8 +86,8 @@ def test__images_that_cannot_be_read_are_mentioned(run_here: RunHere, work: Path
     ran = run_here("predict", "pixels:4", "out/probe.safetensors", "photos", "--out", "p")
     assert ran.code == 0
     assert ran.stdout.splitlines() == [
-        "labelled 1 images: p",
-        "1 images could not be read: p/failed.csv says why",
+        "labelled 1 image: p",
+        "1 image could not be read: p/failed.csv says why",
     ]
 
 

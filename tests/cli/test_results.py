@@ -52,3 +52,13 @@ def test__a_table_that_is_too_wide_is_printed_in_parts_and_no_number_is_cut(widt
     heads = sum(line.startswith("model") for line in shown.splitlines())
     assert shown.count("pixels:16") == heads
     assert (heads == 1) == (width == 200)
+
+
+@pytest.mark.parametrize(
+    ("columns", "whole"), [(["folder/knn"], True), ([f"imagenette{n}/knn" for n in range(5)], False)]
+)
+def test__a_benchmarks_name_is_broken_only_where_it_must_be(columns: list[str], whole: bool) -> None:
+    stream = io.StringIO()
+    print_scores(Terminal(file=stream, width=80), ("model",), columns, [(("pixels:16",), ["10.25"] * len(columns))])
+    assert all((name in stream.getvalue()) == whole for name in columns)
+    assert "/ knn" not in stream.getvalue()

@@ -12,6 +12,8 @@ import torch
 from PIL import Image
 
 import capi
+from capi import api
+from capi.train.run import PretrainedRun
 from tests.cli.conftest import RunHere, assert_refused
 
 SMALL = ["model.depth=1", "model.width=32", "model.heads=2", "clustering.prototypes=16", "optimization.batch_size=4"]
@@ -89,6 +91,21 @@ def test__from_a_folder_to_an_exported_encoder(run_here: RunHere, images: Path, 
         # The released layout has no place for the size that the run was trained at.
         assert ("give 32 x 32" in ran.stderr) == (name == "released")
         assert capi.load(file)(torch.randn(1, 3, 32, 32)).pooled.shape == (1, 32)
+
+
+@pytest.mark.parametrize(
+    ("step", "said"),
+    [
+        (0, "Stopped before the first step, so nothing is saved. The same command starts again."),
+        (3, "Stopped at step 3, saved. The same command with --resume continues."),
+    ],
+)
+def test__a_stop_says_what_is_saved(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int, said: str
+) -> None:
+    monkeypatch.setattr(api, "pretrain", lambda *_, **__: PretrainedRun(tmp_path / "run", step, finished=False))
+    result = run_here("pretrain", "tiny4", "--data", tmp_path, "--out", tmp_path / "run")
+    assert (result.code, result.stdout, result.stderr) == (130, f"{said}\n", "")
 
 
 def test__checking_a_folder_tells_what_is_in_it(run_here: RunHere, images: Path) -> None:

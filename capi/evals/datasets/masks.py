@@ -47,7 +47,7 @@ def _without_splits(root: Path, options: DataOptions) -> SegmentationData:
     images, masks = root / "images", existing_folder(root / "masks")
     pairs, notes = paired(images, masks)
     left, more = without_excluded([image for image, _ in pairs], options)
-    parts, note = divide([pair for pair in pairs if pair[0] in left], options, images, by_class=False)
+    parts, note = divide([pair for pair in pairs if pair[0] in left], options, root, by_class=False)
     train, test = ((images, masks, parts[split]) for split in ("train", "test"))
     return segmentation_of_own_masks(train, test, options, "test", [*notes, *more, note])
 

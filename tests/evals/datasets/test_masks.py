@@ -87,4 +87,4 @@ def test__masks_without_splits_are_divided_in_pairs(tmp_path: Path) -> None:
     for part in (data.train, data.test):
         for number in range(len(part.images)):
             assert part.images.name(number).removesuffix(".jpg") == part.masks.name(number).removesuffix(".png")
-    assert "images names no splits: 2 of 10 images are tested on, 20 % by the hash" in data.notes[0]
+    assert f"{tmp_path.name} names no splits: 2 of 10 images are tested on, 20 % by the hash" in data.notes[0]
