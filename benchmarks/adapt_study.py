@@ -23,17 +23,22 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from search import BASE, accuracy, by_neighbors, photos_of, spread, vectors
+from search import BASE, BEST, LAYERS, SMALL, accuracy, by_neighbors, photos_of, spread, vectors
 
-# The photos, masks and prototypes of all rows; sizes are those of the source.
-SHARED = [each for each in BASE if each.startswith(("data.", "masking.", "clustering.prototypes", "model.predictor"))]
+# The source and `scratch` are trained as the recipe `small` trains.
+START = [*BASE, *BEST, *SMALL]
+# The photos, masks, batches and prototypes of all rows; sizes are those of the source.
+COMMON = ("data.", "masking.", "clustering.prototypes", "model.predictor", "optimization.batch_size")
+SHARED = [each for each in START if each.startswith(COMMON)]
 FASTER = ["optimization.learning_rate=2e-3", "adapt.rate_multiplier=0.5", "optimization.teacher_momentum=0.97"]
 ADAPTED: dict[str, list[str]] = {
     "adapted": [],
     "adapted faster": FASTER,
-    "last 2 blocks": [*FASTER, "adapt.blocks=2"],
-    "LoRA of rank 8": [*FASTER, "adapt.lora_rank=8"],
-    "pulled back": [*FASTER, "adapt.pull=0.1"],
+    "all layers": [*FASTER, *LAYERS],
+    "all layers, muon": [*FASTER, *LAYERS, "optimization.optimizer=muon"],
+    "last 2 blocks": [*FASTER, *LAYERS, "adapt.blocks=2"],
+    "LoRA of rank 8": [*FASTER, *LAYERS, "adapt.lora_rank=8"],
+    "pulled back": [*FASTER, *LAYERS, "adapt.pull=0.1"],
 }
 ROWS = ("frozen", "scratch", *ADAPTED)
 SHARES = (0.1, 0.25, 0.5, 1.0)
@@ -111,7 +116,7 @@ def train_source(job: dict[str, Any]) -> dict[str, Any]:
         seconds = time_steps([trainer({**job, "folder": job["source_folder"]}, "scratch", 0, 100)[1]])[0]
         steps = f"optimization.steps={max(round(job['budget'] / seconds), 1)}"
         run = ["run.snapshots=0", "run.report=false", "run.loggers=[]", "checkpoint.every_minutes=2"]
-        config = capi.load_config("small", [*BASE, *job["set"], *run, steps])
+        config = capi.load_config("small", [*START, *job["set"], *run, steps])
     # Of a table those of the split `train` are read.
     photos = Path(job["source_folder"]) / "labels.csv"
     done = capi.pretrain(config, data=photos, out=out, resume=True, device="cpu")
@@ -131,10 +136,9 @@ def trainer(job: dict[str, Any], row: str, seed: int, steps: int) -> tuple[Any, 
 
     length = [f"seed={seed}", f"optimization.steps={max(steps, 1)}"]
     if row == "scratch":
-        config = load_config("small", [*BASE, *job["set"], *length])
+        config = load_config("small", [*START, *job["set"], *length])
     else:
-        batch = [each for each in BASE if each.startswith("optimization.batch_size")]
-        changes = [*SHARED, *batch, *ADAPTED.get(row, []), *job["set"], *length]
+        changes = [*SHARED, *ADAPTED.get(row, []), *job["set"], *length]
         config = adapted_config(job["source"], changes)
     learner = build.build_learner(config)
     initialise(learner, config)

@@ -84,6 +84,7 @@ ROWS: dict[str, list[str]] = {
     "48 px, batch 32": [*BEST, *SMALL, "optimization.batch_size=32"],
     "48 px, batch 64, momentum 0.99": [*BEST, *SMALL, "optimization.teacher_momentum=0.99"],
     "48 px, batch 64, last layer": [*MUON, *FAST, *SMALL],
+    "48 px, batch 64, adamw": [*LAYERS, *SMALL],
     "features 48 px, batch 64": [*BEST, *SMALL, "target.kind=features"],
     "ema_head 48 px, batch 64": [*BEST, *SMALL, "target.kind=ema_head"],
     "width 192": [*BEST, "model.width=192", "model.heads=3"],
