@@ -1,12 +1,14 @@
 """The demo: pretrain on the built-in photos, then say what was learnt, in numbers and pictures."""
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+import torch.nn.functional as F
+from PIL import Image, ImageOps
 from rich.console import Console
 
 from capi.api.training import pretrain
@@ -17,7 +19,7 @@ from capi.data.crops import Frame, normalize
 from capi.data.sources import demo_photos
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification
-from capi.evals.features import Encoding
+from capi.evals.features import Encoding, encoded_batches
 from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import DataOptions
@@ -38,8 +40,8 @@ EVALUATION = (
     "evaluations=[{benchmark: demo/knn, every_steps: 200, options: "
     f"{{tests: [test], neighbors: [{NEIGHBOURS}], votes: [majority], features: [mean_patch]}}}}]"
 )
-# Photos shown, and how much larger than in training the pictures are computed.
-_SHOWN, _ENLARGED = 6, 4
+# Photos shown, how much larger than in training their features are drawn, and nearest photos beside each.
+_SHOWN, _ENLARGED, _NEAREST = 6, 4, 5
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,9 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     records = read_metrics(path / FILE)
     losses = series(records, "student_loss")[1]
     folder.pictures.mkdir(exist_ok=True)
-    sheet = folder.pictures / "pca.png"
+    sheet, nearest = folder.pictures / "pca.png", folder.pictures / "nearest.png"
     save_picture(_draw(config, start, trained, split), sheet)
+    save_picture(_draw_nearest(protocol, trained, split), nearest)
     return DemoSummary(
         run=path,
         split=split,
@@ -104,7 +107,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
         trained=protocol.run(trained).main,
         pixels=pixels[best],
         pixels_at=best,
-        pictures=[sheet, *(picture for picture in [folder.pictures / "curves.png"] if picture.exists())],
+        pictures=[sheet, nearest, *(picture for picture in [folder.pictures / "curves.png"] if picture.exists())],
     )
 
 
@@ -128,10 +131,9 @@ def _protocol(config: Config, split: str) -> KnnClassification:
 def _draw(config: Config, start: CapiEncoder, trained: CapiEncoder, split: str) -> Image.Image:
     """Photos of different categories beside their PCA pictures, before and after training."""
     photos = demo_photos(split)
-    firsts = [photos.labels.index(label) for label in sorted(set(photos.labels))]
     height, width = config.data.height_and_width
     frame = Frame((height * _ENLARGED, width * _ENLARGED), channels=config.model.channels)
-    pixels = StillBatches(photos.images, frame, torch.tensor(firsts[:_SHOWN]), _SHOWN)[0].images
+    pixels = StillBatches(photos.images, frame, torch.tensor(_shown(photos.labels)), _SHOWN)[0].images
     images = normalize(pixels, *networks.statistics(config))
     pictures = [
         photos_of(pixels),
@@ -143,3 +145,31 @@ def _draw(config: Config, start: CapiEncoder, trained: CapiEncoder, split: str) 
     notes = ["The first three principal components of the patch features as red, green and blue."]
     columns = ["photo", "untrained", "trained", "trained, jointly"]
     return sheet_of("Features before and after training", notes, columns, rows)
+
+
+def _draw_nearest(protocol: KnnClassification, trained: CapiEncoder, split: str) -> Image.Image:
+    """Test photos, and the training photos with the most similar mean patch, each above its category."""
+    banks, encoding = (demo_photos("train"), demo_photos(split)), protocol.encoding
+    batches = [encoded_batches(trained, bank.images, encoding) for bank in banks]
+    vectors = [torch.cat([batch.features.feature_map.mean((1, 2)) for batch in each]) for each in batches]
+    chosen = torch.tensor(_shown(banks[1].labels))
+    cosines = F.normalize(vectors[1][chosen], dim=1) @ F.normalize(vectors[0], dim=1).T
+    similarity, nearest = cosines.topk(_NEAREST)
+
+    def drawn(which: int, number: int, cosine: float | None = None) -> Drawn:
+        photo = Image.open(io.BytesIO(banks[which].images.contents[number]))
+        category = banks[which].categories[banks[which].labels[number]]
+        return Drawn(ImageOps.exif_transpose(photo), caption=category + ("" if cosine is None else f"\n{cosine:.2f}"))
+
+    rows = [
+        Row("", [drawn(1, query), *(drawn(0, *match) for match in zip(numbers, cosines, strict=True))])
+        for query, numbers, cosines in zip(chosen.tolist(), nearest.tolist(), similarity.tolist(), strict=True)
+    ]
+    notes = ["By the cosine of their mean patch features. No category was used in training."]
+    columns = [f"{split} photo", "nearest", *(f"{rank}." for rank in range(2, _NEAREST + 1))]
+    return sheet_of("Nearest photos to the trained encoder", notes, columns, rows, side=120)
+
+
+def _shown(labels: Sequence[int]) -> list[int]:
+    """The first photo of each of some categories."""
+    return [labels.index(label) for label in sorted(set(labels))][:_SHOWN]
