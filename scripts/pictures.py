@@ -57,17 +57,17 @@ def main() -> None:
 
 
 def before_after(run: Path) -> Path:
-    """Photos, and the first three principal components of their patches: untrained, on the way, trained."""
+    """Photos, and the first three principal components of their patches: untrained and trained."""
     folder = run / "pictures" / "snapshots"
     steps = snapshot_steps(folder)
-    chosen = [steps[0], steps[len(steps) // 2], steps[-1]]
+    chosen = [steps[0], steps[-1]]
     numbers = [number for number in range(8) if photo_path(folder, number).exists()][:6]
-    figure, axes = pyplot.subplots(4, len(numbers), figsize=(1.5 * len(numbers), 6.1), layout="constrained")
+    figure, axes = pyplot.subplots(3, len(numbers), figsize=(1.5 * len(numbers), 4.6), layout="constrained")
     for column, number in enumerate(numbers):
         paths = [photo_path(folder, number), *(picture_path(folder, step, number) for step in chosen)]
         for row, path in enumerate(paths):
             axes[row, column].imshow(np.asarray(Image.open(path).convert("RGB")), interpolation="nearest")
-    titles = ("photo", "untrained", f"step {chosen[1]}", f"trained ({chosen[2]} steps)")
+    titles = ("photo", "untrained", f"after {chosen[-1]} steps")
     for row, title in enumerate(titles):
         axes[row, 0].set_ylabel(title, fontsize=9)
     return save(figure, "before_after.png")
@@ -232,6 +232,11 @@ def write_photos(folder: Path) -> list[Path]:
     return paths
 
 
+def demo_curves(run: Path) -> Path:
+    """The curves that the run ends with."""
+    return compress(run / "pictures" / "curves.png", PICTURES / "demo_curves.png")
+
+
 def report(run: Path) -> Path:
     """The top of the report."""
     return screenshot((run / "report.html").resolve().as_uri(), "report.png", height=1000)
@@ -320,6 +325,7 @@ DRAWINGS = (
     predictions,
     gallery,
     nearest,
+    demo_curves,
     report,
     explorer,
     doctor,
