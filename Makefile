@@ -76,12 +76,13 @@ benchmarks: $(STAMP)
 	$(BIN)/python benchmarks/step_profile.py
 	$(BIN)/python benchmarks/versions.py
 
-# Wheel and sdist, with their metadata checked.
+# Wheel and sdist, with their metadata checked; the wheel is tried in an empty venv.
 dist: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build twine
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
+	bash scripts/wheel.sh dist/*.whl "$(PYTHON)"
 
 # The releases that the tests run with, so that a new one of another project turns nothing red. torch stays the one that is
 # there, since a newer one may bring gigabytes for GPUs: scripts/compatible.sh tries others. Its build (+cpu) is left out.
