@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from capi.report.watch import watch as watch
     from capi.runtime.atomic import atomic_write as atomic_write
     from capi.runtime.devices import choose_device as choose_device
+    from capi.runtime.documents import read_text as read_text
     from capi.runtime.signals import StopRequest as StopRequest
     from capi.train.build import build_learner as build_learner
     from capi.train.build import masked_batch as masked_batch
@@ -156,6 +157,7 @@ _COMMANDS = {
     "DEFAULT_KINDS": "capi.report.draw",
     "atomic_write": "capi.runtime.atomic",
     "choose_device": "capi.runtime.devices",
+    "read_text": "capi.runtime.documents",
     "StopRequest": "capi.runtime.signals",
     "loss_label": "capi.zoo.build",
     "target_class": "capi.zoo.build",

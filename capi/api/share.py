@@ -30,6 +30,7 @@ from capi.report.pictures.painters import Drawn
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.report.run_report import gather
 from capi.runtime.atomic import atomic_folder, atomic_write
+from capi.runtime.documents import read_text
 from capi.runtime.image_files import open_image
 from capi.runtime.privacy import hide_path, hide_paths, name_of_data
 from capi.zoo.build import recorded_target
@@ -263,8 +264,8 @@ def _check_place(out: Path, overwrite: bool) -> None:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        return MARK in (folder / CARD).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
+        return MARK in read_text(folder / CARD).splitlines()
+    except CapiError:
         return False
 
 

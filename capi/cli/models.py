@@ -184,7 +184,7 @@ def push(
         run,
         name,
         licence=licence,
-        data_description=_text_of(data_description),
+        data_description="" if data_description is None else api.read_text(data_description),
         results=results or [],
         photos=photos,
         space=space,
@@ -198,12 +198,3 @@ def push(
     )
     for line in done.lines:
         echo(line)
-
-
-def _text_of(path: Path | None) -> str:
-    if path is None:
-        return ""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CapiError(f"{path} cannot be read as a text in UTF-8 ({error})") from error

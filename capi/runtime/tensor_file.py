@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from capi.runtime.documents import open_regular
+from capi.runtime.documents import open_regular, parse_object
 
 # The format's names.
 DTYPES = {
@@ -75,10 +75,7 @@ def read_header(path: Path) -> Header:
         if 8 + length > size:
             raise CutOffError("the header is cut off")
         file.seek(8)
-        try:
-            values = json.loads(file.read(length))
-        except RecursionError as error:
-            raise ValueError("a header nested too deep") from error
+        values = parse_object(file.read(length), "the header")
     metadata = values.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise ValueError("metadata that are not strings")

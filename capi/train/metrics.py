@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
+from capi.runtime.documents import read_text
 from capi.runtime.privacy import hide_paths
 from capi.train.health import metric_of
 from capi.zoo.run_folder import read_metrics
@@ -113,7 +114,7 @@ def _identifier(file: Path, create: Callable[[], str]) -> str:
     """The run's own name at a tracker, since folders of other runs may have the same one; the first start makes it."""
     if not file.exists():
         atomic_write(file, create())
-    return file.read_text()
+    return read_text(file)
 
 
 class _MlflowRun:

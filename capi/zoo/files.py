@@ -69,7 +69,11 @@ def _read_pickle(path: Path, *, zipped: bool) -> Any:
 
 
 class _Closed:
-    """Stands for an object of another library's class. It takes any arguments and state, and keeps nothing of them."""
+    """Stands for an object of another library's class. It takes any arguments and state, and keeps nothing of them.
+
+    `__setstate__` is what keeps nothing: without it torch's loader writes an object's state into its `__dict__`, so a
+    file could give it a `shape` or an `items`, and fails where the state is no dict, as that of numpy's numbers is.
+    """
 
     def __new__(cls, *_: Any, **__: Any) -> "_Closed":
         return super().__new__(cls)
@@ -167,7 +171,8 @@ def _cut_off(path: Path) -> CapiError:
 
 
 def _unreadable(path: Path, error: Exception) -> CapiError:
+    reason = error if isinstance(error, CapiError) else type(error).__name__
     return CapiError(
-        f"{path} could not be opened as a checkpoint of tensors ({type(error).__name__}): expected a state dict "
+        f"{path} could not be opened as a checkpoint of tensors ({reason}): expected a state dict "
         "written by torch.save or a safetensors file, and nothing else is unpickled"
     )

@@ -45,6 +45,14 @@ def test__repeated_keys_are_found_in_linear_time() -> None:
     assert time.process_time() - start < 10
 
 
+def test__a_text_that_does_not_end_is_refused_in_linear_time() -> None:
+    """Each quote of it might begin a string, each of which would be followed to the end."""
+    start = time.process_time()
+    with pytest.raises(CapiError, match="not valid JSON"):
+        parse_json("[" + "[]," * 64 + '"' + '\\"' * 200_000, "x")
+    assert time.process_time() - start < 5
+
+
 @pytest.mark.parametrize("text", ["null", "[]", "1", '"a"', "true"])
 def test__an_object_is_asked_for_and_nothing_else_passes(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text)

@@ -1,6 +1,8 @@
 import builtins
 import math
+import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,25 @@ def test__records_come_back_and_nan_is_null(tmp_path: Path) -> None:
     # Whole lines are on the disk before the file is closed.
     assert read_metrics(path) == [{"step": 1, "loss": 0.1}, {"step": 2, "loss": None}]
     close(write)
+
+
+@pytest.mark.parametrize("name", ["mlflow", "trackio"])
+def test__the_name_of_a_run_at_a_tracker_is_read_from_a_regular_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def late(*_: object) -> None:
+        raise AssertionError("it waits for the FIFO")
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    os.mkfifo(tmp_path / f".{name}-id")
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        with pytest.raises(CapiError, match=f"{name}-id cannot be read .a pipe or device"):
+            LOGGERS[name](tmp_path, 0, {})
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test__a_line_cut_off_in_the_middle_is_left_out(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.integration.hostile.archives import archives
 from tests.integration.hostile.making import (
     ESCAPES,
     LONG,
@@ -31,6 +32,7 @@ def images(choose: random.Random) -> Iterator[Case]:
     yield from _tar_cases(choose)
     yield from _index_cases()
     yield from _table_cases(choose)
+    yield from archives(choose)
 
 
 def _csv_cases() -> Iterator[Case]:

@@ -10,6 +10,7 @@ from typing import Any
 from safetensors.torch import load_file, save_file
 
 from tests.integration.hostile.making import (
+    LONG,
     Case,
     as_fifo,
     as_folder,
@@ -88,6 +89,8 @@ def runs(choose: random.Random) -> Iterator[Case]:
         yield Case(f"doctor: model of {overrides}", COMMANDS["doctor"], _changed_config(overrides), ANY)
     yield from _checkpoint_cases()
     yield from _picture_cases()
+    yield from _push_cases()
+    yield from _code_cases()
 
 
 def _checkpoint_cases() -> Iterator[Case]:
@@ -164,5 +167,82 @@ def _changed_config(model: dict[str, Any]) -> Callable[[Path], None]:
         tree = yaml.safe_load(path.read_text())
         tree["model"] |= model
         path.write_text(yaml.safe_dump(tree))
+
+    return prepare
+
+
+def _push_cases() -> Iterator[Case]:
+    """Folders that `capi push` writes by itself, and texts that it reads."""
+    push = ["push", "run", "me/model", "--dry-run", "--licence", "mit"]
+    yield Case("push: the card of before is a FIFO", push, as_fifo("run/hub/README.md"))
+    yield Case("push: the Space's card is a FIFO", [*push, "--space"], as_fifo("run/space/README.md"))
+    yield Case("push: the card of before is of 6 GiB", push, _sparse_card)
+    yield Case("push: the folder is a link that leads out", push, _linked_hub)
+    described = [*COMMANDS["push"], "--data-description", "about.txt"]
+    yield Case("push: the description is a FIFO", described, as_fifo("about.txt"))
+    yield Case("push: the description is a device", [*described[:-1], "/dev/zero"])
+    results = [*COMMANDS["push"], "--results", "results"]
+    yield Case("push: results are a FIFO", results, as_fifo("results/results.json"))
+    for picture in ("curves.png", "snapshots/step_000000001_image_0.png"):
+        yield Case(f"push: {picture} is a FIFO", COMMANDS["push"], as_fifo(f"run/pictures/{picture}"), ANY)
+
+
+def _sparse_card(folder: Path) -> None:
+    (folder / "run" / "hub").mkdir()
+    with (folder / "run" / "hub" / "README.md").open("wb") as file:
+        file.truncate(6 * 2**30)
+
+
+def _linked_hub(folder: Path) -> None:
+    (folder / "run" / "hub").symlink_to("../../../outside")
+
+
+CODE = """
+from pathlib import Path
+
+Path("../../outside/owned").touch()
+
+
+def own(*arguments, **options):
+    Path("../../outside/owned").touch()
+
+
+class Own:
+    pass
+"""
+
+
+def _code_cases() -> Iterator[Case]:
+    """Python code that only the run folder names: it is never imported."""
+    for key, name in {
+        "target.kind": "Own",
+        "masking.kind": "own",
+        "model.predictor.kind": "Own",
+        "optimization.optimizer": "own",
+    }.items():
+        yield Case(f"resume: {key} is code", COMMANDS["resume"], _with_code(key, f"run/evil.py:{name}"))
+    for command in ("doctor", "report", "export", "push"):
+        own = _with_code("target.kind", "run/evil.py:Own")
+        yield Case(f"{command}: the target is code", COMMANDS[command], own, ANY)
+    for name in ("/dev/zero.py:T", "../../outside/x.py:T", "\x1b[2J.py:T", "os:system", f"{LONG}.py:T", ":", "x.py:"):
+        yield Case(f"resume: the target is {name[:20]!r}", COMMANDS["resume"], _with_code("target.kind", name))
+    piped = [*COMMANDS["resume"], "--trust", "run/pipe.py"]
+    yield Case("resume: the target is in a FIFO", piped, _with_code("target.kind", "run/pipe.py:T"))
+
+
+def _with_code(key: str, name: str) -> Callable[[Path], None]:
+    def prepare(folder: Path) -> None:
+        import yaml
+
+        path = folder / "run" / "config.yaml"
+        tree = yaml.safe_load(path.read_text())
+        *sections, last = key.split(".")
+        section = tree
+        for part in sections:
+            section = section[part]
+        section[last] = name
+        path.write_text(yaml.safe_dump(tree))
+        (folder / "run" / "evil.py").write_text(CODE)
+        os.mkfifo(folder / "run" / "pipe.py")
 
     return prepare

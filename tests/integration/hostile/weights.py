@@ -27,6 +27,7 @@ def weights(choose: random.Random) -> Iterator[Case]:
             _noisy("model.safetensors", choose.randrange(2**31)),
             (0, 2),
         )
+    yield from _adapt_cases()
     nearest = ["nearest", "features.safetensors", "photos/0.png", "--out", "sheet.png"]
     predict = ["predict", "pixels:4", "probe.safetensors", "photos", "--out", "predicted"]
     for name, text in HOSTILE_JSON.items():
@@ -80,6 +81,17 @@ def weights(choose: random.Random) -> Iterator[Case]:
     yield Case("export: a FIFO", ["export", "own.pth", "--out", "out.safetensors"], as_fifo("own.pth"))
 
 
+def _adapt_cases() -> Iterator[Case]:
+    """What a run would start from."""
+    adapt = ["adapt", "model.safetensors", "--data", "photos", "--out", "out"]
+    for name in ("a deep header", "a shape of 10^18", "an offset beyond the end", "a tensor less", "a tensor twice"):
+        yield Case(f"adapt: a file with {name}", adapt, _with_header("model.safetensors", _header_changes()[name]))
+    for name in ("deep", "nulls", "escapes"):
+        yield Case(f"adapt: facts are {name}", adapt, _with_metadata("model.safetensors", "capi", HOSTILE_JSON[name]))
+    yield Case("adapt: a FIFO", ["adapt", "own.pth", *adapt[2:]], as_fifo("own.pth"))
+    yield Case("adapt: a run of other weights", [*adapt[:4], "--out", "run", "--resume"])
+
+
 Header = dict[str, Any]
 
 
@@ -108,9 +120,17 @@ def _header_changes() -> dict[str, Callable[[Header], bytes]]:
         "a shape of 10^18": dumped(lambda header: first(header).update(shape=[10**9, 10**9])),
         "a shape of nulls": dumped(lambda header: first(header).update(shape=[None])),
         "a tensor less": dumped(lambda header: header.pop(next(name for name in header if name != "__metadata__"))),
+        "a tensor twice": _twice,
         "metadata of numbers": dumped(lambda header: header.update(__metadata__={"capi": 1})),
         "a name of escapes": dumped(lambda header: header.update({"\x1b[2J": first(header)})),
     }
+
+
+def _twice(header: Header) -> bytes:
+    """A name that stands for two tensors: which of them is meant depends on the reader."""
+    name = next(name for name in header if name != "__metadata__")
+    text = f"{json.dumps(header)[:-1]}, {json.dumps(name)}: {json.dumps(header[name])}}}".encode()
+    return struct.pack("<Q", len(text)) + text
 
 
 def _with_header(file: str, change: Callable[[Header], bytes]) -> Callable[[Path], None]:
