@@ -1,5 +1,6 @@
 """docs/ARCHITECTURE.md leads to files that are there."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -40,3 +41,13 @@ def test__every_room_is_described() -> None:
     rooms = {path.name for path in (ROOT / "capi").iterdir() if (path / "__init__.py").is_file()}
     described = set(re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", TEXT, re.MULTILINE))
     assert {name for names in described for name in re.findall(r"\w+", names)} == rooms
+
+
+def test__the_picture_of_the_rooms_is_drawn_from_the_imports_as_they_are() -> None:
+    spec = importlib.util.spec_from_file_location("layers", ROOT / "scripts" / "layers.py")
+    assert spec is not None
+    assert spec.loader is not None
+    layers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(layers)
+    drawn = (ROOT / "docs" / "pictures" / "layers.svg").read_text(encoding="utf-8")
+    assert drawn == layers.draw(layers.edges()), "run `python scripts/layers.py --svg docs/pictures/layers.svg`"

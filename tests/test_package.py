@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import capi
 from capi import api
 from capi.config.schema import Config
+from capi.zoo.baselines.registry import BASELINES
+from tests.zoo.baseline_checkpoints import original, random_model
 from tests.zoo.test_weights import make_run
 
 ROOT = Path(__file__).parent.parent
@@ -48,9 +51,18 @@ _NOT_LOADED = (
 
 
 def test__loading_a_run_imports_little_of_the_package(small_config: Config, tmp_path: Path) -> None:
-    run = make_run(small_config, tmp_path / "run")
+    assert_imports_little(str(make_run(small_config, tmp_path / "run")))
+
+
+def test__loading_a_baseline_from_a_file_imports_little_of_the_package(tmp_path: Path) -> None:
+    baseline = BASELINES["dinov2_reg_vits14"]
+    torch.save(original(baseline, random_model(baseline)), tmp_path / "file.pth")
+    assert_imports_little(f"baseline:dinov2_reg_vits14={tmp_path / 'file.pth'}")
+
+
+def assert_imports_little(model: str) -> None:
     code = "import sys, capi; capi.load(sys.argv[1]); print(*sys.modules)"
-    output = subprocess.run([sys.executable, "-c", code, str(run)], capture_output=True, text=True, check=True)
+    output = subprocess.run([sys.executable, "-c", code, model], capture_output=True, text=True, check=True)
     modules = output.stdout.split()
     assert not [name for name in modules if name.startswith(_NOT_LOADED)]
     ours = [name for name in modules if name == "capi" or name.startswith("capi.")]

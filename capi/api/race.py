@@ -15,6 +15,7 @@ from rich.console import Console
 import capi
 from capi.config.files import Overrides, dump_config, load_config, override_texts
 from capi.config.schema import Config
+from capi.config.trust import trusting
 from capi.data.locations import open_images
 from capi.errors import CapiError, nearest
 from capi.evals.classification import KnnClassification
@@ -23,6 +24,7 @@ from capi.evals.features import Encoding
 from capi.evals.tasks import DataOptions
 from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device
+from capi.runtime.privacy import hide_path, hide_paths_of_command
 from capi.train import run
 from capi.train.cost.plan import planned_cost
 from capi.zoo.weights import load_run
@@ -85,7 +87,8 @@ def speedrun(
     if track not in TRACKS:
         raise CapiError(f'there is no track "{track}"{nearest(track, TRACKS)} (there are {", ".join(TRACKS)})')
     rules = TRACKS[track]
-    config = load_config(recipe, [*override_texts(overrides), *_QUIET])
+    texts = override_texts(overrides)
+    config = load_config(recipe, [*texts, *_QUIET])
     # The race begins with random weights and no other encoder.
     for key, given in (("init.encoder", config.init.encoder), ("target.frozen.encoder", config.target.frozen.encoder)):
         if given is not None:
@@ -100,12 +103,13 @@ def speedrun(
             f"the track {track} is trained on {rules.train_images} photos, and {images} holds {len(source)} or others: "
             f"give {rules.photos}"
         )
-    done = run.pretrain(config, data=images, out=out, device=chosen, console=console)
-    cpu, clock = _cpu_seconds() - cpu, time.perf_counter() - clock
-    if not done.finished:
-        return None
+    with trusting(overrides=texts):
+        done = run.pretrain(config, data=images, out=out, device=chosen, console=console)
+        cpu, clock = _cpu_seconds() - cpu, time.perf_counter() - clock
+        if not done.finished:
+            return None
+        cost = planned_cost(config)
     score = _score(config, rules, root, done.path, chosen)
-    cost = planned_cost(config)
     written = dump_config(config)
     record = {
         "track": track,
@@ -117,8 +121,8 @@ def speedrun(
         "flop": cost.flop,
         "images_seen": cost.images_seen,
         "seed": config.seed,
-        "recipe": recipe,
-        "overrides": list(overrides),
+        "recipe": hide_path(recipe),
+        "overrides": [hide_paths_of_command([text]) for text in texts],
         "config_sha256": hashlib.sha256(written.encode()).hexdigest(),
         "photos": source.fingerprint,
         "capi": capi.__version__,

@@ -16,7 +16,6 @@ from capi import api
 from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.terminal import Terminal
 from capi.cli.usage import RECIPE_HELP, Commands, between, others_than, refuse_idle
-from capi.config import files
 from capi.config.experiments import ablations
 from capi.config.paper import paper_table
 from capi.errors import INTERRUPTED, PREEMPTED, CapiError
@@ -215,13 +214,13 @@ def _check(
     device: str | None,
     rounds: int,
 ) -> None:
-    config, chosen = files.load_config(recipe, overrides), api.choose_device(device)
     with Progress(transient=True, console=Terminal(stderr=True)) as bar:
-        task = bar.add_task(f"{rounds + 1} iterations on {chosen}", total=rounds + 1)
+        task = bar.add_task(f"{rounds + 1} iterations", total=rounds + 1)
         result = api.check(
-            config,
+            recipe,
+            overrides,
             data=data or None,
-            device=chosen,
+            device=device,
             rounds=rounds,
             progress=lambda: bar.advance(task),
             trust=trust,
@@ -231,8 +230,7 @@ def _check(
         console.print(_data_table(result.data, result.images_per_second_read or 0.0))
         for warning in result.warnings:
             console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
-    loss = api.loss_label(config)
-    console.print(_cost_table(result.cost, loss, f"{recipe} on {chosen}", result.steps))
+    console.print(_cost_table(result.cost, result.loss, f"{recipe} on {result.device}", result.steps))
 
 
 def _data_table(data: "DataSummary", images_per_second: float) -> Table:

@@ -130,7 +130,8 @@ class FollowedRun:
         """The strips, and a note; only a clustering has prototypes to be drawn."""
         config = self.reading.config
         if config and not recorded_target(record, config).clusters:
-            kind = config.target.kind
+            # A target of one's own is named by its file.
+            kind = hide_path(config.target.kind)
             return [], f"Nothing is clustered in this run (target.kind={kind}): it has no prototypes."
         return read_prototypes(self.folder.pictures / "prototypes")
 

@@ -5,6 +5,13 @@ No symbolic link is followed: one under the random name is an error, one under t
 holds a lock on what it writes. What a killed process left has no lock any more, and the next process that writes into
 the folder removes it; where locks do not work, it does so after a day.
 
+Four things have fixed names, since another process must find them: a download and an extraction that can resume
+(`.NAME.partial`), a checkpoint to which all processes write (`.partial-STEP`), and locks (`.lock`). They are safe for
+other reasons. A link under such a name is refused before anything is written, and files are opened with O_NOFOLLOW
+(`refuse_link`, `open_nofollow`, `locked`). One process at a time fills them: it holds a lock, that of the run for its
+checkpoints. What was left there counts only if it is of the same work: a download by the tag of the server, an
+extraction by encoder, images and settings in its `progress.json`; a checkpoint never, its folder is made anew.
+
 Beside them, folders and their links: none is written through, none leads out of a run folder, and none repeats files.
 """
 

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 
 from capi.errors import CapiError
-from capi.runtime.atomic import atomic_write
+from capi.runtime.atomic import atomic_write, remove
 from capi.runtime.documents import read_object
 from capi.runtime.processes import LostProcessError, Processes, SharedError
 from capi.runtime.tensor_file import write_tensors
@@ -208,7 +208,7 @@ class Checkpoints(CheckpointFolder):
     def remove_partial(self) -> None:
         """Remove what an interrupted save left behind."""
         for path in self.folder.glob(f"{_PARTIAL}*"):
-            shutil.rmtree(path)
+            remove(path)
 
     def _remove_old(self) -> None:
         every = self.milestone_steps

@@ -16,6 +16,7 @@ from capi.data.locations import Data, open_images
 from capi.data.survey import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.method.masking import Grid
+from capi.method.targets import LossLabel
 from capi.runtime.devices import choose_device
 from capi.runtime.summary import Summary
 from capi.train import build
@@ -35,6 +36,8 @@ class RunCheck(Summary):
     images_per_second_read: float | None
     steps: int
     """Of the whole run, of `optimization.epochs` too."""
+    device: str
+    loss: LossLabel
     warnings: tuple[str, ...] = ()
     """Where the images are far from what the config normalizes them with, or fewer than a batch has."""
 
@@ -107,7 +110,8 @@ def _checked(
     if summary:
         warnings.append(statistics_warning(summary.statistics, networks.statistics(config)))
         warnings.append(build.batch_warning(config, summary.total))
-    return RunCheck(cost, summary, read_rate, config.optimization.known_steps, tuple(filter(None, warnings)))
+    steps, loss = config.optimization.known_steps, networks.loss_label(config)
+    return RunCheck(cost, summary, read_rate, steps, str(device), loss, tuple(filter(None, warnings)))
 
 
 def _noise(config: Config, device: torch.device) -> MaskedBatch:

@@ -109,9 +109,12 @@ def test__stacks_are_refused_with_what_to_do(tmp_path: Path, run_here: RunHere) 
     assert "3; 0 can be read, 3 cannot" in ran.stdout
     assert "a stack with axes ZCYX (4 x 5 x 40 x 36)" in ran.stdout
     assert "choose a plane, and write it to a file of its own with axes CYX" in ran.stdout
-    ran = run_here("pretrain", "tiny4", *SMALL, *MANY, "--data", tmp_path, "--out", tmp_path / "run")
-    assert ran.code == 2
-    assert "a stack with axes ZCYX" in ran.stderr
+    training = ["pretrain", "tiny4", *SMALL, *MANY, "--data", tmp_path]
+    for command in ([*training, "--out", tmp_path / "run"], [*training, "--check"], ["plan", "--suggest", tmp_path]):
+        ran = run_here(*command)
+        assert (ran.code, ran.stdout) == (2, "")
+        assert "a stack with axes ZCYX" in ran.stderr
+        assert "choose a plane, and write it to a file of its own with axes CYX" in ran.stderr
 
 
 def test__moving_pictures_are_counted(photos: Path, run_here: RunHere) -> None:

@@ -12,6 +12,7 @@ import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import pytest
 import yaml
 from PIL import Image
 
+from capi.api import race
 from capi.evals.feature_files import read_features, write_parquet
 from capi.evals.fitted_probes import load_probe, save_probe
 from capi.report.watch import WatchServer
@@ -388,3 +390,84 @@ def test__pages_of_a_study_name_no_place(run_here: RunHere, places: Places, tmp_
     pages = [path for path in out.iterdir() if path.is_file()]
     assert len(pages) == 3
     assert_nameless(tmp_path, *pages, *out.glob("runs/*/report.html"), *all_files(out / "scores"))
+
+
+OWN = """
+import torch
+from capi.method.pixel_targets import PixelTargets
+
+
+class Target(PixelTargets):
+    \"\"\"Pixels by another name.\"\"\"
+
+
+def mask(grid, count, keys):
+    return (torch.arange(grid.rows * grid.columns) < count).expand(len(keys), -1)
+"""
+
+
+def own_components(places: Places) -> list[str]:
+    """Overrides that name a target and a mask in a file, which lies where nobody else should look."""
+    code = places.project / "own components.py"
+    code.parent.mkdir(parents=True, exist_ok=True)
+    code.write_text(OWN)
+    names = {"target.kind": "Target", "masking.kind": "mask"}
+    return [f"{key}={json.dumps(f'{code}:{name}')}" for key, name in names.items()]
+
+
+def test__runs_with_components_of_ones_own_are_shared_without_places(
+    run_here: RunHere, places: Places, tmp_path: Path
+) -> None:
+    draw_images(places.photos)
+    build_folder(places.classes)
+    places.config.write_text(yaml.safe_dump(TREE))
+    shared, words = places.shared, ["--data", places.photos, "--device", "cpu"]
+    data = f"data={json.dumps(str(places.classes))}"
+    first = places.project / "first"
+    commands: list[list[object]] = [
+        ["pretrain", places.config, *own_components(places), *words, "--out", places.run],
+        ["report", places.run, "--out", shared / "report.html", "--device", "cpu"],
+        ["export", places.run, "--out", shared / "encoder.safetensors"],
+        ["export", places.run, "--format", "transformers", "--out", shared / "transformers"],
+        ["evaluate", places.run, "folder/knn", data, "image_size=8", "--out", shared / "evaluated"],
+        ["extract", places.run, places.photos, "--tile", "16", "--out", shared / "tiles"],
+        ["push", places.run, "ann/model", "--space", "--dry-run", "--licence", "mit", "--out", shared / "hub"],
+        # A run that starts from another, whose path its config holds.
+        ["pretrain", places.config, *words, "--out", first],
+        ["adapt", first, *words, "optimization.steps=1", "optimization.batch_size=4", "--out", places.project / "own"],
+        ["report", places.project / "own", "--out", shared / "adapted.html", "--device", "cpu"],
+        ["push", places.project / "own", "ann/own", "--dry-run", "--licence", "mit", "--out", shared / "own hub"],
+    ]
+    shared.mkdir()
+    for command in commands:
+        ran = run_here(*command)
+        assert ran.code == 0, (command, ran.stderr)
+    assert (shared / "hub-space" / "app.py").is_file()
+    assert_nameless(tmp_path, *(path for path in all_files(shared) if "capi" not in path.relative_to(shared).parts))
+    assert "(target.kind=own components.py:Target)" in (shared / "report.html").read_text()
+
+
+def test__the_record_of_a_race_names_no_place_and_keeps_what_was_overridden(
+    run_here: RunHere, places: Places, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = places.project / "fast.yaml"
+    recipe.write_text(yaml.safe_dump(TREE | {"run": {"log_steps": 1}}))
+    rules = replace(race.TRACKS["imagenette"], train_images=6, neighbours=1)
+    monkeypatch.setitem(race.TRACKS, "imagenette", rules)
+    for split in ("train", "val"):
+        for label in "ab":
+            draw_images(places.disk / split / label, 3)
+    words = ["speedrun", "imagenette", recipe, *own_components(places), "--data", places.disk, "--device", "cpu"]
+    ran = run_here(*words, "--out", places.run)
+    assert ran.code == 0, ran.stderr
+    by_dict = {"model": {"depth": 1}, "seed": 3}
+    race.speedrun("imagenette", str(recipe), by_dict, data=places.disk, out=places.project / "second", device="cpu")
+    records = [places.run / race.RECORD, places.project / "second" / race.RECORD]
+    assert_nameless(tmp_path, *records)
+    first, second = (json.loads(record.read_text()) for record in records)
+    assert first["recipe"] == "fast.yaml"
+    assert [text.partition("=")[0] for text in first["overrides"]] == [
+        "target.kind",
+        "masking.kind",
+    ]
+    assert second["overrides"] == ["model.depth=1", "seed=3"]

@@ -341,6 +341,14 @@ def test__each_has_a_license_a_source_and_a_file_and_beit_images_as_in_its_train
         assert halves == baseline.name.startswith(("beit", "data2vec1"))
 
 
+def test__msn_is_non_commercial_and_refined_models_are_mit() -> None:
+    named = {(each.source, each.licence) for each in BASELINES.values()}
+    assert {licence for source, licence in named if source == "facebookresearch/msn"} == {
+        "CC-BY-NC-4.0 (non-commercial)"
+    }
+    assert {licence for source, licence in named if source == "ml-jku/MIM-Refiner"} == {"MIT"}
+
+
 def test__the_papers_encoders_are_listed_first_and_each_once() -> None:
     names = [each.name for each in list_baselines()]
     assert tuple(names[: len(PAPER_BASELINES)]) == PAPER_BASELINES

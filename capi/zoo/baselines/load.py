@@ -39,8 +39,6 @@ from capi.zoo.baselines.transformers_layout import (
 )
 from capi.zoo.files import read_contents
 from capi.zoo.huggingface.files import CONFIG, WEIGHTS
-from capi.zoo.published import hub
-from capi.zoo.published.cache import cache_folder
 from capi.zoo.released import State, look_of
 
 FOLDER_VARIABLE = "CAPI_BASELINES"
@@ -81,6 +79,8 @@ def _with_resampling(baseline: Baseline, resampling: str) -> Baseline:
 
 def find_weights(baseline: Baseline) -> Path:
     """The file or folder on this machine; where there is none, what to download and where to put it."""
+    from capi.zoo.published.cache import cache_folder
+
     named = os.environ.get(FOLDER_VARIABLE)
     folders = ([Path(named).expanduser()] if named else []) + [cache_folder()]
     names = [f"{baseline.name}{ending}" for ending in _ENDINGS] + [baseline.file]
@@ -99,6 +99,9 @@ def _named_place(baseline: Baseline, place: str) -> Path:
     path = Path(place).expanduser()
     if path.exists() and place != USUAL:
         return path
+    # A file of this machine needs nothing of the Hub.
+    from capi.zoo.published import hub
+
     if place == USUAL and baseline.hub_id is None:
         raise CapiError(f"{baseline.name} is not known to be on the Hub: get {baseline.file} of {baseline.source}")
     name = baseline.hub_id if place == USUAL else place

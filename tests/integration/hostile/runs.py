@@ -14,6 +14,7 @@ from tests.integration.hostile.making import (
     Case,
     as_fifo,
     as_folder,
+    linker,
     png_bytes,
     writer,
 )
@@ -101,6 +102,12 @@ def _checkpoint_cases() -> Iterator[Case]:
         for command in ("doctor", "export"):
             yield Case(f"{command}: state.json is {name}", COMMANDS[command], _newest("state.json", text.encode()), ANY)
     yield Case("doctor: state.json is of 6 GiB", COMMANDS["doctor"], _sparse_state, ANY)
+    for name, make in {
+        "a file": writer("run/checkpoints/.partial-7", b""),
+        "a link within the run": linker("run/checkpoints/.partial-7", "../pictures"),
+        "a FIFO": as_fifo("run/checkpoints/.partial-7"),
+    }.items():
+        yield Case(f"resume: what an interrupted save left is {name}", COMMANDS["resume"], make, (0,))
     yield Case("export: an old index is a FIFO", COMMANDS["export"], _old_index_as_fifo)
     yield Case("export: parts of 3500 numbers of 4000 digits", COMMANDS["export"], _huge_parts)
 
