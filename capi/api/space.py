@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import capi
 from capi.errors import CapiError
 from capi.report.card import MARK
-from capi.report.explorer.page import known_of
+from capi.report.explorer.page import prototypes_of
 from capi.runtime.atomic import atomic_folder, atomic_write
 from capi.zoo.run_folder import RunFolder
 
@@ -69,7 +69,7 @@ def prepare_space(run: Path, out: Path, *, name: str, licence: str, photos: bool
         "license": licence,
         "models": [name],
     }
-    prototypes = known_of(run)["prototypes"]
+    prototypes = prototypes_of(run)
     with atomic_folder(out.resolve()) as partial:
         atomic_write(partial / "app.py", _APP.format(name=name, prototypes=PROTOTYPES, photos=PHOTOS))
         atomic_write(partial / "requirements.txt", "".join(f"{line}\n" for line in _requirements()))

@@ -38,7 +38,7 @@ _DEAD = 0.05
 
 @runtime_checkable
 class Observer(Protocol):
-    """What an iteration lets look at it. Nothing that an observer does changes the run."""
+    """What an iteration lets look at it. Nothing that an observer does changes what is learnt."""
 
     def tokens(self, tokens: Sequence[Float[Tensor, "_ n d"]], target: Target) -> None:
         """What the targets of each micro-batch are made from, and what makes them."""

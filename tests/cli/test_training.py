@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from PIL import Image
 
 import capi
 from capi import api
+from capi.config import files
+from capi.runtime import devices
+from capi.train import dry_run
 from capi.train.run import PretrainedRun
 from tests.cli.conftest import RunHere, assert_refused
 
@@ -21,6 +25,23 @@ SMALL = ["model.depth=1", "model.width=32", "model.heads=2", "clustering.prototy
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "capi", *arguments], capture_output=True, text=True, check=False)
+
+
+def test__check_chooses_the_device_and_loads_the_config_once(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    for module, name in ((devices, "choose_device"), (dry_run, "choose_device"), (files, "load_config")):
+
+        def counted(*given: Any, function: Any = getattr(module, name), name: str = name) -> Any:
+            calls.append(name)
+            return function(*given)
+
+        monkeypatch.setattr(module, name, counted)
+    ran = run_here("pretrain", "tiny4", "--check", *SMALL, "--rounds", "1", "--device", "cpu")
+    assert ran.code == 0, ran
+    assert "tiny4 on cpu" in ran.stdout
+    assert sorted(calls) == ["choose_device", "load_config"]
 
 
 def test__check_reports_the_cost_of_a_step(run_here: RunHere) -> None:

@@ -38,22 +38,34 @@ def expected(saved: Path) -> dict[str, Tensor]:
     return load_file(saved / "expected.safetensors")
 
 
-def assert_same_features(found: capi.Features, expected: dict[str, Tensor], name: str) -> None:
+def assert_same_features(found: capi.Features, expected: dict[str, Tensor], name: str, *, exact: bool = False) -> None:
+    tolerance = 0 if exact else 1e-5
     for part in ("pooled", "registers", "feature_map"):
-        torch.testing.assert_close(getattr(found, part), expected[f"{name}.{part}"], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(getattr(found, part), expected[f"{name}.{part}"], rtol=tolerance, atol=tolerance)
+
+
+def computes_as_then(saved: Path, expected: dict[str, Tensor]) -> bool:
+    """Whether this processor and torch give the bits of the features that were saved, of weights that were saved."""
+    found = capi.load(saved / "exports" / "teacher.safetensors")(expected["images"])
+    return torch.equal(found.feature_map, expected["clustering.teacher.feature_map"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test__a_run_of_the_first_version_is_resumed_to_the_same_weights(
     saved: Path, expected: dict[str, Tensor], kind: str
 ) -> None:
+    """Bit for bit, as the features of both networks show, where the machine computes as the one of then did.
+
+    The clustering is the exception: it adds up in another order since numerics 3, and divides by other sums since 4.
+    """
+    exact = kind != "clustering" and computes_as_then(saved, expected)
     done = capi.pretrain(
         str(saved / kind / "config.yaml"), data=saved / "photos" / "images", out=saved / kind, resume=True, device="cpu"
     )
     assert done.finished
     for weights in ("teacher", "student"):
         encoder = capi.load(saved / kind, weights=weights)
-        assert_same_features(encoder(expected["images"]), expected, f"{kind}.{weights}")
+        assert_same_features(encoder(expected["images"]), expected, f"{kind}.{weights}", exact=exact)
 
 
 @pytest.mark.parametrize("name", EXPORTS)

@@ -272,8 +272,13 @@ def known_of(model: Path) -> dict[str, Any]:
     if not folder.exists or not (model / RECORD).is_file():
         return {"prototypes": None}
     config = run_config(folder)
-    # Only the clustering has prototypes that patches belong to.
-    drawable = recorded_target(folder.record(), config).clusters and in_features(config)
-    prototypes = load_prototypes(model) if drawable else None
     temperature = config.optimization.student_temperature
-    return {"prototypes": prototypes, "temperature": temperature, "masks": mask_sampler(config)}
+    return {"prototypes": prototypes_of(model), "temperature": temperature, "masks": mask_sampler(config)}
+
+
+def prototypes_of(run: Path) -> Prototypes | None:
+    """What the patches of a run belong to, where its target is a clustering of the features; no code is imported."""
+    folder = RunFolder(run)
+    config = run_config(folder)
+    drawable = recorded_target(folder.record(), config).clusters and in_features(config)
+    return load_prototypes(run) if drawable else None
