@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,16 @@ def test__check_chooses_the_device_and_loads_the_config_once(
     run_here: RunHere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    for module, name in ((devices, "choose_device"), (dry_run, "choose_device"), (files, "load_config")):
 
-        def counted(*given: Any, function: Any = getattr(module, name), name: str = name) -> Any:
-            calls.append(name)
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any) -> Any:
+            calls.append(function.__name__)
             return function(*given)
 
-        monkeypatch.setattr(module, name, counted)
+        return call
+
+    for module, name in ((devices, "choose_device"), (dry_run, "choose_device"), (files, "load_config")):
+        monkeypatch.setattr(module, name, counted(getattr(module, name)))
     ran = run_here("pretrain", "tiny4", "--check", *SMALL, "--rounds", "1", "--device", "cpu")
     assert ran.code == 0, ran
     assert "tiny4 on cpu" in ran.stdout
