@@ -88,6 +88,7 @@ def test__gpus_are_listed(run_here: RunHere) -> None:
         (["plan", "demo", "--gpu", "t4", "--measure"], "leave out --gpu and --gpus"),
         (["plan", "demo", "--gpus", "2", "--measure"], "leave out --gpu and --gpus"),
         (["plan", "demo", "--images", "2"], "add --measure"),
+        (["plan", "--suggest", "photos", "--measure"], "--measure and --suggest exclude each other"),
         (["plan", "demo", "--gpu", "t4", "run.precision=bfloat16"], "has no bfloat16"),
         (["plan", "distill", "--gpu", "t4"], "capi pretrain --check"),
         (["plan", "dmeo", "--gpu", "t4"], 'did you mean "demo"'),

@@ -88,3 +88,10 @@ def test__an_unknown_part_and_a_name_that_comes_twice_are_told() -> None:
             LAYOUT,
             LAYOUT.part("one"),
         )
+
+
+def test__two_names_that_stand_for_one_are_refused() -> None:
+    state = to_theirs(_ours(), LAYOUT)
+    twice = state | {name.replace("layer.", "stack."): value for name, value in state.items()}
+    with pytest.raises(CapiError, match=r'holds "layer\..*" twice, once as "stack\..*": save the encoder alone'):
+        find_state(twice, LAYOUT, LAYOUT.part(None))

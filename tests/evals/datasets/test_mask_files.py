@@ -86,6 +86,9 @@ def test__colours_are_matched_exactly(tmp_path: Path) -> None:
     Image.fromarray(pixels).save(tmp_path / "a.png")
     with pytest.raises(CapiError, match="holds the colour 193 0 128"):
         ColorMasks(tmp_path, ["a.png"], table).read(0)
+    Image.new("L", (3, 1)).save(tmp_path / "a.png")
+    with pytest.raises(CapiError, match=r"is no colour image \(mode L\): its labels should be colours"):
+        ColorMasks(tmp_path, ["a.png"], table).read(0)
 
 
 def test__labels_are_found_with_the_first_mask_that_has_them(tmp_path: Path) -> None:
