@@ -94,4 +94,4 @@ def test__two_names_that_stand_for_one_are_refused() -> None:
     state = to_theirs(_ours(), LAYOUT)
     twice = state | {name.replace("layer.", "stack."): value for name, value in state.items()}
     with pytest.raises(CapiError, match=r'holds "layer\..*" twice, once as "stack\..*": save the encoder alone'):
-        find_state(twice, LAYOUT, LAYOUT.part(None))
+        find_state({"model": twice}, LAYOUT, LAYOUT.part(None))
