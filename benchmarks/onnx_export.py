@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 from capi.zoo.encoders import untrained
-from capi.zoo.onnx import Precision, compare_speed, write_onnx
+from capi.zoo.onnx import OnnxPrecision, compare_speed, write_onnx
 
 COLUMNS = f"{'':14} {'MB':>7} {'ms':>8} {'PyTorch':>9}   {'cosine':>9} {'least':>9} {'largest':>9}"
 
@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=224, help="height and width of the image that is timed, in pixels")
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
-    encoder, precisions = untrained(arguments.recipe), get_args(Precision)
+    encoder, precisions = untrained(arguments.recipe), get_args(OnnxPrecision)
     with tempfile.TemporaryDirectory() as folder:
         written = {one: write_onnx(encoder, Path(folder) / f"{one}.onnx", precision=one) for one in precisions}
         files = {name: one.path for name, one in written.items()}

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from capi.config.files import load_config
 from capi.config.schema import Config
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.models.costs import CLUSTERING, PHASES, STUDENT, TEACHER, UPDATE
 from capi.runtime.devices import as_on_accelerator
 from capi.train.build import mask_sampler
@@ -150,7 +150,7 @@ def tracked(recipe: str, processes: int, rank: int, images: int, overrides: list
 
 
 def empty_batches(config: Config, images: int) -> list[MaskedBatch]:
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     parts = config.optimization.micro_batches
     return [
         MaskedBatch(

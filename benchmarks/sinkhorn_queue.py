@@ -15,7 +15,7 @@ from measure import Work, interleaved_best, peak_extra_bytes
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step
@@ -38,7 +38,7 @@ def prepared(config: Config) -> tuple[Learner, MaskedBatch]:
         learner.target.queue.pretend_full()
     batch = random_batch(
         masks=mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=config.optimization.batch_size,
         seed=config.seed,
@@ -77,7 +77,7 @@ def main() -> None:
         name = f"batch {images}" + (f", queue {queue}" if queue else "")
         config = sized(arguments, images, queue)
         learner, noise = prepared(config)
-        kept[name] = 2 * queue * Grid(*config.grid).size * config.model.width
+        kept[name] = 2 * queue * PatchGrid(*config.grid).size * config.model.width
         clusterings[name] = clustering_alone(learner, noise)
         steps[name] = partial(train_step, learner, [noise], 0)
     seconds = interleaved_best(clusterings, arguments.rounds), interleaved_best(steps, arguments.rounds)

@@ -15,7 +15,7 @@ from typer.main import get_command
 import capi
 import capi.cli
 from capi.cli.app import app
-from capi.config.benchmarks import PROTOCOLS
+from capi.config.benchmarks import PROTOCOL_CONFIGS
 from capi.config.schema import Config
 
 
@@ -53,7 +53,7 @@ def benchmarks() -> str:
         "data sets. What departs from the paper's protocol is written into the results.",
         "",
     ]
-    for name, protocol in sorted(PROTOCOLS.items()):
+    for name, protocol in sorted(PROTOCOL_CONFIGS.items()):
         lines += [f"## `{name}`", "", inspect.getdoc(protocol) or "", "", *_table(protocol, ""), ""]
     return "\n".join(lines)
 

@@ -22,7 +22,7 @@ from capi.evals.results import (
     PROBE,
     Context,
     Outcome,
-    Record,
+    ResultRecord,
     as_record,
     clear_results,
     make_folder,
@@ -47,7 +47,7 @@ from capi.runtime.summary import Summary
 from capi.types import VisionEncoder
 from capi.zoo.encoders import Trainee, open_encoder
 from capi.zoo.published.registry import RELEASED
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class Evaluated(Summary):
     """An evaluation that is done: its outcome, and the same as it was written."""
 
     outcome: Outcome
-    record: Record
+    record: ResultRecord
     folder: Path | None
 
     def summary(self) -> tuple[str, dict[str, str]]:
@@ -77,7 +77,7 @@ def evaluate(
     overrides: Overrides = (),
     *,
     out: str | Path | None = None,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
@@ -157,7 +157,7 @@ def licence_of(model: object, encoder: VisionEncoder) -> str | None:
     return licence or None
 
 
-def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Encoding, folder: Path) -> None:
+def _write(record: ResultRecord, outcome: Outcome, data: EvaluationData, encoding: Encoding, folder: Path) -> None:
     clear_results(folder)
     if record["config"]["save_probe"] and outcome.probe is not None:
         about = {name: record[name] for name in ("model", "weights", "benchmark", "scores")}

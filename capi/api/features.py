@@ -32,7 +32,7 @@ from capi.runtime.image_files import is_below
 from capi.runtime.progress import EvaluationProgress, default_console
 from capi.types import Names, VisionEncoder, listed
 from capi.zoo.encoders import open_encoder, open_noted_encoder
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
 _LOG = logging.getLogger("capi")
 # The short side of a map's picture, where the map has fewer patches.
@@ -52,7 +52,7 @@ def extract(
     batch_size: int = 32,
     split: str | None = None,
     label: str = "label",
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
@@ -111,7 +111,7 @@ def extract_tiles(
     overlap: int | None = None,
     dtype: str = "float32",
     batch_size: int = 8,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
@@ -182,7 +182,7 @@ def nearest(
     picture = None if out is None else _picture(Path(out), overwrite)
     features = read_features(Path(file))
     about = features.facts.about
-    weights: Weights = about.get("weights", "teacher")
+    weights: WeightsName = about.get("weights", "teacher")
     if model is not None:
         encoder = open_encoder(model, weights=weights, device=chosen)
     elif "model" in about:
@@ -214,7 +214,7 @@ def predict(
     images: Names,
     *,
     out: str | Path,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,

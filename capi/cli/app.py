@@ -47,7 +47,7 @@ def _trust(context: typer.Context, files: list[str] | None) -> list[str] | None:
     return files
 
 
-Trust = Annotated[
+TrustOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE.py",
@@ -63,7 +63,7 @@ def _trust_overrides(context: typer.Context, overrides: list[str] | None) -> lis
     return overrides
 
 
-Overrides = Annotated[
+OverrideArguments = Annotated[
     list[str] | None,
     typer.Argument(metavar="[KEY=VALUE]...", callback=_trust_overrides, help="Values to change."),
 ]

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from capi.config.schema import Batch, Count, NotNegative, Pictures, Positive, Section, Seed, Share, Side, Workers
+from capi.config.schema import Batch, Count, NotNegative, OpenFraction, Pictures, Positive, Section, Seed, Side, Workers
 from capi.runtime.protocol import (
     OUR_NEIGHBORS,
     OUR_TEMPERATURE,
@@ -41,7 +41,7 @@ class BenchmarkConfig(Section):
     """The split to train on; null takes the data set's own."""
     tests: tuple[str, ...] | None = None
     """The splits to test on; null takes the data set's own."""
-    test_share: Share | None = None
+    test_share: OpenFraction | None = None
     """Share of the images to test on where `folder`, `csv` or `masks` has no splits; null means 0.2."""
     label: str | None = None
     """A CSV's column with the class; null means `label`."""
@@ -55,7 +55,7 @@ class BenchmarkConfig(Section):
     """At most so many images of each test set, drawn by the seed; null takes all."""
     image_size: Side | tuple[Side, Side] | None = None
     """Side of the images in pixels, or [height, width]; null takes the model's own: a run's, else 224."""
-    validation_share: Share = PAPER_SHARE
+    validation_share: OpenFraction = PAPER_SHARE
     """Share of the training images that settings are chosen by."""
     seed: Seed = 0
     """Seed of everything random."""
@@ -178,7 +178,7 @@ class LogisticSegmentationConfig(SegmentationConfig):
     """Steps after which a fit ends in any case, with a warning."""
 
 
-PROTOCOLS: dict[str, type[BenchmarkConfig]] = {
+PROTOCOL_CONFIGS: dict[str, type[BenchmarkConfig]] = {
     "attentive": AttentiveConfig,
     "knn": KnnConfig,
     "knn-segmentation": KnnSegmentationConfig,

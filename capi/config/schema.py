@@ -12,7 +12,7 @@ from capi.errors import CapiError
 from capi.runtime.summary import Summary
 
 # Configs come from others too: what they ask for must be possible. The limits are far above any run that there was.
-Share = Annotated[float, Field(gt=0, lt=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -392,7 +392,7 @@ class MaskingConfig(Section):
     that may overlap), or FILE.py:NAME, one of your own."""
     options: Options = Field(default_factory=dict)
     """What the mask takes."""
-    ratio: Share = 0.65
+    ratio: OpenFraction = 0.65
     """Share of the patches that is hidden."""
     roll: bool = True
     """Shift the mask circularly, so that every position is hidden equally often."""

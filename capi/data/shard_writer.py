@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
-from capi.data.locations import Data, labeled_images
+from capi.data.locations import DataLocation, labeled_images
 from capi.data.reader import read_bytes
 from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
 from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource
@@ -81,7 +81,7 @@ class Packed:
 
 
 def pack_shards(
-    data: Data,
+    data: DataLocation,
     out: str | Path,
     *,
     shard_megabytes: float | None = None,

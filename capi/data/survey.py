@@ -23,8 +23,8 @@ from torch.utils.data import Dataset
 from capi.data.crops import center_box
 from capi.data.decoding import BrokenImageError, ChannelsError, Decoder, PillowPicture, error_reason
 from capi.data.loader import made_ahead
-from capi.data.locations import Data, open_images
-from capi.data.reader import Reader, read_bytes
+from capi.data.locations import DataLocation, open_images
+from capi.data.reader import ImageReader, read_bytes
 from capi.data.sources import Files, ImageSource
 from capi.data.zips import ZipImages
 from capi.errors import CapiError
@@ -177,7 +177,7 @@ class _Chunks(Dataset[_Seen]):
 
 
 def check_data(
-    data: Data,
+    data: DataLocation,
     *,
     limit: int | None = None,
     channels: int | None = None,
@@ -197,7 +197,7 @@ def check_data(
 
 def usual_channels(source: ImageSource) -> int:
     """3 where any of a few images can be read with 3; else what most of them have."""
-    reader, others = Reader(source, Decoder()), Counter[int]()
+    reader, others = ImageReader(source, Decoder()), Counter[int]()
     for index in evenly(len(source), _FEWEST):
         try:
             reader.size(index)
@@ -403,7 +403,7 @@ def statistics_warning(measured: Statistics, given: Statistics) -> str | None:
     )
 
 
-def quick_statistics(reader: Reader) -> Statistics | None:
+def quick_statistics(reader: ImageReader) -> Statistics | None:
     """Mean and std of a few images, always the same ones; None where none of them can be read."""
     try:
         summary = summarize(reader, QUICK_SAMPLE, QUICK_SECONDS)
@@ -412,7 +412,7 @@ def quick_statistics(reader: Reader) -> Statistics | None:
     return summary.statistics
 
 
-def summarize(reader: Reader, count: int = SAMPLE, seconds: float = math.inf) -> DataSummary:
+def summarize(reader: ImageReader, count: int = SAMPLE, seconds: float = math.inf) -> DataSummary:
     """Look at images spread evenly over the source, for so long. Mean and std are in units of full scale."""
     source, shape = reader.source, (THUMBNAIL, THUMBNAIL)
     chosen, end = evenly(len(source), count), time.monotonic() + seconds

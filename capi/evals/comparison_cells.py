@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from capi.config.benchmarks import BenchmarkConfig
-from capi.evals.results import Record, percent, shown_size, table
+from capi.evals.results import ResultRecord, percent, shown_size, table
 from capi.runtime.privacy import hide_path, hide_paths
 from capi.runtime.summary import Summary
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
-Status = Literal["pending", "running", "done", "failed", "skipped"]
+CellStatus = Literal["pending", "running", "done", "failed", "skipped"]
 Remark = Literal["deviations", "warnings"]
 REMARKS: dict[Remark, str] = {"deviations": "Departures from the paper's protocol", "warnings": "Warnings"}
 _LONG_NAME = 26
@@ -39,8 +39,8 @@ class Cell:
     benchmark: str
     folder: str = ""
     """Where its results lie, within the folder of the comparison."""
-    status: Status = "pending"
-    record: Record | None = field(default=None, repr=False)
+    status: CellStatus = "pending"
+    record: ResultRecord | None = field(default=None, repr=False)
     reason: str = ""
     reused: bool = False
     """Whether the results were there from an earlier comparison."""
@@ -184,7 +184,7 @@ class Comparison(Summary):
     models: tuple[str, ...]
     columns: tuple[BenchmarkColumn, ...]
     out: Path
-    weights: Weights
+    weights: WeightsName
     cells: dict[tuple[str, str], Cell]
     """By model and name of the benchmark."""
     unrecognized: list[str] = field(default_factory=list)
@@ -233,7 +233,7 @@ class Comparison(Summary):
     def in_order(self) -> list[Cell]:
         return [self.cells[model, column.name] for model in self.models for column in self.columns]
 
-    def finished(self, benchmark: str) -> dict[str, Record]:
+    def finished(self, benchmark: str) -> dict[str, ResultRecord]:
         """The results of a benchmark that are there, by model."""
         records = {model: self.cells[model, benchmark].record for model in self.models}
         return {model: record for model, record in records.items() if record is not None}

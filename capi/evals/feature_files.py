@@ -30,9 +30,9 @@ from capi.runtime.atomic import atomic_open, open_nofollow
 from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_path, hide_paths
 
-KINDS = ("patch", "mean_patch", "pooled", "register")
+FEATURE_KINDS = ("patch", "mean_patch", "pooled", "register")
 TYPES = {"float32": torch.float32, "float16": torch.float16}
-ENDINGS = (".safetensors", ".parquet")
+FEATURE_ENDINGS = (".safetensors", ".parquet")
 _MARK, _VERSION = "capi_features", 1
 # What is read, or written as one group of rows, at a time.
 _PART_BYTES = 64 * 2**20

@@ -333,7 +333,7 @@ def block_size(grid: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
 _MARK = "capi_probe"
 _VERSION = 1
 _PROBES: tuple[Any, ...] = (AttentiveClassifier, KnnClassifier, KnnSegmenter, LinearClassifier, LogisticSegmenter)
-KINDS = {probe.kind: probe for probe in _PROBES}
+PROBES = {probe.kind: probe for probe in _PROBES}
 # Pixels: as large as a config allows.
 _LARGEST_SIDE = 2**16
 
@@ -429,7 +429,7 @@ def load_probe(path: Path) -> Probe:
 
 
 def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Probe:
-    if facts["version"] > _VERSION or facts["kind"] not in KINDS:
+    if facts["version"] > _VERSION or facts["kind"] not in PROBES:
         raise CapiError(f"{path} was written by a newer capi: install that one to use it")
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["settings"].items()}
     height, width = (checked_count(side, _LARGEST_SIDE) for side in facts["size"])
@@ -437,7 +437,7 @@ def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pa
     _check_model(facts["kind"], tensors, settings, encoder["width"])
     return Probe(
         kind=facts["kind"],
-        model=KINDS[facts["kind"]](**tensors, **settings),
+        model=PROBES[facts["kind"]](**tensors, **settings),
         classes={int(label): str(name) for label, name in facts["classes"].items()},
         size=(height, width),
         encoder=facts["encoder"] | encoder,
@@ -449,7 +449,7 @@ def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pa
 def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], width: int) -> None:
     """That tensors fit each other and the encoder, and that settings are in range."""
     sides = {"d": 2 * width if settings.get("feature") == "both" else width}
-    for name, axes in KINDS[kind].axes.items():
+    for name, axes in PROBES[kind].axes.items():
         if len(axes.split()) != tensors[name].ndim:
             raise ValueError(f"{name} has {tensors[name].ndim} axes")
         for axis, side in zip(axes.split(), tensors[name].shape, strict=True):
@@ -471,7 +471,7 @@ def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str
 
 def _check_choices(kind: str, settings: Mapping[str, Any]) -> None:
     """That settings which are one of several words are one of them."""
-    for each in fields(KINDS[kind]):
+    for each in fields(PROBES[kind]):
         wanted = get_args(each.type) if get_origin(each.type) is Literal else None
         if wanted is not None and settings.get(each.name, each.default) not in wanted:
             raise ValueError(f"{each.name} is none of {', '.join(map(str, wanted))}")

@@ -16,7 +16,7 @@ from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, Head, LinearMap
 from capi.models.layers import Block
-from capi.models.positions import POSITIONS, Grid
+from capi.models.positions import POSITIONS, GridSize
 from capi.models.predictor import PREDICTORS, MaskedPlaces, Predictor, PredictorShape, SplitPredictor
 from capi.models.weightless import without_weights
 from capi.types import IMAGENET, Statistics
@@ -46,7 +46,7 @@ class Architecture:
     registers: int
     channels: int
     positions: str
-    grid: Grid | None
+    grid: GridSize | None
     predictor_kind: str
     predictor_mask_tokens: MaskedPlaces | None
     """Only of `self`: where its mask tokens stand when it predicts."""
@@ -115,7 +115,7 @@ def _checked(name: str, value: Any, source: str) -> Any:
     return value
 
 
-def _checked_grid(value: Any, source: str) -> Grid | None:
+def _checked_grid(value: Any, source: str) -> GridSize | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(_is_count(v, 1, _MOST_ROWS) for v in value):

@@ -11,12 +11,12 @@ import torch
 from rich.console import Console
 
 from capi.config.schema import Config
-from capi.data.locations import Data, open_images
+from capi.data.locations import DataLocation, open_images
 from capi.data.recorded import RecordedImagesError, open_recorded
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.classification import KnnClassification
-from capi.evals.features import Encoding, Progress, silent
+from capi.evals.features import Encoding, OnProgress, silent
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.report.costs import CostAssumptions
 from capi.report.galleries import FOLDER, INDEX, NEIGHBOURS, write_gallery, write_neighbours
@@ -45,7 +45,7 @@ def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -
     return [Snapshots(source, statistics(config), size, folder.pictures / "snapshots", every)]
 
 
-def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> Path | None:
+def conclude(run: Path, data: DataLocation, *, finished: bool, device: torch.device) -> Path | None:
     """The report of a run that has ended. What fails here is logged and does no harm to the run."""
     try:
         if finished:
@@ -84,7 +84,7 @@ def draw_curves(run: Path) -> None:
 
 
 def draw_gallery(
-    run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: Progress = silent
+    run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: OnProgress = silent
 ) -> str:
     """Draw nearest images, and prototypes where the run has any. Returns why its own images cannot be shown, if so."""
     try:

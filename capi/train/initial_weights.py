@@ -25,7 +25,7 @@ from capi.errors import CapiError, some_of
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.plain_vit import Origin, PlainArchitecture, PlainEncoder, PlainNetwork
+from capi.models.plain_vit import PlainArchitecture, PlainEncoder, PlainNetwork, WeightsOrigin
 from capi.models.weightless import without_weights
 from capi.runtime.protocol import PAPER_SIZE
 from capi.train.step import Learner
@@ -151,7 +151,7 @@ def adapted_sections(source: str, *, weights: bool = True) -> dict[str, Any]:
     return {"model": model, "data": data, "init": {"encoder": source, "parts": "encoder"}}
 
 
-def _baseline_section(of: PlainArchitecture, origin: Origin | None) -> dict[str, Any]:
+def _baseline_section(of: PlainArchitecture, origin: WeightsOrigin | None) -> dict[str, Any]:
     assert origin is not None, "an encoder of a file knows where it is from"
     differing = {name: getattr(of, name) for name in BaselineConfig.model_fields if name not in ("name", "layout")}
     return {"name": origin.baseline, "layout": origin.layout, **differing}

@@ -46,7 +46,7 @@ class Evaluation(Protocol):
 
 
 @runtime_checkable
-class Progress(Protocol):
+class LoopProgress(Protocol):
     """Shows where the run stands."""
 
     def update(self, step: int, numbers: Sequence[str]) -> None: ...
@@ -82,7 +82,7 @@ class Loop:
     replay_folder: Path
     loggers: Sequence[Logger] = ()
     evaluations: Sequence[Evaluation] = ()
-    progress: Progress | None = None
+    progress: LoopProgress | None = None
     watchman: Watchman | None = None
     processes: Processes = field(default_factory=Processes)
     # The learner as evaluations see it, with whole weights; None in processes that only help to put it together.

@@ -26,8 +26,8 @@ from capi.zoo.run_folder import read_metrics
 
 _LOG = logging.getLogger("capi")
 
-Record = Mapping[str, float | int | None]
-Logger = Callable[[Record], None]
+MetricRecord = Mapping[str, float | int | None]
+Logger = Callable[[MetricRecord], None]
 
 
 class JsonLines:
@@ -37,7 +37,7 @@ class JsonLines:
         self.path = path
         self._file: IO[str] = open_nofollow(path, "a", encoding="utf-8")
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: MetricRecord) -> None:
         # JSON has no NaN; null says as much.
         finite = {key: value if value is not None and math.isfinite(value) else None for key, value in record.items()}
         self._file.write(json.dumps(finite) + "\n")
@@ -71,7 +71,7 @@ def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger: 
         def __init__(self) -> None:
             self.cut_after(start)
 
-        def __call__(self, record: Record) -> None:
+        def __call__(self, record: MetricRecord) -> None:
             for key, value in record.items():
                 if key != "step" and value is not None:
                     summary = scalar(key, value)
@@ -103,7 +103,7 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
     number = _identifier(folder / ".wandb-id", lambda: secrets.token_hex(8))
     run = library.init(dir=str(folder), name=folder.name, id=number, resume="allow", config=hide_paths(config))
 
-    def log(record: Record) -> None:
+    def log(record: MetricRecord) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
 
     log.close = run.finish  # type: ignore[attr-defined]
@@ -123,7 +123,7 @@ class _MlflowRun:
     def __init__(self, client: Any, number: str) -> None:
         self.client, self.number, self.failed = client, number, False
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: MetricRecord) -> None:
         from mlflow.entities import Metric
 
         now, step = int(1000 * time.time()), int(record["step"] or 0)
@@ -208,7 +208,7 @@ def trackio(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # n
             auto_log_cpu=False,
         )
 
-    def log(record: Record) -> None:
+    def log(record: MetricRecord) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=int(record["step"] or 0))
 
     def finish() -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from capi.config.files import differences, dump_config
 from capi.config.schema import Config
-from capi.data.locations import Data, describe_data, open_images
+from capi.data.locations import DataLocation, describe_data, open_images
 from capi.data.reader import BrokenImages
 from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource
@@ -84,7 +84,7 @@ class PretrainedRun(Summary):
 def pretrain(
     config: Config,
     *,
-    data: Data,
+    data: DataLocation,
     out: str | Path,
     resume: bool = False,
     extend: bool = False,
@@ -149,7 +149,7 @@ class _Given:
 def _examine(
     config: Config,
     folder: RunFolder,
-    data: Data,
+    data: DataLocation,
     resume: bool,
     extend: bool,
     overwrite: bool,

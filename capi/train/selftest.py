@@ -28,7 +28,7 @@ from torch import Tensor
 from capi.config.files import dump_config, load_config
 from capi.config.schema import Config
 from capi.errors import CapiError, nearest
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.devices import as_on_accelerator, choose_device, is_accelerator
 from capi.runtime.privacy import hide_path
 from capi.runtime.processes import joined
@@ -47,7 +47,7 @@ from capi.zoo.checkpoint_files import StoredTensors
 from capi.zoo.run_folder import versions
 
 CHECKS = ("install", "exactness", "step", "memory", "compile", "resume", "processes")
-Status = Literal["passed", "failed", "skipped"]
+CheckStatus = Literal["passed", "failed", "skipped"]
 # Of how far the weights moved in a few steps, and of a loss: sums in another order, of which Adam makes steps of the
 # same length however small a gradient is.
 WEIGHTS_APART, LOSSES_APART = 0.02, 1e-3
@@ -74,7 +74,7 @@ class CheckOutcome:
     """Of one check: a sentence for people, numbers for programs."""
 
     name: str
-    status: Status
+    status: CheckStatus
     sentence: str
     seconds: float
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -296,7 +296,8 @@ class _CheckedMachine:
         if not worst < allowed:
             raise CapiError(f"compiled networks lose {worst:.1e} more or less than plain ones")
         times = [
-            measure_step(learner, [batch], Grid(*config.grid).size, 3, lambda: None).seconds for learner in learners
+            measure_step(learner, [batch], PatchGrid(*config.grid).size, 3, lambda: None).seconds
+            for learner in learners
         ]
         numbers = {"losses_apart": worst, "speedup": times[0] / times[1], "seconds_to_compile": ready}
         return f"{numbers['speedup']:.2f} times as fast after {ready:.0f} s, losses {worst:.1e} apart", numbers
@@ -444,7 +445,7 @@ def main(path: str, device: str, images: str) -> None:
         whole = build_learner(config, chosen) if processes.is_main else None
         learner = distribute(config, whole, processes, chosen) if processes.size > 1 else whole
         assert learner is not None
-        grid = Grid(*config.grid)
+        grid = PatchGrid(*config.grid)
         batch = random_batch(
             masks=mask_sampler(config),
             grid=grid,

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from capi.config.benchmarks import PROTOCOLS, KnnConfig, KnnSegmentationConfig, LinearConfig
+from capi.config.benchmarks import PROTOCOL_CONFIGS, KnnConfig, KnnSegmentationConfig, LinearConfig
 from capi.config.files import EXAMPLE, load_benchmark, split_name
 from capi.errors import CapiError
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOL_CONFIGS)
 def test__a_name_is_a_data_set_and_a_protocol(protocol: str) -> None:
     config = load_benchmark(f"pets/{protocol}")
-    assert config == PROTOCOLS[protocol](dataset="pets")
+    assert config == PROTOCOL_CONFIGS[protocol](dataset="pets")
     assert split_name(f"pets/{protocol}", "") == ("pets", protocol)
 
 
@@ -88,7 +88,7 @@ def test__an_entry_that_does_not_fit_is_the_only_complaint() -> None:
 
 
 def test__the_example_of_an_override_is_an_option_of_every_benchmark() -> None:
-    for protocol in PROTOCOLS:
+    for protocol in PROTOCOL_CONFIGS:
         assert load_benchmark(f"demo/{protocol}", [EXAMPLE]) != load_benchmark(f"demo/{protocol}")
 
 

@@ -15,7 +15,7 @@ from PIL import Image, ImageFile
 
 from capi.data import decoding
 from capi.data.crops import center_box
-from capi.data.decoding import JPEG_FACTORS, Box, BrokenImageError, Decoded, Decoder, PillowPicture, Shape
+from capi.data.decoding import JPEG_FACTORS, Box, BrokenImageError, Decoded, Decoder, ImageShape, PillowPicture
 from tests.data.pictures import Pixels, encoded, noise, photo
 
 COLOUR = noise(21, 34, 3)
@@ -158,8 +158,8 @@ def test__a_reduced_jpeg_is_turned_too(orientation: int) -> None:
 def test__the_factor_is_the_largest_that_leaves_the_crop_as_large_as_the_target(side: int, target: int) -> None:
     expected = max(factor for factor in (1, *JPEG_FACTORS) if factor == 1 or side / factor >= target)
     for box in (Box(3, 5, 3 + side, 5 + 2000), Box(5, 3, 5 + 2000, 3 + side)):
-        assert Shape(3000, 3000, reducible=True).factor(box, (target, target)) == expected
-        assert Shape(3000, 3000, reducible=False).factor(box, (target, target)) == 1
+        assert ImageShape(3000, 3000, reducible=True).factor(box, (target, target)) == expected
+        assert ImageShape(3000, 3000, reducible=False).factor(box, (target, target)) == 1
 
 
 def test__jpegs_alone_are_reduced_and_for_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,7 +204,8 @@ def test__what_reads_a_format_is_named_where_it_is_missing(
     Image.new("RGB", (32, 24)).save(tmp_path / f"photo.{ending}")
     monkeypatch.delitem(Image.OPEN, "HEIF")
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    monkeypatch.setattr(image_files, "FORMATS", [name for name in image_files.FORMATS if name not in {kind, "HEIF"}])
+    formats = [name for name in image_files.IMAGE_FORMATS if name not in {kind, "HEIF"}]
+    monkeypatch.setattr(image_files, "IMAGE_FORMATS", formats)
     with pytest.raises(OSError, match=re.escape(advice)):
         open_image(tmp_path / f"photo.{ending}", ["JPEG", "HEIF"])
     whole = (tmp_path / f"photo.{ending}").read_bytes()

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from capi.data.decoding import Decoder
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import EncodedImages, ImageSource, image_folder
 from capi.data.survey import _joined, summarize, survey
 from capi.errors import CapiError
@@ -66,7 +66,7 @@ def test__close_bits_are_joined_as_by_comparing_all() -> None:
 
 
 def test__the_statistics_are_those_that_auto_takes(mixed: EncodedImages) -> None:
-    found, auto = survey(mixed, Decoder(reduced=True)), summarize(Reader(mixed, Decoder(reduced=True)))
+    found, auto = survey(mixed, Decoder(reduced=True)), summarize(ImageReader(mixed, Decoder(reduced=True)))
     assert found.mean == pytest.approx(auto.mean, abs=1e-12)
     assert found.std == pytest.approx(auto.std, abs=1e-12)
 

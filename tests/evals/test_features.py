@@ -15,7 +15,7 @@ from capi.evals.features import (
     EncodedBatch,
     Encoding,
     EncodingJob,
-    Rows,
+    FeatureRows,
     allocate,
     encode,
     encoded_batches,
@@ -311,7 +311,7 @@ def test__no_more_images_are_kept_than_memory_is_meant_for(
 ) -> None:
     counted = CountedSource(source.names, source.contents)
     encoding = Encoding(size=(4, 4), image_cache={})
-    monkeypatch.setattr(features_module, "KEPT_BYTES", 5 * 3 * 4 * 4)
+    monkeypatch.setattr(features_module, "PIXEL_CACHE_BYTES", 5 * 3 * 4 * 4)
     for _ in range(2):
         for numbers in (torch.arange(4), torch.arange(4, 6)):
             list(encoded_batches(PatchColors(), counted, encoding, numbers=numbers))
@@ -323,7 +323,7 @@ def test__rows_are_the_same_in_memory_and_in_a_file(tmp_path: Path) -> None:
     values = torch.arange(60, dtype=torch.float32).view(10, 2, 3)
     found = []
     for folder in (None, tmp_path / "new"):
-        rows = Rows(12, Encoding(folder=folder, memory_bytes=100), "numbers")
+        rows = FeatureRows(12, Encoding(folder=folder, memory_bytes=100), "numbers")
         for part in values.split(4):
             rows.append(part)
         found.append(rows.filled)
@@ -339,7 +339,7 @@ def test__few_rows_stay_in_memory(tmp_path: Path) -> None:
 
 
 def test__rows_that_were_never_filled_are_none(tmp_path: Path) -> None:
-    assert len(Rows(3, Encoding(), "none").filled) == 0
+    assert len(FeatureRows(3, Encoding(), "none").filled) == 0
 
 
 def test__vectors_of_a_single_feature_map_are_plain_means() -> None:

@@ -7,7 +7,7 @@ from PIL import ExifTags, Image
 
 from capi.data.crops import Frame, center_box, crop_draws, flips, random_box
 from capi.data.decoding import Decoder
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import EncodedImages, Files, image_folder
 from capi.errors import CapiError
 from capi.evals.images import AugmentedBatches, ReadBatch, StillBatches, read_in_order, shuffled
@@ -34,7 +34,7 @@ def test__pixels_are_those_of_the_middle_at_full_decoding(tmp_path: Path, name: 
     whole = Image.open(tmp_path / name).resize((8, 16), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
     assert ours.dtype == torch.uint8
     assert torch.equal(ours[0], torch.tensor(np.asarray(whole)).permute(2, 0, 1))
-    reduced = Reader(source, Decoder(reduced=True)).crop(0, center_box((160, 256), (16, 8), 0.5), (16, 8))
+    reduced = ImageReader(source, Decoder(reduced=True)).crop(0, center_box((160, 256), (16, 8), 0.5), (16, 8))
     assert (reduced == ours[0].numpy()).all() == name.endswith("png")
 
 

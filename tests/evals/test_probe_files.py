@@ -12,7 +12,7 @@ from torch import nn
 
 from capi.errors import CapiError
 from capi.evals.fitted_probes import (
-    KINDS,
+    PROBES,
     AttentiveClassifier,
     KnnClassifier,
     KnnSegmenter,
@@ -65,7 +65,7 @@ def predictions(probe: Probe) -> torch.Tensor:
 
 
 def test__every_kind_of_probe_is_tried_here() -> None:
-    assert set(MODELS) == set(KINDS)
+    assert set(MODELS) == set(PROBES)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -17,7 +17,7 @@ from capi.config.schema import Config
 from capi.method import health
 from capi.method.clustering import OnlineClustering
 from capi.method.health import HealthMonitor, NoObserver, Observer
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.step import train_step
@@ -236,7 +236,7 @@ def test__some_images_and_positions_are_looked_at_spread_evenly() -> None:
 
 def batch_of(config: Config, images: int) -> MaskedBatch:
     keys = sample_keys(config.seed, 0, torch.arange(images))
-    visible, predict = mask_sampler(config)(Grid(*config.grid), keys)
+    visible, predict = mask_sampler(config)(PatchGrid(*config.grid), keys)
     shape = (images, 3, *config.data.height_and_width)
     return MaskedBatch(torch.randn(shape, generator=torch.Generator().manual_seed(1)), visible, predict)
 

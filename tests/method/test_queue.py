@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capi.config.schema import Config
-from capi.data.loader import Share
+from capi.data.loader import BatchShare
 from capi.errors import CapiError
 from capi.method.clustering import OnlineClustering
 from capi.method.clustering.queue import QueueShape, TokenQueue
@@ -131,7 +131,7 @@ def test__the_queue_is_no_part_of_what_is_learnt() -> None:
 
 def queue_of_process(batches: Sequence[Tensor], process: int, processes: int, micro_batches: int) -> TokenQueue:
     """What one process keeps of global batches, of which the loader gives it its share."""
-    share = Share(12, micro_batches, process, processes)
+    share = BatchShare(12, micro_batches, process, processes)
     queue = TokenQueue(QueueShape(2, 12 // processes, POSITIONS, micro_batches), WIDTH)
     for tokens in batches:
         queue.enter([tokens[share.samples(number)] for number in range(micro_batches)])

@@ -18,7 +18,7 @@ from capi.errors import CapiError
 from capi.report.doctor import Diagnosis, diagnosis_text, doctor
 from capi.report.pages.data import RunState
 from capi.report.references import make_reference, parse_reference
-from capi.train.health import RULES, Finding, State, Watchman
+from capi.train.health import RULES, Finding, FindingState, Watchman
 from capi.train.run import pretrain, run_facts
 from capi.zoo.run_folder import RunFolder
 from tests.variants import TARGETS, varied
@@ -62,7 +62,7 @@ def write_run(
     return folder
 
 
-def titles(found: Diagnosis, state: State) -> set[str]:
+def titles(found: Diagnosis, state: FindingState) -> set[str]:
     return {finding.title for finding in found.of(state)}
 
 

@@ -17,7 +17,7 @@ from capi.api import training
 from capi.api.training import adapted_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.models.costs import ActivationPolicy, Counts
 from capi.models.low_rank import LowRank
 from capi.train.build import build_learner, build_networks, mask_sampler, masked_batch
@@ -277,8 +277,8 @@ def test__the_planned_activations_are_what_autograd_keeps(
     monkeypatch.setitem(BASELINES, name, small(name, width=48, mlp_width=96))
     config = adapted_config(source(name, tmp_path), [*TINY, *more])
     learner = begun(config)
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
-    counts = Counts(learner.student.encoder.num_registers, Grid(*config.grid).size, visible, predicted)
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
+    counts = Counts(learner.student.encoder.num_registers, PatchGrid(*config.grid).size, visible, predicted)
     for precision, size in ((torch.float32, 4), (torch.bfloat16, 2)):
         planned = sum(student_activations(learner.student, counts, 4, ActivationPolicy(compute_bytes=size)))
         # What the first of the trained blocks reads needs no gradient, so that it keeps less; there are three here.
@@ -290,7 +290,7 @@ def test__the_plan_of_a_large_encoder_is_what_tensors_without_values_keep(more: 
     """ViT-L/14 of DINOv2 at 224 px in bfloat16, whose student runs forward on tensors that have shapes alone."""
     settings = [*more, "optimization.batch_size=16"]
     config = adapted_config("baseline:dinov2_vitl14", settings, weights=False)
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     kept: dict[int, int] = {}
 
     def pack(value: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ def test__the_plan_of_a_large_encoder_is_what_tensors_without_values_keep(more: 
             outputs = student(*parts)
         weights = {each.untyped_storage()._cdata for each in student.parameters()}
     found = sum(size for storage, size in kept.items() if storage not in weights)
-    counts = Counts(student.encoder.num_registers, Grid(*config.grid).size, visible, predicted)
+    counts = Counts(student.encoder.num_registers, PatchGrid(*config.grid).size, visible, predicted)
     planned = student_activations(student, counts, 16, ActivationPolicy(compute_bytes=2))
     assert outputs.shape == (16, predicted, 1024)
     assert planned.encoder + planned.predictor + planned.weight_copies == pytest.approx(found, rel=0.03)

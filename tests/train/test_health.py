@@ -14,7 +14,7 @@ from torch import Tensor
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.method.health import HealthMonitor
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.health import METRICS, RULES, Finding, Metric, RunFacts, Watchman, bar_parts, range_text
@@ -203,7 +203,7 @@ def test__the_bar_shows_the_speed_first() -> None:
 
 def batch_of(config: Config, images: Tensor, step: int) -> MaskedBatch:
     keys = sample_keys(config.seed, step, torch.arange(len(images)))
-    return MaskedBatch(images, *mask_sampler(config)(Grid(*config.grid), keys))
+    return MaskedBatch(images, *mask_sampler(config)(PatchGrid(*config.grid), keys))
 
 
 def colours(generator: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
 from capi.data.reader import BrokenImages
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.checkpoint import Checkpoints, Position, tensors
@@ -39,7 +39,7 @@ class Noise:
             self.asked.append(number)
             size = self.config.optimization.batch_size
             keys = sample_keys(0, number, torch.arange(size))
-            visible, predict = mask_sampler(self.config)(Grid(*self.config.grid), keys)
+            visible, predict = mask_sampler(self.config)(PatchGrid(*self.config.grid), keys)
             shape = (size, 3, *self.config.data.height_and_width)
             images = torch.randn(shape, generator=torch.Generator().manual_seed(number))
             yield [LoadedBatch(images * (torch.nan if number in self.bad else 1), visible, predict, {})]

@@ -35,9 +35,9 @@ from capi.types import Names, VisionEncoder, listed
 from capi.zoo.build import recorded_target
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import RECORD, RunFolder, run_config
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 HOST = "127.0.0.1"
 MAX_UPLOAD = "32mb"
 MAX_SESSIONS = 16
@@ -216,10 +216,10 @@ def _theme() -> Any:
     )
 
 
-def _in_loop(action: Callable[[], Result]) -> Result:
+def _in_loop(action: Callable[[], Answer]) -> Answer:
     """Do something within an event loop: where none runs, gradio opens one for each of its locks and closes none."""
 
-    async def done() -> Result:
+    async def done() -> Answer:
         return action()
 
     try:
@@ -234,7 +234,7 @@ def explore(
     images: Names = (),
     *,
     size: int | None = None,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     host: str = HOST,
     port: int | None = None,

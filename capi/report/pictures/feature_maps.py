@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from capi.data.crops import center_box
 from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.loader import made_ahead
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
@@ -25,7 +25,7 @@ from capi.types import Float, VisionEncoder, statistics_of
 # An image that is longer than this many times its short side is shown by its middle.
 LONGEST_ASPECT = 4.0
 # Feature maps that are kept from the pass that fits to the pass that draws.
-KEPT_BYTES = 2**28
+MAP_CACHE_BYTES = 2**28
 # A batch holds no more pixels than `batch_size` images of this side.
 _USUAL_SIDE = 224
 
@@ -87,7 +87,7 @@ class SizedImages(Dataset[SizedImage]):
         return len(self.source)
 
     def __getitem__(self, number: int) -> SizedImage:
-        reader = Reader(self.source, Decoder(channels=self.channels))
+        reader = ImageReader(self.source, Decoder(channels=self.channels))
         try:
             size = reader.size(number)
             pixels = reader.crop(number, self.frame.box(size), self.frame.size(size))
@@ -115,7 +115,7 @@ class FeatureMaps:
     frame: PictureFrame
     encoding: Encoding
     what: str = "images"
-    kept_bytes: int = KEPT_BYTES
+    kept_bytes: int = MAP_CACHE_BYTES
     failed: dict[str, str] = field(default_factory=dict)
     _kept: list[NumberedMap] = field(default_factory=list, init=False)
     _room: int = field(default=0, init=False)
