@@ -205,7 +205,7 @@ class KnnClassifier(VectorClassifier):
     bank: Float[Tensor, "s d"]
     labels: Int[Tensor, " s"]
     feature: VectorKind
-    neighbours: int
+    neighbors: int
     vote: Vote
     temperature: float
     classes: int
@@ -216,7 +216,7 @@ class KnnClassifier(VectorClassifier):
 
     @cached_property
     def _search(self) -> NearestNeighbors:
-        return NearestNeighbors(self.neighbours, "cosine").fit(self.bank)
+        return NearestNeighbors(self.neighbors, "cosine").fit(self.bank)
 
     @property
     def images_at_a_time(self) -> int:
@@ -229,7 +229,7 @@ class KnnClassifier(VectorClassifier):
         return vote_confidences(
             self.labels[nearest.index],
             nearest.closeness,
-            neighbours=self.neighbours,
+            neighbors=self.neighbors,
             classes=self.classes,
             vote=self.vote,
             temperature=self.temperature,
@@ -240,7 +240,7 @@ def vote_confidences(
     labels: Int[Tensor, "s n"],
     closeness: Float[Tensor, "s n"],
     *,
-    neighbours: int,
+    neighbors: int,
     classes: int,
     vote: Vote,
     temperature: float,
@@ -248,9 +248,9 @@ def vote_confidences(
     """Shares of the votes; a tie goes to the class whose nearest member is closest."""
     # Shares are of differences alone, and the exponential of these cannot overflow at a low temperature.
     behind = closeness - closeness[:, :1]
-    votes = class_votes(labels, behind, neighbours, classes, vote=vote, temperature=temperature)
-    nearest = labels[:, :neighbours]
-    earliness = 1 - torch.arange(neighbours, dtype=torch.float64) / neighbours
+    votes = class_votes(labels, behind, neighbors, classes, vote=vote, temperature=temperature)
+    nearest = labels[:, :neighbors]
+    earliness = 1 - torch.arange(neighbors, dtype=torch.float64) / neighbors
     first = torch.zeros_like(votes).scatter_reduce_(1, nearest, earliness.expand(nearest.shape), "amax")
     shares = votes / votes.sum(1, keepdim=True) + _TIE * first
     return shares / shares.sum(1, keepdim=True)
@@ -266,7 +266,7 @@ class KnnSegmenter:
     blocks: Integer[Tensor, "s block_height block_width"]
     mean: Float[Tensor, " d"]
     scale: Float[Tensor, " d"]
-    neighbours: int
+    neighbors: int
     distance: Distance
     ignored: tuple[int, ...]
     clean: bool
@@ -278,7 +278,7 @@ class KnnSegmenter:
 
     @cached_property
     def _search(self) -> NearestNeighbors:
-        return NearestNeighbors(self.neighbours, self.distance).fit(self.bank, mean=self.mean, scale=self.scale)
+        return NearestNeighbors(self.neighbors, self.distance).fit(self.bank, mean=self.mean, scale=self.scale)
 
     def segment(self, features: Features, size: tuple[int, int]) -> Int[Tensor, "b height width"]:
         rows, columns = features.feature_map.shape[1:3]
@@ -332,6 +332,8 @@ def block_size(grid: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
 
 _MARK = "capi_probe"
 _VERSION = 1
+# Fields that files call otherwise.
+_IN_FILES = {"neighbors": "neighbours"}
 _PROBES: tuple[Any, ...] = (AttentiveClassifier, KnnClassifier, KnnSegmenter, LinearClassifier, LogisticSegmenter)
 PROBES = {probe.kind: probe for probe in _PROBES}
 # Pixels: as large as a config allows.
@@ -400,7 +402,8 @@ def save_probe(probe: Probe, path: Path) -> None:
     tensors = {name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
     facts = {each.name: getattr(probe, each.name) for each in fields(probe) if each.name != "model"}
-    facts |= {"about": hide_paths(probe.about), "version": _VERSION, "settings": plain}
+    settings = {_IN_FILES.get(name, name): value for name, value in plain.items()}
+    facts |= {"about": hide_paths(probe.about), "version": _VERSION, "settings": settings}
     with atomic_path(path) as partial:
         save_file(tensors, partial, metadata={_MARK: json.dumps(facts)})
 
@@ -431,7 +434,11 @@ def load_probe(path: Path) -> Probe:
 def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Probe:
     if facts["version"] > _VERSION or facts["kind"] not in PROBES:
         raise CapiError(f"{path} was written by a newer capi: install that one to use it")
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["settings"].items()}
+    ours = {word: name for name, word in _IN_FILES.items()}
+    settings = {
+        ours.get(name, name): tuple(value) if isinstance(value, list) else value
+        for name, value in facts["settings"].items()
+    }
     height, width = (checked_count(side, _LARGEST_SIDE) for side in facts["size"])
     encoder = {"width": checked_count(facts["encoder"]["width"]), "patch_size": facts["encoder"]["patch_size"]}
     _check_model(facts["kind"], tensors, settings, encoder["width"])
@@ -458,8 +465,8 @@ def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str
         if tensors[name].is_floating_point() == (name in {"labels", "blocks"}):
             raise ValueError(f"{name} holds {tensors[name].dtype}")
     _check_choices(kind, settings)
-    if "neighbours" in settings:
-        checked_count(settings["neighbours"])
+    if "neighbors" in settings:
+        checked_count(settings["neighbors"])
     if kind == "knn":
         classes = checked_count(settings["classes"])
         if (

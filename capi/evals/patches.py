@@ -62,7 +62,7 @@ def is_counted(labels: Tensor, ignored: Collection[int]) -> Tensor:
 
 def vote_blocks(
     blocks: Tensor,
-    neighbours: Int[Tensor, "s k"],
+    neighbors: Int[Tensor, "s k"],
     *,
     ignored: Collection[int] = (),
     clean: bool = False,
@@ -76,7 +76,7 @@ def vote_blocks(
     """
     # A row of pixels for each block of the bank, (m, h w); numbers of blocks with the place k first, (k, s).
     flat = blocks.flatten(1)
-    index = neighbours.to(blocks.device).T
+    index = neighbors.to(blocks.device).T
     if len(index) == 1 and not clean:
         return blocks[index[0]]
     part = max(1, _LABELS_AT_A_TIME // (len(index) * flat.shape[1]))

@@ -19,7 +19,7 @@ from capi.evals.classification import KnnClassification
 from capi.evals.features import Encoding, OnProgress, silent
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.report.costs import CostAssumptions
-from capi.report.galleries import FOLDER, INDEX, NEIGHBOURS, write_gallery, write_neighbours
+from capi.report.galleries import FOLDER, INDEX, NEIGHBORS, write_gallery, write_neighbors
 from capi.report.picture_files import PIXELS
 from capi.report.pictures import curves
 from capi.report.run_report import write_report
@@ -90,7 +90,7 @@ def draw_gallery(
     try:
         if _clusters(RunFolder(run)):
             write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
-        write_neighbours(run, images(), encoding=Encoding(device=device, progress=progress))
+        write_neighbors(run, images(), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
         _LOG.warning("prototypes and nearest images could not be drawn: %s", error)
         return str(error) if isinstance(error, RecordedImagesError) else ""
@@ -104,7 +104,7 @@ def _clusters(folder: RunFolder) -> bool:
 def _is_drawn(folder: RunFolder) -> bool:
     """Whether a run has all the pictures that are drawn at its end, or none can be drawn of it."""
     try:
-        wanted = (NEIGHBOURS, FOLDER) if _clusters(folder) else (NEIGHBOURS,)
+        wanted = (NEIGHBORS, FOLDER) if _clusters(folder) else (NEIGHBORS,)
     except CapiError:
         return True
     return all((folder.pictures / name / INDEX).exists() for name in wanted)

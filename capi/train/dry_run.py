@@ -22,7 +22,7 @@ from capi.runtime.summary import Summary
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
-from capi.train.initial_weights import initialise
+from capi.train.initial_weights import initialize
 from capi.types import MaskedBatch
 from capi.zoo import build as networks
 
@@ -95,7 +95,7 @@ def _checked(
         config, frozen_encoder = build.resolve_target(config, device=device)
         learner = build_learner(config, device, frozen_encoder)
         # What the run would start from must be there and fit.
-        initialise(learner, config)
+        initialize(learner, config)
         cost = measure_step(learner, batches, PatchGrid(*config.grid).size, rounds, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapiError(_too_large(config)) from error

@@ -71,7 +71,7 @@ class LoadedPart:
 
 
 @dataclass(frozen=True)
-class Initialised:
+class Initialized:
     """What a run started from: for people in `lines`, for its provenance in `record`."""
 
     source: str
@@ -90,7 +90,7 @@ class Initialised:
         return {"encoder": self.source, "sha256": self.sha256, "loaded": loaded, "notes": list(self.notes)}
 
 
-def initialise(learner: Learner, config: Config) -> Initialised | None:
+def initialize(learner: Learner, config: Config) -> Initialized | None:
     """Fill a fresh learner as `init` asks; None where it asks for nothing. Nothing is changed where it is refused."""
     source = config.init.encoder
     if source is None:
@@ -111,7 +111,7 @@ def initialise(learner: Learner, config: Config) -> Initialised | None:
     prototypes, untold = _take_prototypes(learner, source)
     notes = [_unseen(difference) for difference in differing if difference.key in _SHAPELESS]
     notes += _statistics_note(config, given) + untold
-    return Initialised(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
+    return Initialized(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
 
 
 def _opened(source: str, device: torch.device) -> CapiEncoder:
@@ -168,7 +168,7 @@ def _network_of(given: VisionEncoder, source: str) -> Encoder | PlainNetwork:
     return network
 
 
-def _fill_encoder(learner: Learner, config: Config, source: str) -> Initialised:
+def _fill_encoder(learner: Learner, config: Config, source: str) -> Initialized:
     """Student and teacher get the encoder; predictor, head and prototypes stay new."""
     given, own = open_configured_encoder(source, device=learner.device), learner.student.encoder
     state, ours = _network_of(given, source).state_dict(), cast("nn.Module", own).state_dict()
@@ -196,7 +196,7 @@ def _fill_encoder(learner: Learner, config: Config, source: str) -> Initialised:
     learner.teacher.average.load_state_dict(learner.student.state_dict())
     licence = getattr(given, "licence", "")
     notes += _statistics_note(config, given) + ([f"license of these weights: {licence}"] if licence else [])
-    return Initialised(source, fingerprint(state), (part,), ("predictor, head and prototypes: new", *notes))
+    return Initialized(source, fingerprint(state), (part,), ("predictor, head and prototypes: new", *notes))
 
 
 # They are the encoder's own; patch size and channels may change.

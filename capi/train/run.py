@@ -32,7 +32,7 @@ from capi.train.cost.hardware import peak_images_per_second
 from capi.train.distribute import distribute, whole_view
 from capi.train.evaluations import build_evaluations
 from capi.train.health import ADVISED, RunFacts, Watchman
-from capi.train.initial_weights import Initialised, initialise
+from capi.train.initial_weights import Initialized, initialize
 from capi.train.loop import Ending, Evaluation, Loop
 from capi.train.metrics import LOGGERS, JsonLines, Logger, close, cut_after, require_loggers
 from capi.train.step import Learner
@@ -111,12 +111,12 @@ def pretrain(
         images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
         processes.refuse_differences("set of images", images)
         with processes.together():
-            learner, initialised = _begin(given, device) if processes.is_main else (None, None)
-        processes.from_main(lambda: _make_folder(given, initialised))
+            learner, initialized = _begin(given, device) if processes.is_main else (None, None)
+        processes.from_main(lambda: _make_folder(given, initialized))
         with processes.together():
             given.folder.wait_until_seen()
         if processes.is_main:
-            _tell(initialised, console)
+            _tell(initialized, console)
             for warning in _warnings(given):
                 _warn(warning, console)
         compiled = _compiles(given.config, device, processes, console)
@@ -233,18 +233,18 @@ def _is_unbegun(folder: RunFolder) -> bool:
     return trained == 0 and all(record.get("step", 0) == 0 for record in read_metrics(folder.path / FILE))
 
 
-def _begin(given: _Given, device: torch.device) -> tuple[Learner, Initialised | None]:
+def _begin(given: _Given, device: torch.device) -> tuple[Learner, Initialized | None]:
     """A learner with its first weights, fresh or as `init` asks."""
     learner = build.build_learner(given.config, device, given.frozen_encoder)
     # A run that was stopped before its first checkpoint starts over, and so from the same weights.
     begun = given.going_on and Checkpoints(given.folder.checkpoints).steps()
-    initialised = None if begun else initialise(learner, given.config)
-    if initialised and given.going_on:
-        _refuse_other_weights(given.folder, initialised)
-    return learner, initialised
+    initialized = None if begun else initialize(learner, given.config)
+    if initialized and given.going_on:
+        _refuse_other_weights(given.folder, initialized)
+    return learner, initialized
 
 
-def _make_folder(given: _Given, initialised: Initialised | None) -> None:
+def _make_folder(given: _Given, initialized: Initialized | None) -> None:
     if given.going_on:
         if given.extended_from is not None:
             with given.folder.locked():
@@ -254,7 +254,7 @@ def _make_folder(given: _Given, initialised: Initialised | None) -> None:
         with given.folder.locked():
             given.folder.clear()
     data = with_sample(given.facts, given.source)
-    origin = {"init": initialised.record} if initialised else {}
+    origin = {"init": initialized.record} if initialized else {}
     record = {"seed": given.config.seed, "data": data, **networks.target_record(given.config), **origin}
     given.folder.create(dump_config(given.config), record)
 
@@ -456,12 +456,12 @@ def _refuse_other_shapes(folder: RunFolder, config: Config) -> None:
         stored.check({f"student.{name}": value for name, value in student.state_dict().items()})
 
 
-def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
+def _refuse_other_weights(folder: RunFolder, initialized: Initialized) -> None:
     """What `init` names may have changed since a run was started."""
     before = folder.record().get("init", {}).get("sha256")
-    if before != initialised.sha256:
+    if before != initialized.sha256:
         raise CapiError(
-            f"{folder.path} was started from other weights than {initialised.source} holds now, and has no checkpoint "
+            f"{folder.path} was started from other weights than {initialized.source} holds now, and has no checkpoint "
             "yet: restore them, or start again with --overwrite"
         )
 
@@ -497,9 +497,9 @@ def _warn(warning: str, console: Console | None) -> None:
         console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _tell(initialised: Initialised | None, console: Console | None) -> None:
+def _tell(initialized: Initialized | None, console: Console | None) -> None:
     """What a run starts from, before its progress: on the console, or in the log where there is none."""
-    for line in initialised.lines if initialised else ():
+    for line in initialized.lines if initialized else ():
         if console is None:
             _LOG.info(line)
         else:

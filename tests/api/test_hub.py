@@ -167,7 +167,7 @@ def test__what_can_be_a_repository_is_what_the_library_takes(name: str) -> None:
     validate_repo_id(name)
 
 
-def test__a_licence_must_be_given(trained: Path) -> None:
+def test__a_license_must_be_given(trained: Path) -> None:
     with pytest.raises(CapiError, match=r"needs a licence: `licence` apache-2\.0"):
         push(trained, "ana/tiny", dry_run=True)
 

@@ -43,7 +43,7 @@ def test__an_exception_inside_is_told_in_one_sentence(run_here: RunHere, work: P
     assert_refused(run_here(*words), SENTENCE)
 
 
-def test__an_exception_while_labelling_is_told_in_one_sentence(run_here: RunHere, work: Path) -> None:
+def test__an_exception_while_labeling_is_told_in_one_sentence(run_here: RunHere, work: Path) -> None:
     options = ["folder/knn", "data=classes", "image_size=8", "--out", "out"]
     assert run_here("evaluate", "mine.py:Mine", *options).code == 0
     ran = run_here("predict", "bad.py:Mine", "out/probe.safetensors", "classes/val", "--out", "p")

@@ -24,7 +24,7 @@ from capi.api import race
 from capi.evals.feature_files import read_features, write_parquet
 from capi.evals.fitted_probes import load_probe, save_probe
 from capi.report.watch import WatchServer
-from tests.api.studies import QUICK, SMALL, labelled_photos
+from tests.api.studies import QUICK, SMALL, labeled_photos
 from tests.cli.conftest import RunHere
 from tests.cli.tiny_runs import TREE, draw_images
 from tests.evals.datasets.layouts import build_folder
@@ -330,7 +330,7 @@ def test__results_of_earlier_versions_are_shared_without_places(
     assert "classes of classes instead of the paper" in (hub / "README.md").read_text()
 
 
-def test__neighbours_are_found_by_a_file_that_names_no_place(
+def test__neighbors_are_found_by_a_file_that_names_no_place(
     run_here: RunHere, run: Path, places: Places, tmp_path: Path
 ) -> None:
     features, sheet = places.project / "features.safetensors", places.project / "sheet.png"
@@ -382,7 +382,7 @@ def test__a_watched_run_that_cannot_be_read_names_no_place(run: Path, tmp_path: 
 
 
 def test__pages_of_a_study_name_no_place(run_here: RunHere, places: Places, tmp_path: Path) -> None:
-    data, out = labelled_photos(places.disk / "photos"), places.project / "study"
+    data, out = labeled_photos(places.disk / "photos"), places.project / "study"
     options = [word for option in QUICK for word in ("--option", option)]
     words = ["ablate", "sinkhorn", *SMALL, "--data", data, "--out", out, "--scale", "smoke", "--device", "cpu"]
     ran = run_here(*words, *options)

@@ -20,7 +20,7 @@ def run(small_config: Config, tmp_path: Path) -> Path:
     return make_run(small_config, tmp_path / "run")
 
 
-def test__models_are_listed_with_licence_and_how_they_were_verified(run_here: RunHere) -> None:
+def test__models_are_listed_with_license_and_how_they_were_verified(run_here: RunHere) -> None:
     ran = run_here("models", "--all")
     assert ran.code == 0
     for word in ("capi_vitl14_lvd", "capi_vitl14_in22k", "ViT-L/14", "303 M", "LVD-142M", "Apache-2.0", "i22k.pth"):

@@ -36,9 +36,9 @@ def test__the_defaults_are_the_paper_s() -> None:
         settings = [(rate, decay) for decay in probe.weight_decays for rate in probe.learning_rates]
         assert settings == [(setting.learning_rate, setting.weight_decay) for setting in PAPER_GRID]
         assert len(settings) == 30
-    neighbours = KnnSegmentationConfig(dataset="demo")
-    assert (neighbours.neighbors, neighbours.distances) == ((1, 3, 10, 30), ("l2", "cosine"))
-    assert neighbours.ignored_labels_vote
+    neighbors = KnnSegmentationConfig(dataset="demo")
+    assert (neighbors.neighbors, neighbors.distances) == ((1, 3, 10, 30), ("l2", "cosine"))
+    assert neighbors.ignored_labels_vote
     logistic = PROTOCOL_CONFIGS["logistic-segmentation"](dataset="demo")
     assert logistic.strengths == PAPER_STRENGTHS
     assert logistic.strengths == pytest.approx([10.0 ** (-6 + 11 * step / 7) for step in range(8)])

@@ -82,7 +82,7 @@ def test__where_nothing_fits_the_largest_in_the_middle_is_taken(size: tuple[int,
         assert random_box(size, draws, (0.6, 1.0), ASPECT) == expected
 
 
-def test__the_centre_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
+def test__the_center_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
     assert center_box((256, 256), (224, 224)) == Box(16, 16, 240, 240)
     assert center_box((512, 1024), (224, 224)) == Box(512 - 224, 32, 512 + 224, 480)
     assert center_box((300, 200), (224, 224), kept=1.0) == pytest.approx((0, 50, 200, 250))
@@ -90,7 +90,7 @@ def test__the_centre_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
 
 @pytest.mark.parametrize("size", [(40, 400), (400, 40), (123, 77)])
 @pytest.mark.parametrize("target", [(224, 224), (32, 24), (14, 98)])
-def test__the_centre_has_the_aspect_of_the_target_and_touches_two_sides(
+def test__the_center_has_the_aspect_of_the_target_and_touches_two_sides(
     size: tuple[int, int], target: tuple[int, int]
 ) -> None:
     box = center_box(size, target, kept=1.0)

@@ -94,7 +94,7 @@ def test__when_nothing_can_be_read_it_says_so() -> None:
     assert (found.readable, len(found.broken), found.mean, found.copies) == (0, 2, [], 0)
 
 
-def test__grey_and_many_channels(tmp_path: Path) -> None:
+def test__gray_and_many_channels(tmp_path: Path) -> None:
     found = survey(memory([encoded(noise(20, 20), "PNG")]), Decoder(channels=1))
     assert len(found.mean) == 1
 

@@ -230,7 +230,7 @@ def test__images_have_the_size_of_the_run_unless_another_is_named(
     assert seen == {size}
 
 
-def test__images_are_normalised_as_in_the_run(evaluated: Config) -> None:
+def test__images_are_normalized_as_in_the_run(evaluated: Config) -> None:
     tree = evaluated.model_dump(mode="json")
     tree["data"] |= {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]}
     config = parse_config(tree)

@@ -53,7 +53,7 @@ def source() -> EncodedImages:
     return source_of([noise(15, 20, 3, seed=seed) for seed in range(7)])
 
 
-def normalised(model: CapiEncoder) -> CapiEncoder:
+def normalized(model: CapiEncoder) -> CapiEncoder:
     model.statistics = Statistics(MEAN, STD)
     return model
 
@@ -78,11 +78,11 @@ def test__the_size_is_the_nearest_that_patches_fill(
     assert (fitted.batch_size, fitted.workers) == (5, 2)
 
 
-def test__features_are_those_of_the_encoder_for_normalised_images(model: CapiEncoder, images: Tensor) -> None:
-    centre, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+def test__features_are_those_of_the_encoder_for_normalized_images(model: CapiEncoder, images: Tensor) -> None:
+    center, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     with torch.no_grad():
-        expected = model((images / 255 - centre) / scale)
-    found = encode(normalised(model), images, SMALL, pooled=True)
+        expected = model((images / 255 - center) / scale)
+    found = encode(normalized(model), images, SMALL, pooled=True)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert encode(model, images, SMALL).pooled is None
 

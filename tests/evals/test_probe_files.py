@@ -38,7 +38,7 @@ MODELS: dict[str, Any] = {
         blocks=torch.randint(3, (20, 2, 2), dtype=torch.uint8),
         mean=torch.randn(WIDTH),
         scale=torch.rand(WIDTH) + 1,
-        neighbours=3,
+        neighbors=3,
         distance="cosine",
         ignored=(0, 255),
         clean=True,

@@ -334,7 +334,7 @@ def test__each_deviation_is_told_and_no_other() -> None:
     assert logistic.deviations[0].startswith("strengths: 0.5, 2 instead of 1e-06, ")
 
 
-def test__more_neighbours_than_patches_are_left_out_with_a_warning() -> None:
+def test__more_neighbors_than_patches_are_left_out_with_a_warning() -> None:
     # 10 images of 6 patches, of which 3 are held out.
     outcome = protocol("knn", plain_data(), neighbors=(1, 42, 43)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 42}

@@ -55,8 +55,8 @@ def test__the_share_of_meaningless_positions_is_zero_on_average(draw: Draw, imag
     for _ in range(400):
         tokens = draw(images)
         found.append(float(health.position_share(tokens)))
-        centred = tokens - tokens.mean((0, 1))
-        uncorrected.append(float(centred.mean(0).square().mean() / centred.square().mean()))
+        centerd = tokens - tokens.mean((0, 1))
+        uncorrected.append(float(centerd.mean(0).square().mean() / centerd.square().mean()))
     assert abs(standard_errors_from_zero(found)) < 3.5
     # Without the correction it would be far off.
     assert standard_errors_from_zero(uncorrected) > 15

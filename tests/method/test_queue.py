@@ -175,12 +175,12 @@ def test__memory_stays_within_the_budget_with_a_queue(sinkhorn: Any, queued: int
 
 def test__a_queue_sharpens_the_targets_of_a_batch_that_is_small_for_its_prototypes() -> None:
     """Of four images each must share all prototypes; with ninety-six more beside them they need not."""
-    centres = torch.randn(PROTOTYPES, WIDTH)
-    draws = centres[torch.randint(PROTOTYPES, (100, POSITIONS))]
+    centers = torch.randn(PROTOTYPES, WIDTH)
+    draws = centers[torch.randint(PROTOTYPES, (100, POSITIONS))]
     earlier, batch = (draws + 0.1 * torch.randn_like(draws)).split([96, 4])
     entropy = []
     for clustering in (clustering_with(0), clustering_with(24)):
-        clustering.prototypes.data = centres.clone()
+        clustering.prototypes.data = centers.clone()
         if clustering.queue is not None:
             for part in earlier.split(4):
                 clustering.queue.enter([part])

@@ -139,7 +139,7 @@ def test__a_model_that_cannot_read_the_images_leaves_the_others_alone(images: Pa
     assert (tmp_path / "out" / "pca" / "1-random-16" / "a.png.png").is_file()
 
 
-def test__images_of_one_pixel_one_colour_or_grey_are_drawn(tmp_path: Path) -> None:
+def test__images_of_one_pixel_one_color_or_gray_are_drawn(tmp_path: Path) -> None:
     for name, values in {
         "one.png": np.zeros((1, 1, 3), np.uint8),
         "even.png": np.full((30, 20, 3), 90, np.uint8),

@@ -23,7 +23,7 @@ from capi.models.low_rank import LowRank
 from capi.train.build import build_learner, build_networks, mask_sampler, masked_batch
 from capi.train.checkpoint import Checkpoints, tensors
 from capi.train.cost.activations import student_activations
-from capi.train.initial_weights import fitted_patches, initialise
+from capi.train.initial_weights import fitted_patches, initialize
 from capi.train.step import Learner, train_step
 from capi.types import Features
 from capi.zoo.baselines.registry import BASELINES
@@ -67,7 +67,7 @@ def source(name: str, folder: Path) -> str:
 
 def begun(config: Config) -> Learner:
     learner = build_learner(config)
-    assert initialise(learner, config) is not None
+    assert initialize(learner, config) is not None
     return learner
 
 

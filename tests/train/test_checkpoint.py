@@ -29,7 +29,7 @@ def test__everything_that_training_changes_comes_back(learner: Learner, checkpoi
     assert learner.student_optimizer.state[learner.student.encoder.registers]["exp_avg"].abs().sum() > 0
 
 
-def test__every_parameter_of_both_optimisers_is_held(learner: Learner) -> None:
+def test__every_parameter_of_both_optimizers_is_held(learner: Learner) -> None:
     names = tensors(learner).keys()
     for prefix, module in (("student", learner.student), ("clustering", learner.target)):
         for name, _ in module.named_parameters():

@@ -206,7 +206,7 @@ def batch_of(config: Config, images: Tensor, step: int) -> MaskedBatch:
     return MaskedBatch(images, *mask_sampler(config)(PatchGrid(*config.grid), keys))
 
 
-def colours(generator: torch.Generator) -> Tensor:
+def colors(generator: torch.Generator) -> Tensor:
     """Soft blobs of colour with some noise, in no place more than in another."""
     blobs = torch.randn(32, 3, 5, 5, generator=generator)
     noise = torch.randn(32, 3, 24, 24, generator=generator)
@@ -216,7 +216,7 @@ def colours(generator: torch.Generator) -> Tensor:
 def aligned(generator: torch.Generator) -> Tensor:
     """All images show the same in the same place, and little else."""
     template = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(9))
-    return 2 * torch.nn.functional.interpolate(template, size=(24, 24)) + 0.5 * colours(generator)
+    return 2 * torch.nn.functional.interpolate(template, size=(24, 24)) + 0.5 * colors(generator)
 
 
 def constant(generator: torch.Generator) -> Tensor:
@@ -246,7 +246,7 @@ def alarms_of_a_run(draw: Callable[[torch.Generator], Tensor], *overrides: str, 
 
 @pytest.mark.long
 def test__a_healthy_run_raises_no_alarm() -> None:
-    assert alarms_of_a_run(colours) == set()
+    assert alarms_of_a_run(colors) == set()
 
 
 @pytest.mark.long
@@ -255,8 +255,8 @@ def test__a_healthy_run_raises_no_alarm() -> None:
     [
         (aligned, ["clustering.sinkhorn=standard"], {"position_share", "position_information"}),
         (constant, [], {"position_share", "prototype_perplexity", "dead_prototypes", "effective_rank"}),
-        (colours, ["clustering.target_temperature=2.0"], {"target_entropy"}),
-        (colours, ["optimization.learning_rate=1.0", "optimization.teacher_momentum=0.0"], {"dead_prototypes"}),
+        (colors, ["clustering.target_temperature=2.0"], {"target_entropy"}),
+        (colors, ["optimization.learning_rate=1.0", "optimization.teacher_momentum=0.0"], {"dead_prototypes"}),
     ],
     ids=["standard sinkhorn on aligned images", "constant images", "soft targets", "learning rate far too large"],
 )

@@ -27,11 +27,11 @@ def small(name: str, **changes: Any) -> Baseline:
 def random_model(baseline: Baseline) -> PlainViT:
     """With weights that leave nothing at its usual start: norms, biases and layer scales too."""
     model = PlainViT(baseline.architecture, statistics=baseline.statistics)
-    randomise(model)
+    randomize(model)
     return model.eval().requires_grad_(False)
 
 
-def randomise(model: nn.Module) -> None:
+def randomize(model: nn.Module) -> None:
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.normal_(std=0.3 if tensor.ndim > 1 else 0.5)
@@ -84,7 +84,7 @@ def transformers_model(kind: str, config: str, **options: Any) -> Any:
         "image_size": SMALL["patch_size"] * SMALL["grid"],
     }
     model = getattr(transformers, kind)(getattr(transformers, config)(**sizes | options))
-    randomise(model)
+    randomize(model)
     return model.eval()
 
 

@@ -1,6 +1,6 @@
 """Neighbors found once for every k, and the votes of their pixel labels, against the plain ways.
 
-    python benchmarks/neighbours.py
+    python benchmarks/neighbors.py
 
 All ways run in turn in one run. The plain search is one for every k; scikit-learn's is brute force too, in float64 as
 ours is in effect. The plain vote counts every label of the data set at every pixel.
@@ -80,9 +80,9 @@ def pixel_labels(count: int, labels: int, side: int = 14) -> Tensor:
     return torch.where(ramp < border, first, second).to(torch.uint8)
 
 
-def counted_votes(blocks: Tensor, neighbours: Tensor, labels: int) -> Iterator[Tensor]:
+def counted_votes(blocks: Tensor, neighbors: Tensor, labels: int) -> Iterator[Tensor]:
     pixels = blocks[0].numel()
-    for numbers in neighbours.split(64):
+    for numbers in neighbors.split(64):
         votes = blocks[numbers].flatten(2).transpose(1, 2).long()
         counts = torch.zeros(len(numbers), pixels, labels, dtype=torch.int16)
         yield counts.scatter_add_(2, votes, torch.ones_like(votes, dtype=torch.int16)).argmax(2)
@@ -95,9 +95,9 @@ def votes(arguments: argparse.Namespace) -> None:
     start = torch.randint(arguments.bank - 60, (arguments.patches, 1))
     alike = order[start + torch.randint(60, (arguments.patches, max(ALL_K)))]
     other = torch.randint(arguments.bank, alike.shape)
-    neighbours = torch.where(torch.rand(alike.shape) < 0.5, alike, other)
+    neighbors = torch.where(torch.rand(alike.shape) < 0.5, alike, other)
     for k in ALL_K:
-        index = neighbours[:, :k]
+        index = neighbors[:, :k]
         works: dict[str, Work] = {
             "compared": partial(vote_blocks, blocks, index),
             "counted": lambda index=index: list(counted_votes(blocks, index, arguments.labels)),  # type: ignore[misc]
