@@ -21,12 +21,12 @@ ALL_K = (1, 3, 10, 30)
 SCIKIT_METRIC: dict[Distance, str] = {"cosine": "cosine", "l2": "euclidean"}
 
 
-def found_once(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
-    found = {name: NearestNeighbors(max(ALL_K), name).fit(bank).kneighbors(queries).index for name in SCIKIT_METRIC}
-    return {(name, k): index[:, :k] for name, index in found.items() for k in ALL_K}
+def searched_once(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
+    nearest = {name: NearestNeighbors(max(ALL_K), name).fit(bank).kneighbors(queries).index for name in SCIKIT_METRIC}
+    return {(name, k): index[:, :k] for name, index in nearest.items() for k in ALL_K}
 
 
-def found_for_every_k(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
+def searched_for_every_k(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
     return {
         (name, k): NearestNeighbors(k, name).fit(bank).kneighbors(queries).index
         for name in SCIKIT_METRIC
@@ -34,7 +34,7 @@ def found_for_every_k(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int
     }
 
 
-def found_by_scikit_learn(
+def searched_by_scikit_learn(
     bank: Tensor, queries: Tensor, numbers: tuple[int, ...]
 ) -> dict[tuple[Distance, int], Tensor]:
     from sklearn.neighbors import NearestNeighbors
@@ -60,12 +60,12 @@ def vectors(count: int, width: int) -> Tensor:
 def search(arguments: argparse.Namespace) -> None:
     bank, queries = vectors(arguments.bank, arguments.width), vectors(arguments.queries, arguments.width)
     works: dict[str, Work] = {
-        "once for all k": partial(found_once, bank, queries),
-        "for every k": partial(found_for_every_k, bank, queries),
-        "scikit-learn, once": partial(found_by_scikit_learn, bank, queries, (max(ALL_K),)),
-        "scikit-learn, for every k": partial(found_by_scikit_learn, bank, queries, ALL_K),
+        "once for all k": partial(searched_once, bank, queries),
+        "for every k": partial(searched_for_every_k, bank, queries),
+        "scikit-learn, once": partial(searched_by_scikit_learn, bank, queries, (max(ALL_K),)),
+        "scikit-learn, for every k": partial(searched_by_scikit_learn, bank, queries, ALL_K),
     }
-    ours, theirs = found_once(bank, queries), found_by_scikit_learn(bank, queries, ALL_K)
+    ours, theirs = searched_once(bank, queries), searched_by_scikit_learn(bank, queries, ALL_K)
     same = all(torch.equal(ours[key], theirs[key]) for key in ours)
     print(f"{len(queries)} x {len(bank)} vectors of {bank.shape[1]}, both distances, k = {ALL_K}")
     print(f"  the same neighbours as scikit-learn: {'yes' if same else 'NO'}")

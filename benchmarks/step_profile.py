@@ -38,7 +38,7 @@ FUNCTIONS = {"_Norm": "norms", "_Rotate": "rotary positions"}
 
 
 def part_of(event: FunctionEvent) -> str:
-    """What the time of an operation is counted for; of the clustering, its products and all else are told apart."""
+    """What the time of an operation is counted for; of the clustering, its products are counted apart from all else."""
     name = event.name.removeprefix("aten::")
     part = next((part for starts, part in OPERATIONS.items() if name.startswith(starts)), "elementwise and the rest")
     within: FunctionEvent | None = event

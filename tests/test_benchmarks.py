@@ -199,7 +199,7 @@ def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: 
     )
     assert (untrained["steps"], untrained["photos"], untrained["linear"]) == (0, 18, 100.0)
     assert trained["steps"] >= 1
-    # Bright and dark are told apart by any encoder: no photo is right in one run and wrong in the other.
+    # Bright and dark are distinguished by any encoder: no photo is right in one run and wrong in the other.
     assert re.search(r"untrained \| 0 \| 0 \| 0 .*\+0\.0 ± 0\.0 \|$", output, re.M)
     again = run("search.py", str(tmp_path / "elsewhere"), *arguments, "--table", f"--known={tmp_path / 'all.jsonl'}")
     assert [line for line in again.splitlines() if line.startswith("|")] == [

@@ -492,7 +492,7 @@ def _finished(jobs: Sequence[AblationJob], at_once: int, console: Console) -> It
 
 
 class _Stopping:
-    """Whether this process was asked to stop: jobs that wait in its queue are then not begun."""
+    """Whether this process was asked to stop: jobs that wait in its queue are then not started."""
 
     asked = False
 

@@ -96,7 +96,7 @@ def compare_columns(
     skipped: Mapping[tuple[str, str], str] | None = None,
     table: TableView | None = None,
 ) -> Comparison:
-    """The same in an execution that has begun. Of several processes the main one decides and writes, all encode.
+    """The same in an execution that has started. Of several processes the main one decides and writes, all encode.
 
     `skipped` has pairs of a model and a benchmark's name that are not run, with the reason; `table` is shown on top.
     """
@@ -201,7 +201,7 @@ class _ComparisonRun:
         folder = self.comparison.out / cell.folder
         try:
             identity = self.identity(cell.model, column)
-            cached = self.kept(folder, identity)
+            cached = self.cached(folder, identity)
             record = self.evaluated(folder, cell.model, column, identity) if cached is None else cached
         except LostProcessError:
             raise
@@ -226,7 +226,7 @@ class _ComparisonRun:
         if cell.status == "running":
             self.execution.progress.begin(f"{cell.model} on {cell.benchmark}: ")
 
-    def kept(self, folder: Path, identity: dict[str, Any]) -> ResultRecord | None:
+    def cached(self, folder: Path, identity: dict[str, Any]) -> ResultRecord | None:
         """The finished results of the very same; None where there are none."""
         if identity["encoder"]["fingerprint"] is None:
             return None

@@ -93,7 +93,7 @@ def evaluate(
     encodes a part of the images, and the main one does all else. An `execution` takes the place of `device` and
     `console`.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     with nullcontext(execution) if execution else executing(device, console) as run:
         folder = None if out is None else Path(out)
         with prepared(run.processes):
@@ -126,7 +126,7 @@ def evaluate(
                 config=config.model_dump(mode="json"),
                 data=fingerprints(data),
                 device=str(run.device),
-                seconds=time.monotonic() - begun,
+                seconds=time.monotonic() - start,
                 licence=licence_of(model, encoder),
             )
             record = as_record(outcome, context)

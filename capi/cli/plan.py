@@ -187,7 +187,7 @@ def _fit(planned: "RunPlan") -> str:
             "savings below"
         )
     return (
-        f"no: {room}, and no number of micro-batches reaches {planned.batch_size}, since the teacher's tokens of a "
+        f"no: {room}, and not even the most micro-batches reach {planned.batch_size}, since the teacher's tokens of a "
         f"whole batch stay in memory; the largest batch here is {accumulation.largest_batch}"
     )
 

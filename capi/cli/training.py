@@ -177,7 +177,7 @@ def speedrun(
     refuse_several("speedrun")
     record = api.speedrun(track, recipe, overrides or [], out=out, data=data, device=device, console=messages())
     if record is None:
-        echo("Stopped: a race is run in one piece, so start it anew in another folder.")
+        echo("Stopped: a race is run in one piece, so start it again in another folder.")
         raise typer.Exit(INTERRUPTED)
     reached = "reaches" if record["reached"] else "does not reach"
     echo(f"{record['score']:.1%} {reached} the goal of {record['goal']:.0%} on {track}.")

@@ -176,7 +176,7 @@ def overridden(tree: Tree, overrides: Overrides, *, example: str = "model.depth=
 def validated(kind: type[AnySection], tree: Tree, source: str) -> AnySection:
     """Plain values as a section, or an error that names the first one that does not fit."""
     try:
-        # Strict JSON: no number passes for a string nor the reverse, but a list may fill a pair.
+        # Strict JSON: a number does not pass for a string, nor the reverse, but a list may fill a pair.
         return kind.model_validate_json(_to_json(tree, source))
     except ValidationError as error:
         raise CapiError(f"{source}: {_explain(error, kind)}") from error

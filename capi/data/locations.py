@@ -397,7 +397,7 @@ def labeled_images(data: DataLocation, console: Console | None = None) -> Listed
 def class_folders(images: ListedNames) -> list[str] | None:
     """The folder that each image lies in, where all lie one folder deep and there are several; else no labels.
 
-    Of deeper folders it cannot be told which name is the class, and folders that are called as splits are splits.
+    Deeper folders do not say which name is the class, and folders that are called as splits are splits.
     """
     parts = [images.name(number).split("/") for number in range(len(images))]
     if any(len(part) != 2 for part in parts):

@@ -222,12 +222,12 @@ def survey(
     chosen = range(len(source)) if limit is None else evenly(len(source), limit)
     chunks = _Chunks(source, decoder, chosen)
     result = Survey(total=len(source), workers=workers, fingerprint=source.fingerprint)
-    begun, seen = time.perf_counter(), []
+    start, seen = time.perf_counter(), []
     with Telling("looking at images", len(chosen), console) as telling:
         for some in _watched(chunks, workers, telling):
             seen.append(some)
             result.broken |= some.broken
-    result.looked_at, result.seconds = len(chosen), time.perf_counter() - begun
+    result.looked_at, result.seconds = len(chosen), time.perf_counter() - start
     numbers = np.concatenate([some.numbers for some in seen])
     result.readable = len(numbers)
     if len(numbers):

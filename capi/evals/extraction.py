@@ -149,7 +149,7 @@ class ExtractionJob:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that the features depend on: what was begun with another one cannot be resumed."""
+        """All that the features depend on: features of another one cannot be resumed."""
         has_fingerprint = bool(self.encoder_facts["fingerprint"])
         images = json.dumps([self.names, None if self.labels is None else list(self.labels)])
         return {
@@ -265,15 +265,15 @@ class Partial:
         return record if usable else None
 
 
-def difference(begun: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+def difference(started: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """What keeps an extraction from being resumed, in words."""
-    if begun.get("encoder") != wanted["encoder"]:
+    if started.get("encoder") != wanted["encoder"]:
         return "it is of another encoder"
-    if begun.get("data") != wanted["data"]:
+    if started.get("data") != wanted["data"]:
         return "it is of other images"
     for key, value in wanted.items():
-        if begun.get(key) != value:
-            return f"its {key} is {_plain(begun.get(key))}, not {_plain(value)}"
+        if started.get(key) != value:
+            return f"its {key} is {_plain(started.get(key))}, not {_plain(value)}"
     return None
 
 

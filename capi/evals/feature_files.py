@@ -3,7 +3,7 @@
 In safetensors each kind of features is one tensor (images first), `names` holds the UTF-8 bytes of all file names with
 `name_offsets` between them, and `labels` are numbers into the list of classes. All sizes are known before the first
 image, so the header is written first and features are filled in behind it: nothing is kept in memory, nothing is
-copied, and a file that was begun can be resumed. In parquet a row is an image and a kind is a column of lists;
+copied, and an incomplete file can be resumed. In parquet a row is an image and a kind is a column of lists;
 it is made from the other. Both describe themselves in a piece of JSON; nothing in them is ever run.
 """
 
@@ -321,7 +321,7 @@ def _header(facts: FeatureFacts, name_bytes: int) -> tuple[bytes, dict[str, tupl
 
 @dataclass
 class FeatureWriter:
-    """Fills features into a file that was begun."""
+    """Fills features into an incomplete file."""
 
     file: IO[bytes]
     facts: FeatureFacts
@@ -360,7 +360,7 @@ class FeatureWriter:
 
 @contextmanager
 def filling(path: Path) -> Iterator[FeatureWriter]:
-    """Open a file that was begun, to fill in features."""
+    """Open an incomplete file, to fill in features."""
     facts = _read_safetensors(path).facts
     with open_nofollow(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")

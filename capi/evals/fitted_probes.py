@@ -373,7 +373,7 @@ class Probe:
         expected, fingerprint = self.encoder.get("fingerprint"), encoder_facts(encoder)["fingerprint"]
         if not (expected and fingerprint):
             _LOG.warning(
-                "whether the probe was fitted with this encoder cannot be told: it has no weights to know it by"
+                "it is unknown whether the probe was fitted with this encoder, which has no weights to compare"
             )
         if expected and fingerprint and expected != fingerprint:
             raise CapiError(

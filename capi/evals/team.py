@@ -48,7 +48,7 @@ class SharedEncoding:
         self._job, self._waiting = job, set(range(1, min(self.exchange.size, job.count)))
         own = encoded_here(encoder, job, range(MAIN, job.count, self.exchange.size), encoding)
         for item in range(job.count):
-            assert self._job is job, "another job was begun before this one was done"
+            assert self._job is job, "another job was started before this one was done"
             owner = item % self.exchange.size
             yield next(own) if owner == MAIN else self._asked(owner, item, encoding)
 

@@ -144,7 +144,7 @@ class MaskSampler:
         mask = look_up(MASKS, kind, "masking.kind")
         self.kind, self.options = kind, options or {}
         check_options(mask, self.options, "masking.options", given=("grid", "count", "keys"), name=kind)
-        # The function itself, since workers that are started anew know no other tables than the package's.
+        # The function itself, since spawned workers know only the package's own tables.
         self.draw: Callable[[PatchGrid, int, Tensor], Tensor] = partial(mask, **self.options)
         self.ratio = ratio
         self.roll = roll

@@ -125,7 +125,7 @@ def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encodin
     folder.mkdir(parents=True, exist_ok=True)
     ignored = sorted(data.ignored)
     for picture in outcome.pictures:
-        frame, number = Frame(encoding.size, kept=None), torch.tensor([picture.number])
+        frame, number = Frame(encoding.size, share=None), torch.tensor([picture.number])
         pixels = StillBatches(data.test.images, frame, number, 1, data.test.masks)[0].images[0]
         photo = photos_of(pixels[None])[0]
         enlarged = max(_SHOWN_HEIGHT // photo.height, 1)

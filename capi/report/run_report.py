@@ -146,7 +146,7 @@ class FollowedRun:
         if reader.cut_off:
             notes.append(f"The last line of {FILE} is cut off and was left out.")
         if reader.not_numbers:
-            notes.append(f"Not drawn, since they are no numbers: {', '.join(sorted(reader.not_numbers)[:10])}.")
+            notes.append(f"Not drawn, since they are not numbers: {', '.join(sorted(reader.not_numbers)[:10])}.")
         return notes
 
 

@@ -60,7 +60,7 @@ class RunFrame(PictureFrame):
         return max(round(height * scale), 1), max(round(width * scale), 1)
 
     def box(self, image_size: tuple[int, int]) -> Box:
-        return center_box(image_size, self.height_and_width, kept=1.0)
+        return center_box(image_size, self.height_and_width, share=1.0)
 
 
 def run_frame(size: tuple[int, int], patch_size: int) -> RunFrame:

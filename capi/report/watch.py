@@ -127,7 +127,7 @@ class WatchServer:
         return self.watched[number or 0].pieces()
 
     def _comparison(self, reports: list[RunReport]) -> Pieces:
-        """Made anew when any of the reports is a new one."""
+        """Made again when any of the reports is a new one."""
         compared = self._compared
         if compared is None or any(report is not other for report, other in zip(compared[0], reports, strict=True)):
             links = [f"/run/{index}" for index in range(len(reports))]

@@ -98,7 +98,7 @@ class Telling(ShowsBar):
         self.what, self.total, self.done, self.first = what, total, done, done
         # Several threads may have something to tell.
         self.counting = Lock()
-        self.begun = self.last_line = time.monotonic()
+        self.start_time = self.last_line = time.monotonic()
         self.bar = None
         if console is not None and console.is_terminal:
             self.bar = _progress(console)
@@ -123,7 +123,7 @@ class Telling(ShowsBar):
 
     def _left(self) -> str:
         done = max(self.done - self.first, 1)
-        return clock_time((time.monotonic() - self.begun) / done * (self.total - self.done))
+        return clock_time((time.monotonic() - self.start_time) / done * (self.total - self.done))
 
 
 class EvaluationProgress(ShowsBar):
@@ -159,7 +159,7 @@ class RunProgress(ShowsBar):
 
     def __init__(self, console: Console, total: int, start: int, title: str) -> None:
         self.console, self.total, self.first = console, total, start
-        self.begun = self.last_line = time.monotonic()
+        self.start_time = self.last_line = time.monotonic()
         self.bar = None
         if console.is_terminal:
             self.bar = _progress(console, transient=False)
@@ -188,4 +188,4 @@ class RunProgress(ShowsBar):
 
     def _left(self, step: int) -> str:
         done = max(step - self.first, 1)
-        return clock_time((time.monotonic() - self.begun) / done * (self.total - step))
+        return clock_time((time.monotonic() - self.start_time) / done * (self.total - step))

@@ -140,7 +140,7 @@ class _Given:
     folder: RunFolder
     source: ImageSource
     facts: dict[str, Any]
-    going_on: bool
+    resumed: bool
     frozen_encoder: VisionEncoder | None
     extended_from: int | None = None
     """The steps that the run had before it was extended."""
@@ -159,10 +159,10 @@ def _examine(
 ) -> _Given:
     """Bad input raises here, before anything is written."""
     source = open_images(data, console if processes.is_main else None)
-    going_on = resume and folder.exists
+    resumed = resume and folder.exists
     config = build.resolve_steps(config, len(source))
     extended_from = None
-    if going_on:
+    if resumed:
         # Where the mean and std are `auto`, those that the run found when it was started.
         started = run_config(folder).data
         own = {name: getattr(started, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
@@ -179,12 +179,12 @@ def _examine(
     build.refuse_idle_adapt(config)
     config, frozen_encoder = build.resolve_target(config, device=device)
     facts = describe_data(data, source)
-    if going_on:
+    if resumed:
         _refuse_other_run(folder, config, facts, extended_from)
         networks.check_code(folder.record(), config, resumed=True)
         if processes.is_main:
             _refuse_other_shapes(folder, config)
-    elif folder.exists and (overwrite or _is_unbegun(folder)):
+    elif folder.exists and (overwrite or _is_untrained(folder)):
         # Refuses a run of a newer version.
         folder.record()
     else:
@@ -193,13 +193,13 @@ def _examine(
     failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
     if failure:
         raise CapiError(failure)
-    if processes.is_main and not going_on:
+    if processes.is_main and not resumed:
         measured = quick_statistics(build.build_reader(config, source))
         facts |= {"statistics": measured._asdict()} if measured else {}
     if processes.size > 1:
         chosen_shards(processes, config.distributed.shards)
     require_loggers(config.run.loggers or [])
-    return _Given(config, folder, source, facts, going_on, frozen_encoder, extended_from)
+    return _Given(config, folder, source, facts, resumed, frozen_encoder, extended_from)
 
 
 def _extended(config: Config, folder: RunFolder, extend: bool) -> tuple[Config, int | None]:
@@ -227,7 +227,7 @@ def _extended(config: Config, folder: RunFolder, extend: bool) -> tuple[Config, 
     return config.model_copy(update={"optimization": optimization}), extended_from
 
 
-def _is_unbegun(folder: RunFolder) -> bool:
+def _is_untrained(folder: RunFolder) -> bool:
     """Whether a run was stopped before its first step, so that nothing is lost when another takes its folder."""
     trained = max(Checkpoints(folder.checkpoints).steps(), default=0)
     return trained == 0 and all(record.get("step", 0) == 0 for record in read_metrics(folder.path / FILE))
@@ -237,15 +237,15 @@ def _begin(given: _Given, device: torch.device) -> tuple[Learner, Initialized | 
     """A learner with its first weights, fresh or as `init` asks."""
     learner = build.build_learner(given.config, device, given.frozen_encoder)
     # A run that was stopped before its first checkpoint starts over, and so from the same weights.
-    begun = given.going_on and Checkpoints(given.folder.checkpoints).steps()
-    initialized = None if begun else initialize(learner, given.config)
-    if initialized and given.going_on:
+    trained = given.resumed and Checkpoints(given.folder.checkpoints).steps()
+    initialized = None if trained else initialize(learner, given.config)
+    if initialized and given.resumed:
         _refuse_other_weights(given.folder, initialized)
     return learner, initialized
 
 
 def _make_folder(given: _Given, initialized: Initialized | None) -> None:
-    if given.going_on:
+    if given.resumed:
         if given.extended_from is not None:
             with given.folder.locked():
                 given.folder.note_extension(dump_config(given.config), given.extended_from)

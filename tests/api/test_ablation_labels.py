@@ -63,7 +63,7 @@ def test__folders_of_classes_and_of_masks_are_known(tmp_path: Path) -> None:
         (lambda path: _written(path, "file,split\n"), "has neither a column mask nor one of label, class, class_id"),
     ],
 )
-def test__a_place_without_labels_is_told(tmp_path: Path, make, message: str) -> None:
+def test__a_place_without_labels_is_reported(tmp_path: Path, make, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         find_data(str(make(tmp_path)))
 
@@ -95,6 +95,6 @@ def test__options_go_to_the_benchmarks_that_know_them(tmp_path: Path) -> None:
         ("labl=x", "label"),
     ],
 )
-def test__an_option_that_no_benchmark_has_is_told(option: str, message: str) -> None:
+def test__an_option_that_no_benchmark_has_is_reported(option: str, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         check_options(find_data("demo"), (SMOKE.scores, SMOKE.curves), [option])

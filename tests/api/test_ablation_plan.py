@@ -43,7 +43,7 @@ def test__runs_are_evaluated_on_the_way_and_keep_two_pictures(tmp_path: Path) ->
         ({"data": "nowhere"}, "there is no nowhere"),
     ],
 )
-def test__bad_input_is_told_before_anything_is_written(tmp_path: Path, changes: dict, message: str) -> None:
+def test__bad_input_is_reported_before_anything_is_written(tmp_path: Path, changes: dict, message: str) -> None:
     labeled_photos(tmp_path / "data")
     given = {
         "table": "sinkhorn",

@@ -57,7 +57,9 @@ def test__a_folder_is_packed_and_looked_through(photos: Path, run_here: RunHere)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test__bad_input_is_told_in_a_sentence(photos: Path, run_here: RunHere, arguments: list[str], message: str) -> None:
+def test__bad_input_is_reported_in_a_sentence(
+    photos: Path, run_here: RunHere, arguments: list[str], message: str
+) -> None:
     assert_refused(run_here(*arguments), message)
     assert not Path("x").exists()
 

@@ -154,7 +154,7 @@ def test__a_table_of_the_paper_says_what_is_missing(
     assert "missing in 4 cells: no data: expected imagenet" in ran.stdout
 
 
-def test__a_cell_that_failed_is_told_and_ends_with_1(run_here: RunHere, work: Path) -> None:
+def test__a_cell_that_failed_is_reported_and_ends_with_1(run_here: RunHere, work: Path) -> None:
     words = ["pixels:4", "nowhere[b]", "--on", "folder/knn", "--out", "cmp", "data=classes", SMALL]
     ran = run_here("compare", *words)
     assert ran.code == 1

@@ -59,7 +59,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 
 @pytest.fixture
 def run(run_here: RunHere, places: Places) -> Path:
-    """A run that every place of it is told by its absolute path: data, weights to start from, evaluations."""
+    """A run that every place of it gets by its absolute path: data, weights to start from, evaluations."""
     draw_images(places.photos)
     build_folder(places.classes)
     # Results warn of an image that is in both splits.
@@ -169,7 +169,7 @@ def test__results_predictions_comparisons_and_pictures_name_no_place(
     ]
     for command in commands:
         ran = run_here(*command)
-        # A model of a comparison that is missing is told with exit code 1.
+        # A model of a comparison that is missing is reported with exit code 1.
         assert ran.code == (command[0] == "compare"), (command, ran.stderr)
     assert_nameless(tmp_path, *all_files(shared))
     assert "untrained:run" in (shared / "compared" / "comparison.md").read_text()
@@ -188,7 +188,7 @@ def test__comments_and_errors_name_no_place(run_here: RunHere, run: Path, places
         config.write_text(f"# images: {odd}\n{text}")
         assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
         assert_nameless(tmp_path, page)
-        # Keys that no config has are told in an error.
+        # Keys that no config has are reported in an error.
         config.write_text(text + json.dumps(f"unknown of {odd}\n{odd}") + ": 1\n")
         assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
         assert "The config cannot be read" in page.read_text()

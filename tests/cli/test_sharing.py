@@ -45,8 +45,8 @@ def test__models_fit_a_terminal_and_no_name_is_cut(
     lines = run_here("models", "--all").stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line]
-    begun = {line.split()[0].rstrip("*") for line in lines if line.strip()}
-    assert begun >= {*BASELINES, *RELEASED}
+    names = {line.split()[0].rstrip("*") for line in lines if line.strip()}
+    assert names >= {*BASELINES, *RELEASED}
 
 
 def test__without_all_the_list_fits_one_screen(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:

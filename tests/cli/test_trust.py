@@ -144,7 +144,7 @@ def test__overrides_of_demo_and_ablate_name_it_too(run_here: RunHere, work: Path
     assert sentence in run_here("ablate", *words, "--device", "cpu").stderr
 
 
-def test__functions_trust_what_they_are_told_to(work: Path) -> None:
+def test__functions_trust_the_files_they_are_given(work: Path) -> None:
     config = capi.load_config("tiny4", [*SMALL, *NAMED])
     call: Callable[..., object] = lambda out, **options: capi.pretrain(  # noqa: E731
         config, data="photos", out=out, device="cpu", **options

@@ -75,7 +75,7 @@ def test__what_was_written_to_the_results_can_be_read_back() -> None:
         ("nowhere.yaml", [], "there is no file nowhere.yaml: give DATASET/PROTOCOL"),
     ],
 )
-def test__what_does_not_fit_is_told_in_one_sentence(name: str, overrides: list[str], message: str) -> None:
+def test__what_does_not_fit_is_reported_in_one_sentence(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(CapiError) as caught:
         load_benchmark(name, overrides)
     assert message in str(caught.value)

@@ -339,7 +339,7 @@ def test__overrides_are_text_a_dict_or_keywords_alike() -> None:
     assert load_config("tiny4", ["seed=7", "optimization.steps=3"], optimization={"steps": 4}).optimization.steps == 4
 
 
-def test__a_wrong_keyword_is_told_its_neighbor() -> None:
+def test__a_wrong_keyword_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(CapiError, match=r'no key "steps"; did you mean "optimization\.steps"'):
         load_config("tiny4", steps=3)
     with pytest.raises(CapiError, match=r'no key "optimization\.stepz"; did you mean "optimization\.steps"'):

@@ -356,7 +356,7 @@ def test__colors_of_16_bits_keep_their_depth_in_a_png(tmp_path: Path) -> None:
 
 
 def test__a_box_beyond_the_image_by_a_hair_gets_no_dark_edge() -> None:
-    box = center_box((239, 239), (224, 224), kept=1.0)
+    box = center_box((239, 239), (224, 224), share=1.0)
     assert box.left < 0
     for channels in (3, 5):
         image = np.full((239, 239, channels), 200, dtype=np.uint8)

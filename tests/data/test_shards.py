@@ -61,7 +61,7 @@ def test__webdataset_finds_the_same_images(source: Shards) -> None:
 
 def test__few_open_files_are_enough(source: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards_module, "OPEN_FILES", 2)
-    few = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is started anew gets it
+    few = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is spawned gets it
     before = len(os.listdir("/proc/self/fd"))
     for number in (0, 22, 6, 13, 1, 21, 7, 14):
         assert few.read(number) == plain(number)

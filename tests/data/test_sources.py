@@ -138,7 +138,7 @@ def test__a_csv_names_the_images_of_its_training_split(tmp_path: Path) -> None:
         ("", "has no column"),
     ],
 )
-def test__a_csv_without_images_is_told(tmp_path: Path, content: str | None, message: str) -> None:
+def test__a_csv_without_images_is_reported(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "labels.csv"
     if content is not None:
         path.write_text(content)

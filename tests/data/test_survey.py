@@ -18,7 +18,7 @@ def memory(contents: list[bytes]) -> EncodedImages:
 
 @pytest.fixture(scope="module")
 def mixed() -> EncodedImages:
-    """Photos of several sizes and formats, copies, one that was scaled and saved anew, and broken ones."""
+    """Photos of several sizes and formats, copies, one that was scaled and saved again, and broken ones."""
     photos = [photo(96 + 2 * number, 128, seed=7 * number) for number in range(12)]
     contents = [encoded(pixels, "PNG" if number < 4 else "JPEG") for number, pixels in enumerate(photos)]
     smaller = Image.fromarray(photos[2]).resize((96, 75), Image.Resampling.LANCZOS)
@@ -109,7 +109,7 @@ def test__an_error_of_reading_is_a_broken_image(monkeypatch: pytest.MonkeyPatch)
     assert survey(Failing(["a"], [b""]), Decoder()).broken == {"a": "Input/output error"}
 
 
-def test__what_is_missing_to_read_any_image_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__what_is_missing_to_read_any_image_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(noise(8, 8)).save(tmp_path / "a.tif")
     monkeypatch.setattr("capi.data.tiff.has_tiff_reader", lambda: False)
     source: ImageSource = image_folder(tmp_path)

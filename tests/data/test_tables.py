@@ -46,7 +46,7 @@ def test__parquet_rows_are_read_by_number_and_row_groups_are_blocks(tmp_path: Pa
     assert source.block_ends.tolist() == [4, 8, 10, 13]
     order = order_of(source, 0, window=4)
     assert isinstance(order, WindowShuffle)
-    again = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is started anew gets it
+    again = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is spawned gets it
     assert again.read(5) == plain(5)
 
 

@@ -259,7 +259,9 @@ def test__images_are_read_once_over_several_evaluations(evaluated: Config, monke
     assert len(read) == 18 + 6
 
 
-def test__evaluations_of_one_benchmark_are_told_apart(evaluated: Config, tmp_path: Path, class_folders: Path) -> None:
+def test__evaluations_of_one_benchmark_are_distinguished(
+    evaluated: Config, tmp_path: Path, class_folders: Path
+) -> None:
     (settings,) = evaluated.model_dump(mode="json")["evaluations"]
     file = tmp_path / "mine.yaml"
     file.write_text(f"benchmark: folder/knn\ndata: {class_folders}\nneighbors: [1]\n")
@@ -294,7 +296,7 @@ def test__any_protocol_may_be_run_on_the_way(
         ({"benchmark": "nowhere.yaml"}, "there is no file nowhere.yaml"),
     ],
 )
-def test__what_cannot_be_evaluated_is_told_at_once(
+def test__what_cannot_be_evaluated_is_reported_at_once(
     small_config: Config, evaluation: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CapiError) as caught:

@@ -32,7 +32,7 @@ def protocol(data: ClassificationData, **options: object) -> KnnClassification:
 
 
 def noisy() -> ClassificationData:
-    """Classes that cannot all be told apart."""
+    """Classes that cannot all be distinguished."""
     return colored_data(train=20, test=12, spread=180, size=(12, 8))
 
 
@@ -247,7 +247,7 @@ def test__the_held_out_images_follow_from_the_seed() -> None:
     assert grids[0] == grids[1] != grids[2]
 
 
-def test__departures_notes_and_the_size_are_told() -> None:
+def test__departures_notes_and_the_size_are_reported() -> None:
     data = replace(colored_data(), notes=("one image is missing",))
     outcome = protocol(data, encoding=Encoding(size=(13, 8)), validation_share=0.2).run(PatchColors())
     assert outcome.deviations == [

@@ -175,7 +175,7 @@ def test__features_do_not_depend_on_the_batch_or_the_workers(
 
 @pytest.mark.parametrize("place", ["pooled", "registers", "feature_map"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test__features_that_are_no_numbers_are_an_error(images: Tensor, place: str, value: float) -> None:
+def test__features_that_are_not_finite_are_an_error(images: Tensor, place: str, value: float) -> None:
     class Broken(PatchColors):
         def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
             features = super().__call__(images)._replace(registers=torch.zeros(len(images), 2, 3))
@@ -296,7 +296,7 @@ def test__kept_images_are_read_once(source: EncodedImages) -> None:
     assert counted.reads == 7 + 2 + 7
 
 
-def test__a_source_that_takes_the_place_of_another_is_read_anew() -> None:
+def test__a_source_that_takes_the_place_of_another_is_read_again() -> None:
     encoding = Encoding(size=(8, 8), image_cache={})
     for seed in range(20):
         # Each source dies before the next is made, which may get its address.

@@ -193,7 +193,7 @@ def test__vectors_are_standardised_on_the_way(distance: Distance) -> None:
     assert torch.equal(features, before)
 
 
-def test__a_search_that_is_changed_finds_anew() -> None:
+def test__a_search_that_is_changed_finds_again() -> None:
     (features, _), (queries, _) = labeled_clouds(90, offset=1.0), labeled_clouds(30, offset=1.0)
     search = NearestNeighbors(8, "l2").fit(features)
     assert torch.equal(search.kneighbors(queries).index, search.kneighbors(queries).index)
@@ -219,7 +219,7 @@ def test__a_bank_that_there_is_room_for_is_prepared_once(
     assert torch.equal(torch.cat(found), torch.cdist(asked.double(), bank.double()).topk(3, largest=False).indices)
 
 
-def test__a_bank_is_prepared_anew_for_other_features() -> None:
+def test__a_bank_is_prepared_again_for_other_features() -> None:
     search = NearestNeighbors(1, "l2", chunk_bytes=8000)
     first, second = torch.randn(60, 8), torch.randn(60, 8)
     for bank in (first, second, first):

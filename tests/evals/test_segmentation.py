@@ -316,7 +316,7 @@ def _patches(count: int) -> Any:
     return Patches(torch.zeros(count, 2), torch.zeros(count, 2, 2, dtype=torch.uint8), labels, plain)
 
 
-def test__each_deviation_is_told_and_no_other() -> None:
+def test__each_deviation_is_reported_and_no_other() -> None:
     data = replace(plain_data(), notes=("one image is missing",))
     outcome = KnnSegmentation(
         data, Encoding(size=(13, 8)), standardize=False, neighbors=(1, 2), ignored_labels_vote=False

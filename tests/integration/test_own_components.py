@@ -192,7 +192,7 @@ def test__what_is_no_component_or_option_is_refused_with_the_nearest_name(
         build(config)
 
 
-def test__a_mask_of_a_file_is_found_by_workers_that_are_started_anew(work: Path) -> None:
+def test__a_mask_of_a_file_is_found_by_workers_that_are_spawned(work: Path) -> None:
     overrides = ["masking.kind=own_mask.py:stripes", "masking.options.first=3", "masking.roll=false"]
     with capi.trusting(overrides=overrides):
         sampler = mask_sampler(load_config("tiny4", [*SMALL, *overrides, "masking.ratio=0.5"]))

@@ -297,7 +297,7 @@ def test__one_image_tells_nothing_of_position(small_config: Config) -> None:
     assert all(math.isfinite(value) for value in values.values() if value is not None)
 
 
-def test__broken_tokens_are_told_and_not_remembered() -> None:
+def test__broken_tokens_are_reported_and_not_remembered() -> None:
     clustering, monitor = OnlineClustering(width=4, prototypes=3), HealthMonitor()
     monitor.tokens([torch.randn(5, 7, 4)], clustering)
     before = clustering.recent_use.clone()

@@ -82,7 +82,7 @@ def test__only_followed_batches_enter_and_each_replaces_the_oldest() -> None:
     batches = [torch.randn(IMAGES, POSITIONS, WIDTH) for _ in range(4)]
     for tokens in batches:
         run(clustering, [tokens])
-        # Of this one a loss was no number.
+        # Of this one a loss was NaN.
         run(clustering, [torch.full_like(tokens, torch.nan)])
         run(clustering, [tokens])
         clustering.follow()
@@ -224,7 +224,7 @@ def test__checkpoints_have_a_queue_exactly_where_the_run_has_one(small_config: C
         checkpoints.load(queued)
 
 
-def test__a_loss_that_is_no_number_leaves_the_queue_alone(small_config: Config) -> None:
+def test__a_loss_that_is_not_finite_leaves_the_queue_alone(small_config: Config) -> None:
     config = varied(small_config, "clustering.queue=12")
     learner, batch = build_learner(config), batch_of(config)
     train_step(learner, [batch], 1)

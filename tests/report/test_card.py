@@ -133,7 +133,7 @@ def test__every_target_has_its_words(card: ModelCard, kind: str) -> None:
     assert f"by predicting {TARGETS[kind].description} of patches" in text
 
 
-def test__weights_that_it_started_from_are_told_with_their_license(card: ModelCard) -> None:
+def test__weights_that_it_started_from_are_reported_with_their_license(card: ModelCard) -> None:
     text = as_markdown(replace(card, origin="It started from the weights of x."))
     assert "It started from the weights of x." in text
     assert "have a licence of their own" in text

@@ -184,7 +184,7 @@ def test__a_request_that_makes_no_sense_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test__folders_without_images_and_images_that_are_none_are_told(tmp_path: Path) -> None:
+def test__folders_without_images_and_images_that_are_none_are_reported(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(CapiError, match="holds no images"):

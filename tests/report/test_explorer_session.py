@@ -176,7 +176,7 @@ def test__a_folder_without_images_and_one_of_broken_ones_are_errors(tmp_path: Pa
         Explorer(untrained_model(), [tmp_path]).thumbnails()
 
 
-def test__broken_images_among_good_ones_are_told_and_left_out(folder: Path) -> None:
+def test__broken_images_among_good_ones_are_reported_and_left_out(folder: Path) -> None:
     (folder / "a.png").write_bytes(b"nothing")
     explorer = Explorer(untrained_model(), [folder], size=32)
     assert [number for number, _, _ in explorer.thumbnails()] == [0, 2, 3, 4]

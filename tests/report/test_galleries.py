@@ -62,7 +62,7 @@ def test__a_bias_that_outweighs_all_takes_all_patches(photos: EncodedImages) -> 
     assert index.seen == 5 * 16
 
 
-def test__images_that_cannot_be_read_are_told_with_the_reason(photos: EncodedImages) -> None:
+def test__images_that_cannot_be_read_are_reported_with_the_reason(photos: EncodedImages) -> None:
     source = EncodedImages(photos.names, [b"no image", *photos.contents[1:]])
     failed: dict[str, str] = {}
     frame = PictureFrame(16, 4)

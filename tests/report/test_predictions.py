@@ -28,7 +28,7 @@ def rows(path: Path) -> Rows:
 
 @pytest.fixture
 def noisy(tmp_path: Path) -> Path:
-    """Images of three classes that can hardly be told apart, so that some answers are wrong."""
+    """Images of three classes that can hardly be distinguished, so that some answers are wrong."""
     for number in range(60):
         split, kind = ("val", number % 3) if number < 30 else ("train", number % 3)
         path = tmp_path / "noisy" / split / "abc"[kind] / f"{number}.png"

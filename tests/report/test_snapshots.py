@@ -237,7 +237,7 @@ def test__photos_have_a_short_side_of_256_pixels(
         assert image.size == (256, 341)
 
 
-def test__nothing_readable_is_told_once_and_the_run_goes_on(
+def test__nothing_readable_is_reported_once_and_the_run_goes_on(
     learner: Learner, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     drawer = taken(EncodedImages(["a", "b"], [b"no", b"image"]), tmp_path, small_config)
@@ -248,7 +248,7 @@ def test__nothing_readable_is_told_once_and_the_run_goes_on(
     assert list(tmp_path.iterdir()) == []
 
 
-def test__features_that_are_no_numbers_and_a_folder_that_cannot_be_written_do_not_end_the_run(
+def test__features_that_are_not_finite_and_a_folder_that_cannot_be_written_do_not_end_the_run(
     learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -73,7 +73,7 @@ def test__the_count_is_what_autograd_keeps(overrides: list[str], drop: float) ->
         assert count == pytest.approx(kept_by_autograd(config, learner, precision), rel=0.005), precision
 
 
-def test__what_is_computed_anew_is_not_kept() -> None:
+def test__what_is_recomputed_is_not_saved() -> None:
     config = load_config("vits16", ["optimization.batch_size=64", "model.stochastic_depth=0.2"])
     with torch.device("meta"):
         learner = build_learner(config, "meta")

@@ -251,7 +251,7 @@ def test__epochs_become_the_steps_that_see_every_image_so_often(
     assert build.resolve_steps(small_config, images) is small_config
 
 
-def test__epochs_without_images_are_told_and_not_passed_over(small_config: Config) -> None:
+def test__epochs_without_images_are_reported_and_not_passed_over(small_config: Config) -> None:
     config = parse_config(small_config.model_dump(mode="json"), ["optimization.epochs=2"])
     with pytest.raises(CapiError, match="epochs counts passes over images, and here it is not known"):
         build_learner(config)

@@ -264,7 +264,7 @@ def test__a_run_made_to_collapse_raises_alarms(draw: Any, overrides: list[str], 
     assert expected <= alarms_of_a_run(draw, *overrides)
 
 
-def test__a_watchman_that_forgets_begins_anew() -> None:
+def test__a_watchman_that_forgets_starts_again() -> None:
     watchman = Watchman(RunFacts(prototypes=64, width=128, total_steps=10))
     records = [{"step": step, "position_share": 0.9} for step in (5, 6, 7, 8)]
     assert [len(watchman.see(record)) for record in records] == [0, 0, 1, 0]

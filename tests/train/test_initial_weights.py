@@ -157,7 +157,7 @@ def test__prototypes_of_a_run_come_along(run: Path) -> None:
     assert done.notes == ()
 
 
-def test__prototypes_and_head_of_another_number_stay_fresh_and_that_is_told(run: Path) -> None:
+def test__prototypes_and_head_of_another_number_stay_fresh_and_that_is_reported(run: Path) -> None:
     config = made({"init": {"encoder": str(run)}, "clustering": {"prototypes": 30}})
     learner, done = filled(config)
     fresh = build_learner(config)
@@ -290,7 +290,7 @@ def test__a_run_that_could_take_nothing_is_refused_all_the_same(reference_checkp
         filled(config)
 
 
-def test__other_statistics_are_told(run: Path) -> None:
+def test__other_statistics_are_reported(run: Path) -> None:
     config = made({"data": TREE["data"] | {"mean": [0.5] * 3, "std": [0.25] * 3}, "init": {"encoder": str(run)}})
     _, done = filled(config)
     assert done.notes == (

@@ -211,7 +211,7 @@ def test__every_record_of_a_step_says_how_well_the_run_is(small_config: Config, 
     assert all("position_share" not in record for record in records if "size" in record)
 
 
-def test__an_alarm_is_logged_once_while_it_rings(
+def test__an_alarm_is_logged_once_while_it_lasts(
     small_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # So wide a model should have features of a higher rank.
@@ -226,7 +226,7 @@ def test__an_alarm_is_logged_once_while_it_rings(
     assert "effective_rank" in watchman.raised
 
 
-def test__a_batch_of_nan_at_a_logged_step_is_told_as_any_other(small_config: Config, tmp_path: Path) -> None:
+def test__a_batch_of_nan_at_a_logged_step_is_reported_as_any_other(small_config: Config, tmp_path: Path) -> None:
     records: list[Any] = []
     noise = Noise(small_config, bad=(5,))
     loop = make_loop(small_config, tmp_path, noise, non_finite="skip", log_steps=1, loggers=[records.append])

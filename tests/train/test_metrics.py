@@ -210,7 +210,7 @@ def test__a_roll_back_is_taken_back_in_tensorboard(tmp_path: Path) -> None:
     assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 1), (2, 9)]
 
 
-def test__loggers_that_are_missing_are_told() -> None:
+def test__loggers_that_are_missing_are_reported() -> None:
     require_loggers(["tensorboard"])
     with pytest.raises(CapiError, match=r"capi\[wandb\]"):
         require_loggers(["wandb"])

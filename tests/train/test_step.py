@@ -129,7 +129,7 @@ def test__the_memory_of_micro_batches_does_not_grow_with_their_targets() -> None
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test__a_loss_that_is_no_number_updates_nothing(small_config: Config, optimizer: str) -> None:
+def test__a_loss_that_is_not_finite_updates_nothing(small_config: Config, optimizer: str) -> None:
     config = varied(small_config, f"optimization.optimizer={optimizer}", "optimization.clip=1.0")
     learner = build_learner(config)
     batch = batch_of(config)

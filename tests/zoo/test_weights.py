@@ -188,7 +188,7 @@ def test__an_exported_file_of_another_precision_loads_as_float32(run: Path, tmp_
     assert {parameter.dtype for parameter in capi.load(file).parameters()} == {torch.float32}
 
 
-def test__an_exported_file_that_is_cut_off_is_told(run: Path, tmp_path: Path) -> None:
+def test__an_exported_file_that_is_cut_off_is_reported(run: Path, tmp_path: Path) -> None:
     file = capi.export(run, tmp_path / "encoder.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(CapiError, match="is cut off"):

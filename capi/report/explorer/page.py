@@ -1,7 +1,7 @@
 """The explorer as a page in the browser, on this machine alone: pick an image, click a patch, hide a region.
 
 Only this module knows gradio, and imports it when it is needed. The page fetches nothing from elsewhere; uploads and
-pictures lie in a temporary folder that is removed at the end. What goes wrong with an image is told on the page.
+pictures lie in a temporary folder that is removed at the end. The page shows what goes wrong with an image.
 
 The explorer of a model by its name: of a run it knows the prototypes, the temperature and the masks too.
 """
@@ -69,7 +69,7 @@ def serve(
 
 
 def _wait() -> None:
-    """Until Ctrl-C, or until the process is told to end: the temporary folder is removed in both cases."""
+    """Until Ctrl-C, or until a signal ends the process: the temporary folder is removed in both cases."""
     ended = threading.Event()
     # Only the first thread of a process hears of signals.
     hears = threading.current_thread() is threading.main_thread()

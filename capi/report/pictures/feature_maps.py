@@ -53,7 +53,7 @@ class PictureFrame:
 
     def box(self, image_size: tuple[int, int]) -> Box:
         """The part of the image that fills this size; patches may leave out a strip at the edges."""
-        return center_box(image_size, self._grid_size(image_size), kept=1.0)
+        return center_box(image_size, self._grid_size(image_size), share=1.0)
 
     def _grid_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         if not self.whole:
@@ -150,9 +150,14 @@ class FeatureMaps:
         """Neighbors of one size, as many as make a batch."""
         group: list[SizedImage] = []
         for image in self._readable(first):
-            if group and (not _alike(image, group[0]) or len(group) >= self._batch_size(group[0].pixels)):
-                yield group
-                group = []
+            if group:
+                pixels = group[0].pixels
+                size = self.encoding.batch_size
+                # Fewer images where they are large, which bounds the memory.
+                most = min(max(size * _USUAL_SIDE**2 // (pixels.shape[1] * pixels.shape[2]), 1), size)
+                if len(group) >= most or (image.pixels.shape, image.pixels.dtype) != (pixels.shape, pixels.dtype):
+                    yield group
+                    group = []
             group.append(image)
         if group:
             yield group
@@ -164,14 +169,6 @@ class FeatureMaps:
                 yield image
             else:
                 self.failed[self.source.name(image.number)] = image.failure
-
-    def _batch_size(self, pixels: Tensor) -> int:
-        area = pixels.shape[1] * pixels.shape[2]
-        return min(max(self.encoding.batch_size * _USUAL_SIDE**2 // area, 1), self.encoding.batch_size)
-
-
-def _alike(one: SizedImage, other: SizedImage) -> bool:
-    return one.pixels.shape == other.pixels.shape and one.pixels.dtype == other.pixels.dtype
 
 
 def photos(
