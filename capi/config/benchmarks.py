@@ -1,6 +1,6 @@
 """Every knob of a benchmark: a data set, a protocol, and how they are run. The paper's values are the defaults."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -22,6 +22,10 @@ from capi.runtime.protocol import (
 
 # Of images that are encoded at a time.
 _MOST_PIXELS = 2**34
+
+
+# By the default of `protocol`, every class below that has one.
+PROTOCOL_CONFIGS: "dict[str, type[BenchmarkConfig]]" = {}
 
 
 class BenchmarkConfig(Section):
@@ -79,6 +83,13 @@ class BenchmarkConfig(Section):
                 "lower encode_batch or image_size"
             )
         return self
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        protocol = cls.model_fields["protocol"]
+        if not protocol.is_required():
+            PROTOCOL_CONFIGS[protocol.default] = cls
 
     @property
     def height_and_width(self) -> tuple[int, int] | None:
@@ -176,12 +187,3 @@ class LogisticSegmentationConfig(SegmentationConfig):
     """A fit ends when less than this share of its penalty is left to gain."""
     max_iterations: Count = PAPER_ITERATIONS
     """Steps after which a fit ends in any case, with a warning."""
-
-
-PROTOCOL_CONFIGS: dict[str, type[BenchmarkConfig]] = {
-    "attentive": AttentiveConfig,
-    "knn": KnnConfig,
-    "knn-segmentation": KnnSegmentationConfig,
-    "linear": LinearConfig,
-    "logistic-segmentation": LogisticSegmentationConfig,
-}

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from capi.types import Features, Float, Int, Integer, VisionEncoder, statistics_
 _LOG = logging.getLogger("capi")
 # Breaks a tie of votes and is too small for anything else.
 _TIE = 1e-9
+
+Fitted = TypeVar("Fitted")
 
 
 @runtime_checkable
@@ -96,6 +98,15 @@ class Judge:
             self.numbers, self.inputs = [], []
 
 
+# By `kind`, the fitted probe of each protocol.
+PROBES: dict[str, Any] = {}
+
+
+def _listed(probe: type[Fitted]) -> type[Fitted]:
+    PROBES[probe.kind] = probe  # type: ignore[attr-defined]
+    return probe
+
+
 class VectorClassifier:
     """What classifiers of one vector an image have in common."""
 
@@ -113,6 +124,7 @@ class VectorClassifier:
         return vectors_of(features, self.feature)
 
 
+@_listed
 @dataclass(frozen=True)
 class LinearClassifier(VectorClassifier):
     """A linear map of one vector an image."""
@@ -142,6 +154,7 @@ class LinearClassifier(VectorClassifier):
         return logits.cpu().double().softmax(1)
 
 
+@_listed
 @dataclass(frozen=True)
 class AttentiveClassifier:
     """One learned query over the patches, then a linear map."""
@@ -196,6 +209,7 @@ class AttentiveClassifier:
         return logits.cpu().double().softmax(1)
 
 
+@_listed
 @dataclass(frozen=True)
 class KnnClassifier(VectorClassifier):
     """The nearest training images vote."""
@@ -256,6 +270,7 @@ def vote_confidences(
     return shares / shares.sum(1, keepdim=True)
 
 
+@_listed
 @dataclass(frozen=True)
 class KnnSegmenter:
     """The pixel labels of the nearest training patches vote."""
@@ -293,6 +308,7 @@ class KnnSegmenter:
         return unblock(voted, rows, columns).long()
 
 
+@_listed
 @dataclass(frozen=True)
 class LogisticSegmenter:
     """Logistic regression gives each patch one label."""
@@ -334,8 +350,6 @@ _MARK = "capi_probe"
 _VERSION = 1
 # Fields that files call otherwise.
 _IN_FILES = {"neighbors": "neighbours"}
-_PROBES: tuple[Any, ...] = (AttentiveClassifier, KnnClassifier, KnnSegmenter, LinearClassifier, LogisticSegmenter)
-PROBES = {probe.kind: probe for probe in _PROBES}
 # Pixels: as large as a config allows.
 _LARGEST_SIDE = 2**16
 

@@ -64,14 +64,15 @@ class Architecture:
     """Both only of an `mlp` head."""
 
     def __post_init__(self) -> None:
-        predictor, mlp = PREDICTORS[self.predictor_kind], self.head == "mlp"
+        predictor = PREDICTORS[self.predictor_kind]
         self._only_where("grid", self.positions == "learned", "positions are learned")
         self._only_where("predictor_mask_tokens", "mask_tokens" in predictor.reads, "the predictor is of kind self")
         for name in ("predictor_width", "predictor_depth", "predictor_heads", "predictor_mlp_width"):
             self._only_where(name, "depth" in predictor.reads, "the predictor is not fused")
         self._only_where("outputs", self.head is not None, "there is a head")
-        self._only_where("head_hidden", mlp, "the head is an mlp")
-        self._only_where("head_bottleneck", mlp, "the head is an mlp")
+        sizes = _HEADS[self.head].size_names if self.head else ()
+        self._only_where("head_hidden", "hidden" in sizes, "the head is an mlp")
+        self._only_where("head_bottleneck", "bottleneck" in sizes, "the head is an mlp")
 
     def _only_where(self, name: str, there: bool, condition: str) -> None:
         if there != (getattr(self, name) is not None):

@@ -25,13 +25,13 @@ from capi.models.encoder import Encoder
 from capi.models.layers import TransformerBlock
 from capi.models.plain_vit import PlainEncoder
 from capi.runtime.devices import Transfer, keep_freed_memory
-from capi.runtime.plugins import register
+from capi.runtime.plugins import check_options, register
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
 from capi.train.loop import LoopSettings
 from capi.train.muon import Muon
-from capi.train.optimizer import AdamW, Adaptation, Optimizer, OptimizerClass, student_optimizer, target_optimizer
+from capi.train.optimizer import AdamW, Adaptation, MakeOptimizer, Optimizer, student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
@@ -146,7 +146,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         target=target,
         student_optimizer=student_optimizer(
             student,
-            optimizer=component(_OPTIMIZER, config),
+            optimizer=optimizer_maker(config),
             weight_decay=optimization.weight_decay,
             norm_decay_multiplier=optimization.norm_decay_multiplier,
             patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
@@ -174,7 +174,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
 
 
 # What `optimization.optimizer` may name.
-OPTIMIZERS: dict[str, OptimizerClass] = {"adamw": AdamW, "muon": Muon}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "muon": Muon}
 _OPTIMIZER = "optimization.optimizer"
 COMPONENTS[_OPTIMIZER] = (OPTIMIZERS, Optimizer)
 
@@ -182,6 +182,16 @@ COMPONENTS[_OPTIMIZER] = (OPTIMIZERS, Optimizer)
 def register_optimizer(name: str, optimizer: type[Optimizer]) -> None:
     """Make an optimizer of your own known as `optimization.optimizer=NAME` in this process."""
     register(OPTIMIZERS, name, optimizer, _OPTIMIZER, Optimizer)
+
+
+def optimizer_maker(config: Config) -> MakeOptimizer:
+    """The student's optimizer with its options, once it is sure that it takes them."""
+    kind: type[Optimizer] = component(_OPTIMIZER, config)
+    name, options = config.optimization.optimizer, config.optimization.options
+    check_options(kind.__init__, options, "optimization.options", given=["groups"], name=name)
+    if config.adapt.pull and not kind.pulls:
+        raise CapiError(f"adapt.pull has no meaning with optimization.optimizer={name}: leave one of them out")
+    return partial(kind, **options)
 
 
 def resolve_target(config: Config, *, device: torch.device | str = "cpu") -> tuple[Config, VisionEncoder | None]:

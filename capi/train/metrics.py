@@ -20,6 +20,7 @@ from typing import IO, Any
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
 from capi.runtime.documents import read_text
+from capi.runtime.plugins import look_up
 from capi.runtime.privacy import hide_paths
 from capi.train.health import metric_of
 from capi.zoo.run_folder import read_metrics
@@ -228,8 +229,9 @@ LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """Raise where a logger's library is missing, before anything is written."""
+    """Raise where a logger or its library is missing, before anything is written."""
     for name in names:
+        look_up(LOGGERS, name, "run.loggers", files=False)
         if importlib.util.find_spec(name) is None:
             raise CapiError(f"run.loggers has {name}, which needs an extra: pip install 'capi[{name}]'")
 

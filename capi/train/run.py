@@ -174,7 +174,7 @@ def _examine(
         )
     config = build.resolve_statistics(config, source)
     build.mask_sampler(config)
-    networks.component("optimization.optimizer", config)
+    build.optimizer_maker(config)
     build.refuse_layers(config)
     build.refuse_idle_adapt(config)
     config, frozen_encoder = build.resolve_target(config, device=device)

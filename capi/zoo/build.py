@@ -112,7 +112,7 @@ def _build_head(config: Config, target: TargetFacts) -> nn.Module:
     head = look_up(HEADS, model.head, "model.head", files=False)
     if target.has_prototypes:
         return head(width=model.predictor_width, outputs=target.outputs)
-    if model.head != "linear":
+    if model.head != ModelConfig.model_fields["head"].default:
         raise CapiError(
             f"model.head={model.head} leads to prototypes, which target.kind={config.target.kind} has not: leave it out"
         )

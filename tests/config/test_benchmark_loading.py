@@ -46,7 +46,7 @@ def test__what_was_written_to_the_results_can_be_read_back() -> None:
         ("demo/", [], "expected DATASET/PROTOCOL"),
         ("/knn", [], "expected DATASET/PROTOCOL"),
         ("a/b/knn", [], "expected DATASET/PROTOCOL"),
-        ("demo/kn", [], 'no protocol "kn"; did you mean "knn"? (there are attentive, knn,'),
+        ("demo/kn", [], 'no protocol "kn"; did you mean "knn"? (there are knn, attentive,'),
         ("demo/knn", ["neighbor=[3]"], 'no key "neighbor"; did you mean "neighbors"?'),
         ("demo/knn", ["standardize=false"], "an option of knn-segmentation and logistic-segmentation, not of knn"),
         ("demo/knn", ["iterations=5"], "demo/knn: iterations is an option of attentive and linear, not of knn"),

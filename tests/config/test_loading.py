@@ -313,7 +313,6 @@ def test__differences_name_the_key_and_both_values() -> None:
         ("evaluations=[{benchmrk: demo/knn}]", 'did you mean "evaluations.0.benchmark"?'),
         ("evaluations=[{benchmark: demo/knn, weights: [techer]}]", "'teacher' or 'student'"),
         ("evaluations=[{benchmark: demo/knn, options: 3}]", "evaluations.0.options = 3 does not fit"),
-        ("run.loggers=[tensorbord]", "'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
     ],
 )
 def test__settings_of_runs_that_do_not_fit_are_refused(override: str, message: str) -> None:

@@ -214,3 +214,5 @@ def test__loggers_that_are_missing_are_reported() -> None:
     require_loggers(["tensorboard"])
     with pytest.raises(CapiError, match=r"capi\[wandb\]"):
         require_loggers(["wandb"])
+    with pytest.raises(CapiError, match=r'run.loggers=tensorbord is none of tensorboard, wandb.*"tensorboard"'):
+        require_loggers(["tensorbord"])

@@ -12,7 +12,7 @@ from capi.types import Features
 from capi.zoo.baselines.keys import Layout, _places
 from capi.zoo.baselines.load import load_baseline
 from capi.zoo.baselines.registry import BASELINES, Baseline
-from capi.zoo.released import Weights
+from capi.zoo.released import StateDict
 
 SMALL: dict[str, Any] = {"width": 24, "depth": 3, "heads": 3, "patch_size": 4, "grid": 5, "mlp_width": 40}
 
@@ -37,10 +37,10 @@ def randomize(model: nn.Module) -> None:
             tensor.normal_(std=0.3 if tensor.ndim > 1 else 0.5)
 
 
-def to_theirs(ours: Weights, layout: Layout) -> Weights:
+def to_theirs(ours: StateDict, layout: Layout) -> StateDict:
     """The same tensors in a source's layout, as a file of theirs has them; parts that are not used are zero."""
     shapes = {name: tuple(value.shape) for name, value in ours.items()}
-    theirs: Weights = {}
+    theirs: StateDict = {}
     for name, place in _places(layout, shapes).items():
         known = [ours[each] for each in place.ours if each is not None]
         parts = [torch.zeros_like(known[0]) if each is None else ours[each] for each in place.ours]
@@ -49,7 +49,7 @@ def to_theirs(ours: Weights, layout: Layout) -> Weights:
     return theirs
 
 
-def original(baseline: Baseline, model: PlainViT) -> Weights:
+def original(baseline: Baseline, model: PlainViT) -> StateDict:
     """The state dict as the source's code has it."""
     return to_theirs(model.state_dict(), baseline.layout)
 
