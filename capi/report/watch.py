@@ -116,7 +116,9 @@ class WatchServer:
             return None
         pieces = self._pieces(number)
         if match[2] is None:
-            return "text/html", page(pieces, self._live(number))
+            home = "/" if len(self.watched) > 1 and number is not None else None
+            live = Live("" if number is None else f"/run/{number}", self.seconds, home=home)
+            return "text/html", page(pieces, live)
         if match[2] == "parts":
             return "application/json", json.dumps(pieces.digests)
         return _part(pieces, match[3])
@@ -133,10 +135,6 @@ class WatchServer:
             links = [f"/run/{index}" for index in range(len(reports))]
             self._compared = compared = (reports, comparison_pieces(reports, links))
         return compared[1]
-
-    def _live(self, number: int | None) -> Live:
-        several = len(self.watched) > 1 and number is not None
-        return Live("" if number is None else f"/run/{number}", self.seconds, home="/" if several else None)
 
 
 def watch(

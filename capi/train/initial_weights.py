@@ -100,7 +100,11 @@ def initialize(learner: Learner, config: Config) -> Initialized | None:
     given, student = _opened(source, learner.device), learner.student
     wanted = architecture_of(given)
     differing = _differences(architecture_of(networks.frozen(student, given.statistics)), wanted)
-    parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
+    parts = [
+        _compared(name, getattr(student, name).state_dict(), network.state_dict() if network else {})
+        for name in (*_MUST_FIT, "head")
+        for network in [getattr(given, name)]
+    ]
     if config.init.strict:
         _refuse_misfits(source, differing, wanted, parts)
     elif not parts[0].loaded:
@@ -304,10 +308,6 @@ def _unseen(difference: _Difference) -> str:
         f"{difference.key} is {difference.ours}, but these weights were trained with {difference.theirs}: they will "
         "compute something else"
     )
-
-
-def _compare(name: str, own: nn.Module, given: nn.Module | None) -> LoadedPart:
-    return _compared(name, own.state_dict(), {} if given is None else given.state_dict())
 
 
 def _compared(name: str, own: Tensors, given: Tensors) -> LoadedPart:

@@ -343,7 +343,7 @@ class _CheckedMachine:
         if self.device.type == "mps" or (self.large and self.count == 1):
             raise _Skipped("there is one device, and each process needs its own")
         many, out = (self.count if self.large else 2), self.folder / "together"
-        overrides = [*_TINY, *_RUN, *_QUIET, f"optimization.batch_size={_multiple(8, many)}"]
+        overrides = [*_TINY, *_RUN, *_QUIET, f"optimization.batch_size={-(-8 // many) * many}"]
         if many > 2:
             # The other check's run has another batch.
             alone = self.folder / "alone"
@@ -398,10 +398,6 @@ def _is_met(requirement: str) -> bool:
 
 def _release(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
-
-
-def _multiple(size: int, of: int) -> int:
-    return -(-size // of) * of
 
 
 def _batch(config: Config, device: torch.device) -> Any:
