@@ -24,10 +24,10 @@ from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import DataOptions
 from capi.models.features import CapiEncoder
-from capi.report.pictures.curves import series
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import pca_pictures, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
+from capi.report.runs import series
 from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
