@@ -25,8 +25,8 @@ from rich.console import Console
 from capi.data.decoding import BrokenImageError
 from capi.data.locations import DataLocation, labeled_images
 from capi.data.reader import read_bytes
-from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
-from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource
+from capi.data.shards import IndexFacts, Member, find_index, index_places, write_index
+from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, SizedSource
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
 from capi.runtime.devices import count_cores
@@ -236,32 +236,14 @@ def _ends(source: ImageSource, order: npt.NDArray[np.int64], settings: PackingSe
     size = len(source)
     if settings.per_shard is not None:
         return [min(end, size) for end in range(settings.per_shard, size + settings.per_shard, settings.per_shard)]
-    limit = (settings.shard_megabytes or SHARD_MEGABYTES) * 1e6
-    written = np.cumsum(_sizes(source)[order] + _OVERHEAD)
-    numbers = ((written - 1) // limit).astype(np.int64)
-    return [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), size]
-
-
-def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
-    """Bytes of every image, where they are known without reading all."""
-    if isinstance(source, EncodedImages):
-        return np.array([len(content) for content in source.contents], dtype=np.int64)
-    if isinstance(source, Shards):
-        return source.sizes()
-    if not isinstance(source, Files):
+    if not isinstance(source, SizedSource):
         raise CapiError(
             "how large these images are is not known before they are read: give --per-shard, a number of images"
         )
-
-    def size(index: int) -> int:
-        try:
-            return (source.root / source.name(index)).stat().st_size
-        except OSError:
-            # It raises when it is read.
-            return 0
-
-    with ThreadPoolExecutor(4 * AT_ONCE) as pool:
-        return np.fromiter(pool.map(size, range(len(source)), chunksize=1000), dtype=np.int64, count=len(source))
+    limit = (settings.shard_megabytes or SHARD_MEGABYTES) * 1e6
+    written = np.cumsum(source.sizes()[order] + _OVERHEAD)
+    numbers = ((written - 1) // limit).astype(np.int64)
+    return [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), size]
 
 
 def _ending(name: str, content: bytes) -> str:

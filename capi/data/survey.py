@@ -8,7 +8,6 @@ resemble each other.
 
 import hashlib
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -25,8 +24,7 @@ from capi.data.decoding import BrokenImageError, ChannelsError, Decoder, PillowP
 from capi.data.loader import made_ahead
 from capi.data.locations import DataLocation, open_images
 from capi.data.reader import ImageReader, read_bytes
-from capi.data.sources import Files, ImageSource
-from capi.data.zips import ZipImages
+from capi.data.sources import ImageSource, SizedSource
 from capi.errors import CapiError
 from capi.runtime.devices import count_cores
 from capi.runtime.progress import Telling, default_console
@@ -262,13 +260,10 @@ def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64],
 
 
 def count_copies(source: ImageSource) -> int:
-    """Files with the bytes of another one; only those of equal size are read. 0 of what are no files, or too many."""
-    if not isinstance(source, Files | ZipImages) or len(source) > _MOST_COMPARED:
+    """Images with the bytes of another one; only those of equal size are read. 0 of many, or of unknown sizes."""
+    if not isinstance(source, SizedSource) or len(source) > _MOST_COMPARED:
         return 0
-    if isinstance(source, ZipImages):
-        sizes = source.sizes
-    else:
-        sizes = [os.stat(source.root / source.name(number)).st_size for number in range(len(source))]
+    sizes = source.sizes().tolist()
     counts = Counter(sizes)
     twins = [number for number, size in enumerate(sizes) if counts[size] > 1]
     return len(twins) - len({hashlib.blake2b(read_bytes(source, number)).digest() for number in twins})
