@@ -34,7 +34,7 @@ from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_path
-from capi.runtime.progress import Telling, default_console
+from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.randomness import Stream, permuted
 
 PLAN, MANIFEST = "packing.json", "shards.json"
@@ -121,19 +121,19 @@ def pack(
         remove_leftovers(out)
         done = {number: facts for number in range(len(ends)) if (facts := _finished(out / f"{_number(number)}.tar"))}
         reused = len(done)
-        with Telling("packing", len(source), console, sum(facts.images for facts in done.values())) as telling:
-            done |= _write_missing(packer, ends, done, workers or min(count_cores(), AT_ONCE), telling)
+        with TaskProgress("packing", len(source), console, sum(facts.images for facts in done.values())) as progress:
+            done |= _write_missing(packer, ends, done, workers or min(count_cores(), AT_ONCE), progress)
         return _conclude(packer, settings, [done[number] for number in range(len(ends))], reused)
 
 
 def _write_missing(
-    packer: "_Packer", ends: list[int], done: Mapping[int, IndexFacts], workers: int, telling: Telling
+    packer: "_Packer", ends: list[int], done: Mapping[int, IndexFacts], workers: int, progress: TaskProgress
 ) -> dict[int, IndexFacts]:
     """The shards that are not there yet; an error or Ctrl-C ends all threads."""
     starts, made = [0, *ends[:-1]], {}
     with ThreadPoolExecutor(workers) as pool:
         waiting = {
-            pool.submit(packer.write, number, starts[number], ends[number], telling): number
+            pool.submit(packer.write, number, starts[number], ends[number], progress): number
             for number in range(len(ends))
             if number not in done
         }
@@ -159,7 +159,7 @@ class _Packer:
         # Files can be read by several threads at once; what keeps things open cannot.
         self.alone: AbstractContextManager[Any] = nullcontext() if isinstance(source, Files | EncodedImages) else Lock()
 
-    def write(self, number: int, start: int, end: int, telling: Telling) -> IndexFacts:
+    def write(self, number: int, start: int, end: int, progress: TaskProgress) -> IndexFacts:
         """One shard with the images at these places of the order."""
         path = self.out / f"{_number(number)}.tar"
         members, left_out = [], {}
@@ -178,7 +178,7 @@ class _Packer:
                     left_out[name] = hide_path(str(error))
                 else:
                     members.append(self._add(tar, place, ending, content))
-                telling.advance()
+                progress.advance()
             tar.close()
             file.flush()
             notes = {"sha256": tar.digest.hexdigest(), "left_out": json.dumps(left_out)}

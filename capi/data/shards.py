@@ -34,7 +34,7 @@ from capi.runtime.cache import Cache
 from capi.runtime.devices import count_cores
 from capi.runtime.image_files import refuse_special
 from capi.runtime.lock import locked
-from capi.runtime.progress import Telling
+from capi.runtime.progress import TaskProgress
 
 FORMAT = "capi shard index 1"
 _BLOCK = 512
@@ -361,16 +361,16 @@ def _make_indices(
 ) -> list[tuple[Path, IndexFacts]]:
     workers = max(min(workers or count_cores(), len(paths)), 1)
     made = []
-    with Telling("reading the headers of shards", len(paths), console) as telling:
+    with TaskProgress("reading the headers of shards", len(paths), console) as progress:
         if workers == 1:
             for path in paths:
                 made.append(make_index(path, beside=beside))
-                telling.advance()
+                progress.advance()
             return made
         with ProcessPoolExecutor(workers) as pool:
             for index in pool.map(partial(make_index, beside=beside), paths):
                 made.append(index)
-                telling.advance()
+                progress.advance()
     return made
 
 

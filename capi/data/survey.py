@@ -27,7 +27,7 @@ from capi.data.reader import ImageReader, read_bytes
 from capi.data.sources import ImageSource, SizedSource
 from capi.errors import CapiError
 from capi.runtime.devices import count_cores
-from capi.runtime.progress import Telling, default_console
+from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.summary import Summary
 from capi.types import IMAGENET, Statistics
 
@@ -221,8 +221,8 @@ def survey(
     chunks = _Chunks(source, decoder, chosen)
     result = Survey(total=len(source), workers=workers, fingerprint=source.fingerprint)
     start, seen = time.perf_counter(), []
-    with Telling("looking at images", len(chosen), console) as telling:
-        for some in _watched(chunks, workers, telling):
+    with TaskProgress("looking at images", len(chosen), console) as progress:
+        for some in _watched(chunks, workers, progress):
             seen.append(some)
             result.broken |= some.broken
     result.looked_at, result.seconds = len(chosen), time.perf_counter() - start
@@ -233,11 +233,11 @@ def survey(
     return result
 
 
-def _watched(chunks: _Chunks, workers: int, telling: Telling) -> Iterator[_Seen]:
+def _watched(chunks: _Chunks, workers: int, progress: TaskProgress) -> Iterator[_Seen]:
     for some in made_ahead(chunks, range(len(chunks)), workers=min(workers, len(chunks))):
         if some.failure is not None:
             raise CapiError(some.failure)
-        telling.advance(some.asked)
+        progress.advance(some.asked)
         yield some
 
 

@@ -56,6 +56,7 @@ class Cell:
 
 
 Cells = Mapping[tuple[str, str], Cell]
+_CELLS_NAMED = 4
 _NOTHING = "-"
 # Why a model is not run on a benchmark that only other rows need.
 NOT_IN_TABLE = "it is not in this table"
@@ -161,7 +162,11 @@ def as_markdown(view: TableView, cells: Cells) -> list[str]:
     parts = [f"## {view.title} ({view.label})", table(head, rows), legend]
     parts += ["\n".join(f"- {note}" for note in view.notes)] if view.notes else []
     if reasons := missing_cells(view, cells):
-        lines = (f"- {reason} ({_few(about)})" for reason, about in reasons.items())
+        lines = (
+            f"- {reason} ({'; '.join(cells[:_CELLS_NAMED])}"
+            + (f" and {len(cells) - _CELLS_NAMED} more cells)" if len(cells) > _CELLS_NAMED else ")")
+            for reason, cells in reasons.items()
+        )
         parts += ["### Missing", "\n".join(lines)]
     return parts
 
@@ -171,10 +176,6 @@ def shown_score(row: ViewRow, entry: TableEntry, cells: Cells, paper: bool) -> s
     score = ours(row, entry, cells)
     own = _NOTHING if score is None else f"{score:.1f}"
     return own if not paper or entry.printed is None else f"{own} ({entry.printed:.1f})"
-
-
-def _few(about: list[str], most: int = 4) -> str:
-    return "; ".join(about[:most]) + (f" and {len(about) - most} more cells" if len(about) > most else "")
 
 
 @dataclass(repr=False)

@@ -91,12 +91,12 @@ def clock_time(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-class Telling(ShowsBar):
+class TaskProgress(ShowsBar):
     """Gets how much is done and shows how much is left. Without a console it writes to the log alone."""
 
     def __init__(self, what: str, total: int, console: Console | None = None, done: int = 0) -> None:
         self.what, self.total, self.done, self.first = what, total, done, done
-        # Several threads may have something to tell.
+        # Several threads may report.
         self.counting = Lock()
         self.start_time = self.last_line = time.monotonic()
         self.bar = None

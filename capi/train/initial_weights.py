@@ -25,7 +25,7 @@ from capi.errors import CapiError, some_of
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.plain_vit import PlainArchitecture, PlainEncoder, PlainNetwork, WeightsOrigin
+from capi.models.plain_vit import PlainEncoder, PlainNetwork
 from capi.models.weightless import without_weights
 from capi.runtime.protocol import PAPER_SIZE
 from capi.train.step import Learner
@@ -145,7 +145,9 @@ def adapted_sections(source: str, *, weights: bool = True) -> dict[str, Any]:
         # Refuses a model that cannot be masked before anything is built.
         with without_weights():
             PlainEncoder(trunk)
-        model["baseline"] = _baseline_section(trunk, network.origin)
+        assert network.origin is not None, "an encoder of a file knows where it is from"
+        differing = {key: getattr(trunk, key) for key in BaselineConfig.model_fields if key not in ("name", "layout")}
+        model["baseline"] = {"name": network.origin.baseline, "layout": network.origin.layout, **differing}
         size = [min(trunk.native_size, PAPER_SIZE[0]) // trunk.patch_size * trunk.patch_size] * 2
     else:
         model["positions"] = trunk.positions
@@ -153,12 +155,6 @@ def adapted_sections(source: str, *, weights: bool = True) -> dict[str, Any]:
     mean, std = statistics_of(given)
     data = {"image_size": size[0] if size[0] == size[1] else size, "mean": list(mean), "std": list(std)}
     return {"model": model, "data": data, "init": {"encoder": source, "parts": "encoder"}}
-
-
-def _baseline_section(of: PlainArchitecture, origin: WeightsOrigin | None) -> dict[str, Any]:
-    assert origin is not None, "an encoder of a file knows where it is from"
-    differing = {name: getattr(of, name) for name in BaselineConfig.model_fields if name not in ("name", "layout")}
-    return {"name": origin.baseline, "layout": origin.layout, **differing}
 
 
 def _network_of(given: VisionEncoder, source: str) -> Encoder | PlainNetwork:

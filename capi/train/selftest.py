@@ -32,7 +32,7 @@ from capi.method.masking import PatchGrid
 from capi.runtime.devices import as_on_accelerator, choose_device, is_accelerator
 from capi.runtime.privacy import hide_path
 from capi.runtime.processes import joined
-from capi.runtime.progress import Telling, default_console
+from capi.runtime.progress import TaskProgress, default_console
 from capi.train import run
 from capi.train.build import build_learner, mask_sampler, masked_batch
 from capi.train.checkpoint import Checkpoints
@@ -125,7 +125,7 @@ def selftest(
     with tempfile.TemporaryDirectory(prefix="capi_selftest_") as folder:
         machine = _CheckedMachine(chosen, Path(folder))
         names = [name for name in CHECKS if name in (only or CHECKS)]
-        with Telling("selftest", len(names), console) as progress:
+        with TaskProgress("selftest", len(names), console) as progress:
             for name in names:
                 outcomes.append(_outcome(name, getattr(machine, name)))
                 if console:
