@@ -108,10 +108,9 @@ def hold_frozen(student: Student, config: Config) -> None:
             if trained is not None:
                 trained.requires_grad_(True)
     baseline = config.model.baseline
-    table = encoder.positions if isinstance(encoder, PlainEncoder) else None
-    if baseline and table is not None and baseline_named(baseline.name).layout.positions in ("row", "column"):
+    if baseline and baseline_named(baseline.name).layout.positions in ("row", "column"):
         # Sines and cosines, which are fixed.
-        table.requires_grad_(False)
+        cast("Tensor", encoder.positions).requires_grad_(False)
 
 
 def refuse_layers(config: Config) -> None:
