@@ -29,7 +29,7 @@ from capi.data.shards import IndexFacts, Member, find_index, index_places, write
 from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, SizedSource
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
-from capi.runtime.devices import count_cores
+from capi.runtime.devices import choose_workers
 from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
@@ -122,7 +122,7 @@ def pack(
         done = {number: facts for number in range(len(ends)) if (facts := _finished(out / f"{_number(number)}.tar"))}
         reused = len(done)
         with TaskProgress("packing", len(source), console, sum(facts.images for facts in done.values())) as progress:
-            done |= _write_missing(packer, ends, done, workers or min(count_cores(), AT_ONCE), progress)
+            done |= _write_missing(packer, ends, done, workers or min(choose_workers(None, None), AT_ONCE), progress)
         return _conclude(packer, settings, [done[number] for number in range(len(ends))], reused)
 
 

@@ -26,7 +26,7 @@ from capi.data.locations import DataLocation, open_images
 from capi.data.reader import ImageReader, read_bytes
 from capi.data.sources import ImageSource, SizedSource
 from capi.errors import CapiError
-from capi.runtime.devices import count_cores
+from capi.runtime.devices import choose_workers
 from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.summary import Summary
 from capi.types import IMAGENET, Statistics
@@ -189,7 +189,7 @@ def check_data(
     console = console or default_console()
     source = open_images(data, console)
     channels = usual_channels(source) if channels is None else channels
-    processes = count_cores() if workers is None else workers
+    processes = choose_workers(workers, None)
     return survey(source, Decoder(channels, reduced=True), workers=processes, limit=limit, console=console)
 
 
