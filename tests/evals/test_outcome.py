@@ -6,7 +6,7 @@ import torch
 from capi.evals.fitted_probes import LinearClassifier, Probe
 from capi.evals.results import Outcome, departures, precision_notes, size_notes
 
-PAPER = {"share": 0.1, "standardize": True, "neighbours": (1, 3, 10), "names": ("l2", "cosine")}
+PAPER = {"share": 0.1, "standardize": True, "neighbors": (1, 3, 10), "names": ("l2", "cosine")}
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ def test__the_papers_own_settings_are_no_departure() -> None:
     [
         (Protocol(share=0.25), "share: 0.25 instead of 0.1"),
         (Protocol(standardize=False), "standardize: False instead of True"),
-        (Protocol(neighbors=(5,)), "neighbours: 5 instead of 1, 3, 10"),
+        (Protocol(neighbors=(5,)), "neighbors: 5 instead of 1, 3, 10"),
         (Protocol(names=("cosine",)), "names: cosine instead of l2, cosine"),
     ],
 )

@@ -53,7 +53,7 @@ def check_task(name: str, task: Task) -> None:
         return
     segmented = task == "classification"
     has = "masks, but no classes of images" if segmented else "classes of images, but no masks"
-    protocols = [kind for kind, probe in PROBES.items() if hasattr(probe, "segment") == segmented]
+    protocols = [kind for kind, probe in sorted(PROBES.items()) if hasattr(probe, "segment") == segmented]
     raise CapiError(
         f'the data set "{name}" has {has}: choose {" or ".join(f"{name}/{protocol}" for protocol in protocols)}'
     )
