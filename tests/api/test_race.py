@@ -31,7 +31,7 @@ def imagenette(tmp_path: Path) -> Path:
 def test__a_race_ends_with_a_record_of_its_score_and_its_cost(
     imagenette: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = replace(race.TRACKS["imagenette"], train_images=6, neighbors=1)
+    rules = replace(race.TRACKS["imagenette"], train_images=6, neighbours=1)
     monkeypatch.setitem(race.TRACKS, "imagenette", rules)
     out = tmp_path / "run"
     record = race.speedrun("imagenette", "small", SMALL, data=imagenette, out=out, device="cpu")
