@@ -58,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--source-budget", type=float, default=1200.0, help="CPU seconds of the source's training")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="on top of all rows and the source")
     parser.add_argument("--table", action="store_true", help="print what there is, and run nothing")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves of what there is")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.job:
@@ -67,7 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [sys.executable, __file__, *(arguments or sys.argv[1:]), "--job", json.dumps(job)]
         subprocess.run(command, check=True, env=environment)  # noqa: S603 - our own command
-    print(table([json.loads(path.read_text()) for path in sorted(chosen.results.glob("run-*.json"))]))
+    records = [json.loads(path.read_text()) for path in sorted(chosen.results.glob("run-*.json"))]
+    print(table(records))
+    if chosen.plot:
+        plot(records, chosen.plot)
 
 
 def jobs(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -227,6 +231,31 @@ def table(records: Sequence[dict[str, Any]]) -> str:
         cells = [f"{key[0]:g}", key[1], *(spread(each, 1) if each else "" for each in values)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def plot(records: Sequence[dict[str, Any]], path: Path) -> None:
+    """k-NN within the training photos over the CPU seconds of training, mean and range over the seeds of each row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for row in (row for row in ROWS if any(record["row"] == row for record in records)):
+        curves = [record["curve"] for record in records if record["row"] == row]
+        budget = next(record["budget"] for record in records if record["row"] == row)
+        shares = sorted({share for curve in curves for share in curve}, key=float)
+        values = [[curve[share] for curve in curves if share in curve] for share in shares]
+        if shares == ["0"]:
+            axes.axhline(values[0][0], color="black", linestyle="--", linewidth=1, label=row)
+            continue
+        seconds = [float(share) * budget for share in shares]
+        (line,) = axes.plot(seconds, [statistics.mean(each) for each in values], marker="o", markersize=3, label=row)
+        low, high = [min(each) for each in values], [max(each) for each in values]
+        axes.fill_between(seconds, low, high, color=line.get_color(), alpha=0.15)
+    axes.set_xlabel("CPU seconds of training")
+    axes.set_ylabel("k-NN within the training photos (%)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":
