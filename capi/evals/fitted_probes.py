@@ -24,6 +24,7 @@ from capi.evals.neighbors import Distance, NearestNeighbors, Vote, class_votes
 from capi.evals.patches import Ties, unblock, vote_blocks
 from capi.evals.probes import AttentiveProbes, LinearProbes
 from capi.runtime.atomic import atomic_path
+from capi.runtime.devices import float32_products
 from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_paths
 from capi.runtime.protocol import VectorKind
@@ -149,6 +150,7 @@ class LinearClassifier(VectorClassifier):
     def images_at_a_time(self) -> int:
         return 1
 
+    @float32_products("highest")
     def judge(self, inputs: Tensor) -> Float[Tensor, "b classes"]:
         logits = inputs @ self.weight.to(inputs.device).T + self.bias.to(inputs.device)
         return logits.cpu().double().softmax(1)
@@ -204,6 +206,7 @@ class AttentiveClassifier:
     def inputs(self, features: Features) -> Tensor:
         return features.feature_map.flatten(1, 2)
 
+    @float32_products("highest")
     def judge(self, inputs: Tensor) -> Float[Tensor, "b classes"]:
         logits: Tensor = self._probes.to(inputs.device)(inputs)[0]
         return logits.cpu().double().softmax(1)

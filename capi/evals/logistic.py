@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
+from capi.runtime.devices import float32_products
 from capi.types import Bool, Float, Int
 
 # Pairs of steps and changes of the gradient that L-BFGS remembers.
@@ -237,6 +238,7 @@ class LogisticRegression:
         self.dtype, self.device, self.chunk_bytes, self.cache_bytes = dtype, device, chunk_bytes, cache_bytes
 
     @torch.no_grad()
+    @float32_products("highest")
     def fit(
         self,
         features: Float[Tensor, "s d"],
@@ -329,7 +331,8 @@ class LogisticRegression:
         intercept = self.intercept_[which] + coef @ (center.double() - self.mean_)
         center, coef, intercept = (part.to(self.device, self.dtype) for part in (center, coef, intercept))
         for part in features.split(self._chunk_rows(features.shape[1], 1)):
-            scores = torch.addmm(intercept, part.to(self.device, self.dtype) - center, coef.T)
+            with float32_products("highest"):
+                scores = torch.addmm(intercept, part.to(self.device, self.dtype) - center, coef.T)
             if not torch.isfinite(scores).all():
                 raise CapiError("the features hold values that are no finite numbers: leave those rows out")
             yield scores.to(features.device)

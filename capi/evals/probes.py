@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from capi.errors import CapiError
+from capi.runtime.devices import float32_products
 from capi.runtime.protocol import PAPER_DECAYS, PAPER_RATES
 from capi.types import Float, Int, Reduction
 
@@ -244,6 +245,7 @@ class ProbeTrainer:
         self.failed_ = torch.zeros(probes.settings, dtype=torch.bool, device=self.device)
         self._forget()
 
+    @float32_products("highest")
     def accumulate(self, inputs: Tensor, labels: Int[Tensor, " b"]) -> None:
         """Add the gradient of a part of the batch, whatever its size."""
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.probes.classes:
@@ -356,6 +358,7 @@ class Judged(NamedTuple):
 
 
 @torch.no_grad()
+@float32_products("highest")
 def judged(probes: Mapping[str, Probes], parts: Iterable[Part]) -> dict[str, Judged]:
     """How each setting does on these images, by probe; equal logits choose the lowest class."""
     right = {name: torch.zeros(each.settings, dtype=torch.float64) for name, each in probes.items()}

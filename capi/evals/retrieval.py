@@ -18,6 +18,7 @@ from capi.evals.extraction import encoder_description, features_of
 from capi.evals.feature_files import TYPES, FeatureFile, Framing
 from capi.evals.features import Encoding, encoded_batches, silent
 from capi.evals.neighbors import NearestNeighbors
+from capi.runtime.devices import float32_products
 from capi.types import Features, Float, Int, VisionEncoder
 
 # An image encoded alone and in a batch differs in its last digits: such similarities count as equal to its own.
@@ -156,6 +157,7 @@ def _most_similar(
     return index, similarity
 
 
+@float32_products("highest")
 def _candidates(bank: Float[Tensor, "s d"], query: Float[Tensor, "1 d"], count: int) -> Int[Tensor, " m"]:
     """Rows that may be among the most similar, in order: for one query a product in float32 rules out most of them."""
     values, direction = bank.float(), query[0].float()

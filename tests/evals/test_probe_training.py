@@ -1,11 +1,15 @@
 import copy
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from capi.errors import CapiError
+from capi.evals.fitted_probes import AttentiveClassifier, LinearClassifier
+from capi.evals.logistic import LogisticRegression
 from capi.evals.probes import (
     PAPER_GRID,
     AttentiveProbes,
@@ -333,3 +337,59 @@ def test__the_best_setting_is_the_most_accurate_then_that_of_the_lowest_loss_the
     assert best_setting(Judged(torch.tensor([nan, 0.0]), torch.tensor([nan, 5.0]))) == 1
     with pytest.raises(CapiError, match="none of the 2 settings"):
         best_setting(Judged(torch.tensor([torch.nan] * 2), torch.tensor([torch.nan] * 2)))
+
+
+class Products(TorchDispatchMode):
+    """How float32 products are computed while each one runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function._overloadpacket in {
+            torch.ops.aten.mm,
+            torch.ops.aten.addmm,
+            torch.ops.aten.bmm,
+            torch.ops.aten.baddbmm,
+        }:
+            self.seen.append(torch.get_float32_matmul_precision())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def rounded_products() -> Iterator[None]:
+    """What a user may have set for the whole program."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    yield
+    assert torch.get_float32_matmul_precision() == "high"
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.usefixtures("rounded_products")
+def test__probes_are_trained_fitted_and_asked_in_true_float32() -> None:
+    features, labels = torch.randn(12, 8), torch.arange(12) % 3
+    settings, schedule = [ProbeSetting(1e-3, 0.0)], ProbeSchedule(total_steps=1, warmup_steps=0, batch_size=12)
+    linear = LinearProbes(settings=1, width=8, classes=3)
+    attentive = AttentiveProbes(settings=1, width=8, classes=3)
+
+    def train() -> None:
+        for probes, inputs in ((linear, features), (attentive, features[:, None])):
+            ProbeTrainer(probes, settings, schedule).step([(inputs, labels)], 0)
+
+    def ask() -> None:
+        LinearClassifier.of(linear, "pooled").judge(features)
+        AttentiveClassifier.of(attentive).judge(features[:, None])
+
+    logistic = LogisticRegression()
+    for work in (
+        train,
+        lambda: judged({"linear": linear}, [({"linear": features}, labels)]),
+        ask,
+        lambda: logistic.fit(features, labels),
+        lambda: logistic.predict(features),
+    ):
+        with Products() as products:
+            work()
+        assert set(products.seen) == {"highest"}
