@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
+from capi.runtime.devices import is_accelerator
 from capi.runtime.sharding import local_part, map_whole
 from capi.train.optimizer import AdamW, Optimizer
 from capi.types import Float
@@ -102,7 +103,7 @@ def orthogonal(matrices: Float[Tensor, "m r c"]) -> Float[Tensor, "m r c"]:
     """For each matrix nearly the orthogonal one that is nearest to it: singular values between about 0.7 and 1.2."""
     a, b, c = COEFFICIENTS
     # Noise of rounding does no harm, as Muon's authors found; a CPU would be slower in bfloat16.
-    x = matrices.float() if matrices.device.type == "cpu" else matrices.bfloat16()
+    x = matrices.bfloat16() if is_accelerator(matrices.device) else matrices.float()
     tall = x.shape[1] > x.shape[2]
     x = x.mT if tall else x
     x = x / x.norm(dim=(1, 2), keepdim=True).clamp_min(EPS)

@@ -11,6 +11,7 @@ from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.method.clustering.precision import Precision, choose_products, product
 from capi.method.clustering.walk import ClusteringSettings, cluster
+from capi.runtime.devices import as_on_accelerator
 from capi.train.build import assemble, build_learner, build_networks, describe_precision
 from capi.types import OneProcess
 from tests.method.slow_clustering import ours, slow
@@ -38,6 +39,22 @@ def test__auto_is_tf32_for_runs_in_bfloat16_on_gpus_that_have_it(capability: Any
     ):
         capability(found)
         assert choose_products("auto", CUDA, run) == expected
+
+
+def test__auto_is_float32_on_gpus_of_amd(capability: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch calls them cuda, and their architecture's number looks like a capability."""
+    capability((9, 4))
+    assert choose_products("auto", CUDA, torch.bfloat16) == "tf32"
+    monkeypatch.setattr(torch.version, "hip", "6.3")
+    assert choose_products("auto", CUDA, torch.bfloat16) == "float32"
+    with pytest.raises(CapiError, match="has no TF32"):
+        choose_products("tf32", CUDA, torch.bfloat16)
+
+
+def test__a_step_that_is_counted_here_has_the_precision_of_a_gpu() -> None:
+    with as_on_accelerator():
+        assert choose_products("auto", CPU, torch.bfloat16) == "tf32"
+    assert choose_products("auto", CPU, torch.bfloat16) == "float32"
 
 
 def test__tf32_is_refused_where_there_is_none(capability: Any, small_config: Config) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.runtime.devices import float32_products
+from capi.runtime.devices import float32_products, is_accelerator
 from capi.types import Float
 
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -17,8 +17,12 @@ Precision = Literal["float32", "tf32", "bfloat16"]
 
 def choose_products(name: str, device: torch.device, run: torch.dtype) -> Precision:
     """`auto` is TF32 where a run in bfloat16 has a GPU with it, and float32 elsewhere."""
-    # A plan is made on the meta device, for a GPU that is elsewhere.
-    has_tf32 = device.type == "meta" or (device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0))
+    if device.type == "cuda":
+        # torch calls AMD's devices cuda as well.
+        has_tf32 = torch.version.hip is None and torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        # Plans and counts are of a GPU that is elsewhere.
+        has_tf32 = device.type in ("cpu", "meta") and is_accelerator(device)
     if name == "auto":
         return "tf32" if has_tf32 and run == torch.bfloat16 else "float32"
     if name == "tf32" and not has_tf32:
@@ -39,7 +43,7 @@ def product(
     out: Float[Tensor, "i l"] | None = None,
 ) -> Float[Tensor, "i l"]:
     """left right, plus what there is to add."""
-    if precision == "bfloat16" and left.is_cuda:
+    if precision == "bfloat16" and is_accelerator(left.device) and left.device.type != "mps":
         products = torch.mm(left.bfloat16(), right.bfloat16(), out_dtype=torch.float32)
         return products if plus is None else torch.add(products, plus, out=out)
     if precision == "bfloat16":
