@@ -35,7 +35,7 @@ def compile_networks(learner: Learner, backend: str = "inductor") -> None:
         for module in (*(part for part in network.modules() if isinstance(part, TransformerBlock)), network.head):
             module.forward = Compiled(module.forward, failures, backend)
     if isinstance(learner.target, OnlineClustering):
-        learner.target.balance = Compiled(learner.target.balance, failures, backend, dynamic=None)
+        learner.target.cluster_slice = Compiled(learner.target.cluster_slice, failures, backend, dynamic=None)
 
 
 class Compiled:

@@ -52,7 +52,7 @@ def ours(
     """The same by the walk, with all targets rebuilt."""
     found = cluster(tokens, prototypes, bias, settings, reduction or OneProcess(), earlier)
     everywhere = torch.arange(tokens.shape[1]).expand(len(tokens), -1)
-    targets = rebuild(tokens, everywhere, prototypes, bias, settings, found.balance)
+    targets = rebuild(tokens, everywhere, prototypes, bias, settings, found.factors)
     return Results(found.loss, targets, found.prototype_gradient, None if bias is None else found.bias_gradient)
 
 

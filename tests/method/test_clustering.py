@@ -135,5 +135,5 @@ def test__micro_batches_keep_two_vectors_for_a_position_and_a_number_for_a_token
     for sinkhorn, groups in (("positionwise", 50), ("standard", 1)):
         settings = ClusteringSettings(sinkhorn=sinkhorn)  # type: ignore[arg-type]
         OnlineClustering(width=4, prototypes=30, settings=settings)([tokens] * 3, [index] * 3)
-        sizes = [factor.untyped_storage().nbytes() for factor in clusterings[-1].balance]
+        sizes = [factor.untyped_storage().nbytes() for factor in clusterings[-1].factors]
         assert sizes == [4 * groups * 30, 4 * groups * 30, 4 * 50 * 6]

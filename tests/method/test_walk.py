@@ -188,12 +188,12 @@ def test__targets_of_any_images_are_rebuilt_as_they_were_balanced_together(sinkh
     tokens, prototypes, bias = torch.randn(6, 5, 8), torch.randn(20, 8), torch.randn(20)
     settings = ClusteringSettings(sinkhorn=sinkhorn)
     expected = slow(tokens, prototypes, bias, settings).assignments
-    balance = cluster(tokens, prototypes, bias, settings, OneProcess()).balance
+    factors = cluster(tokens, prototypes, bias, settings, OneProcess()).factors
     index = torch.rand(6, 5).argsort(1)[:, :3]
     for images in (slice(0, 2), slice(2, 3), slice(3, 6)):
         image = torch.arange(images.start, images.stop)[:, None]
         chosen = tokens[image, index[images]]
-        found = rebuild(chosen, index[images], prototypes, bias, settings, balance, images.start)
+        found = rebuild(chosen, index[images], prototypes, bias, settings, factors, images.start)
         torch.testing.assert_close(found.double(), expected[image, index[images]], rtol=1e-4, atol=1e-6)
 
 
@@ -222,13 +222,13 @@ def test__of_a_slice_the_maximum_and_each_iteration_are_one_exchange() -> None:
 def test__a_vit_l_step_on_gpus_makes_at_most_forty_exchanges() -> None:
     slices = plan_slices(512, 256, 16384, 1024, chunk_bytes=None, accelerator=True)
     assert slices.bytes <= 4 * 2**30
-    assert slices.balanced == slices.positions
+    assert slices.at_once == slices.positions
     assert 4 * -(-256 // slices.positions) <= 40
 
 
 @pytest.mark.parametrize("accelerator", [True, False])
 def test__the_default_budget_has_room_for_one_position_and_a_smaller_one_is_refused(accelerator: bool) -> None:
     many = plan_slices(2**20, 49, 16384, 384, chunk_bytes=None, accelerator=accelerator)
-    assert many.positions == many.balanced == 1
+    assert many.positions == many.at_once == 1
     with pytest.raises(CapiError, match=r"chunk_mib = 1 is too little for one position of 64 images, .* need 12.7 MiB"):
         plan_slices(64, 196, 16384, 384, chunk_bytes=2**20, accelerator=accelerator)

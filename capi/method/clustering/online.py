@@ -16,10 +16,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from capi.method.clustering import plain
 from capi.method.clustering.precision import choose_products
 from capi.method.clustering.queue import QueueShape, TokenQueue
-from capi.method.clustering.walk import Balance, ClusteringSettings, SinkhornVariant, cluster, plan_slices, rebuild
+from capi.method.clustering.walk import (
+    ClusteredSlice,
+    ClusteringSettings,
+    Factors,
+    SinkhornVariant,
+    cluster,
+    cluster_slice,
+    plan_slices,
+    rebuild,
+)
 from capi.method.losses import soft_cross_entropy
 from capi.method.targets import (
     OF_THE_RUN,
@@ -87,7 +95,7 @@ class OnlineClustering(Target):
         self.register_buffer("recent_use", torch.zeros(prototypes), persistent=False)
         self.queue = None if queue is None else TokenQueue(queue, width)
         # Where a run is compiled, what came of it.
-        self.balance: Callable[..., plain.Balanced] = plain.balance
+        self.cluster_slice: Callable[..., ClusteredSlice] = cluster_slice
         self._last_tokens: Sequence[Tensor] = ()
 
     @classmethod
@@ -192,13 +200,13 @@ class OnlineClustering(Target):
             earlier = None if self.queue is None else self.queue.earlier()
             absent = None if self.queue is None or earlier is None else self.queue.absent(len(earlier))
             clustered = cluster(
-                together, self.prototypes, self.bias, self.settings, self.reduction, earlier, absent, self.balance
+                together, self.prototypes, self.bias, self.settings, self.reduction, earlier, absent, self.cluster_slice
             )
         self._last_tokens = () if self.queue is None else tokens
         loss = _LossWithGradient.apply(
             self.prototypes, self.bias, clustered.loss, clustered.prototype_gradient, clustered.bias_gradient
         )
-        return Targets(loss, self._rebuilt(tokens, predict_index, clustered.balance))
+        return Targets(loss, self._rebuilt(tokens, predict_index, clustered.factors))
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
         return soft_cross_entropy(outputs, targets, temperature=self.student_temperature)
@@ -213,14 +221,14 @@ class OnlineClustering(Target):
         self._last_tokens = ()
 
     def _rebuilt(
-        self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], balance: Balance
+        self, tokens: Sequence[Tensor], predict_index: Sequence[Tensor], factors: Factors
     ) -> Iterator[Float[Tensor, "_ p k"]]:
         """The targets of one micro-batch after the other, from the prototypes as they were clustered with."""
         first = 0
         for part, index in zip(tokens, predict_index, strict=True):
             with torch.no_grad(), torch.autocast(part.device.type, enabled=False):
                 chosen = at_predicted(part, index)
-                targets = rebuild(chosen, index, self.prototypes, self.bias, self.settings, balance, first)
+                targets = rebuild(chosen, index, self.prototypes, self.bias, self.settings, factors, first)
             yield targets
             first += len(part)
 

@@ -1,31 +1,31 @@
 """The formulas of the online clustering (paper: online clustering, positional collapse).
 
-The logits of a sample x, a teacher's token of length 1, are its products with the prototypes C: l = x C^T + bias. Their
-kernel is K = exp((l - shift) / T_target), the shift being each prototype's largest logit among the samples. It keeps K
-at most 1, and changes the result only through eps, since it is a factor of each prototype, which u takes up.
-Sinkhorn-Knopp divides it in turns by its sums over samples + eps, for each prototype, and by its sums over prototypes
-+ eps, for each sample. That leaves assignments of the form u K v, with a factor u for each prototype and v for each
-sample, and only these are updated. The loss is the cross-entropy of softmax(l / T_prediction) to the assignments.
+The logits of a sample x, a teacher's token of length 1, are its products with the prototypes C: l = x C^T + bias.
+Sinkhorn-Knopp starts from the kernel K = exp((l - shift) / T_target), where the shift of a prototype is its largest
+logit among the samples, so that K is at most 1. Then it divides in turns each prototype by its sum over samples + eps,
+and each sample by its sum over prototypes + eps. What comes of it is u K v, with a factor u of each prototype and a
+factor v of each sample, so only these two vectors are updated:
 
-Arrays are (s b k): s groups that are balanced each by itself (positionwise: a group is a position), b samples and k
-prototypes. u is (s 1 k), v is (s b 1). The first `own` samples of a group are of this batch; those after them come from
-the queue of earlier tokens (`queue.py`) and have no part in the loss.
+    u <- u / (u sum over samples(K v) + eps)          v <- v / (v sum over prototypes(K u) + eps)
+
+The assignments are u K v after the last division. The loss is the cross-entropy of softmax(l / T_prediction) to them.
+
+Arrays are (g b k): g groups that are balanced each by itself (positionwise: a group is a position), b samples and k
+prototypes. u is (g 1 k), v is (g b 1). `walk.py` cuts the tokens of a batch into such arrays.
 """
 
 import math
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from capi.method.clustering.precision import Precision, product
-from capi.runtime.devices import is_accelerator
 from capi.types import Float, Reduction
 
 EPS = 1e-8
-# So no factor exceeds 1e37. That of a sample whose kernel is 0 would become infinite, and its assignments NaN.
-SMALLEST_DIVISOR = 1e-37
+# A factor of a sample whose kernel is 0 would become infinite, and its assignments NaN.
+LARGEST_FACTOR = 1e37
 
 
 def normalized(tokens: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
@@ -34,122 +34,76 @@ def normalized(tokens: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
 
 
 def logits(
-    samples: Float[Tensor, "s b d"],
+    samples: Float[Tensor, "g b d"],
     prototypes: Float[Tensor, "k d"],
     bias: Float[Tensor, " k"] | None,
     precision: Precision = "float32",
-) -> Float[Tensor, "s b k"]:
+) -> Float[Tensor, "g b k"]:
     """l = x C^T + bias."""
     return product(samples.flatten(0, 1), prototypes.t(), precision, bias).unflatten(0, samples.shape[:2])
 
 
-class Balanced(NamedTuple):
-    """Of some groups: what rebuilds their assignments, the sum of their loss, and its gradient by l / T_prediction."""
-
-    shift: Float[Tensor, "s 1 k"]
-    u: Float[Tensor, "s 1 k"]
-    v: Float[Tensor, "s b 1"]
-    loss: Float[Tensor, ""]
-    gradient: Float[Tensor, "s own k"]
-
-
-def balance(
-    logits: Float[Tensor, "s b k"],
-    own: int,
-    reduction: Reduction,
-    *,
-    iterations: int,
-    target_temperature: float,
-    prediction_temperature: float,
-) -> Balanced:
-    """Balance all samples together; the first `own` of each group make the loss. Overwrites the logits."""
-    shift = reduction.max(logits.amax(1, keepdim=True))
-    weights = kernel(logits, shift, target_temperature)
-    u, v = sinkhorn(weights, iterations, reduction)
-    assigned, totals = assignments(weights[:, :own], u, v[:, :own])
-    return Balanced(shift, u, v, *cross_entropy(logits[:, :own], assigned, totals, prediction_temperature))
-
-
 def kernel(
-    logits: Float[Tensor, "s b k"], shift: Float[Tensor, "s_or_one b_or_one k"], temperature: float
-) -> Float[Tensor, "s b k"]:
-    """K = exp((l - shift) / T)."""
-    return _exp((logits - shift).div_(temperature))
+    logits: Float[Tensor, "g b k"], shift: Float[Tensor, "g_or_one b_or_one k"], temperature: float
+) -> Float[Tensor, "g b k"]:
+    """K = exp((l - shift) / T), as a power of two, which a CPU computes several times as fast."""
+    exponents = (logits - shift).div_(temperature * math.log(2))
+    # Below 2^-120 it is 0: floats near 2^-126 lose their normal form, which makes all that follows slow.
+    return F.threshold(exponents, -120.0, -torch.inf, inplace=True).exp2_()
 
 
 def sinkhorn(
-    kernel: Float[Tensor, "s b k"], iterations: int, reduction: Reduction
-) -> tuple[Float[Tensor, "s 1 k"], Float[Tensor, "s b 1"]]:
-    """The factors after so many iterations. The last division by sums over prototypes is left to `assignments`.
+    kernel: Float[Tensor, "g b k"], iterations: int, reduction: Reduction
+) -> tuple[Float[Tensor, "g 1 k"], Float[Tensor, "g b 1"]]:
+    """The factors u and v after so many iterations, but for the last division of samples, which `assignments` makes.
 
     The reduction adds up the samples of all processes.
     """
     u, v = torch.ones_like(kernel[:, :1]), torch.ones_like(kernel[..., :1])
     for iteration in range(iterations):
-        if iteration:
-            v = divide(v, over_prototypes(kernel, u))
-        u, v = moderate(divide(u, reduction.sum(over_samples(kernel, v))), v)
+        if iteration > 0:
+            v = divided(v, (kernel * u).sum(-1, keepdim=True))
+        u = divided(u, reduction.sum((kernel * v).sum(1, keepdim=True)))
+        u, v = moderated(u, v)
     return u, v
 
 
-def assignments(
-    kernel: Float[Tensor, "s b k"], u: Float[Tensor, "s_or_one 1 k"], v: Float[Tensor, "s b 1"]
-) -> tuple[Float[Tensor, "s b k"], Float[Tensor, "s b 1"]]:
-    """u K v after the last division, in place of the kernel; and its sums over prototypes: 1, less if K is near 0."""
-    sums = over_prototypes(kernel, u)
-    v = divide(v, sums)
-    return kernel.mul_(u).mul_(v), sums * v
+def divided(factor: Float[Tensor, "*factors"], sums: Float[Tensor, "*factors"]) -> Float[Tensor, "*factors"]:
+    """Half an iteration, from the sums of the kernel times the other factor."""
+    return (factor / (factor * sums + EPS)).clamp_max(LARGEST_FACTOR)
 
 
-def over_samples(kernel: Float[Tensor, "s b k"], v: Float[Tensor, "s b 1"]) -> Float[Tensor, "s 1 k"]:
-    """The sums of K v over samples."""
-    # A compiler makes one kernel of product and sum, so the array of products is never stored.
-    return (kernel * v).sum(1, keepdim=True) if torch.compiler.is_compiling() else v.mT @ kernel
-
-
-def over_prototypes(kernel: Float[Tensor, "s b k"], u: Float[Tensor, "s_or_one 1 k"]) -> Float[Tensor, "s b 1"]:
-    """The sums of u K over prototypes."""
-    return (kernel * u).sum(-1, keepdim=True) if torch.compiler.is_compiling() else (u @ kernel.mT).mT
-
-
-def divide(factor: Float[Tensor, "*factors"], sums: Float[Tensor, "*factors"]) -> Float[Tensor, "*factors"]:
-    """factor / (factor * sums + eps): half an iteration."""
-    return (sums + EPS / factor).clamp_min_(SMALLEST_DIVISOR).reciprocal_()
-
-
-def moderate(
-    u: Float[Tensor, "_ 1 k"], v: Float[Tensor, "s b 1"]
-) -> tuple[Float[Tensor, "_ 1 k"], Float[Tensor, "s b 1"]]:
-    """Scale u to mean 1, and v by the inverse, so that u K v stays the same.
-
-    Without this, u grows and v shrinks with every iteration where samples are few.
-    """
+def moderated(
+    u: Float[Tensor, "_ 1 k"], v: Float[Tensor, "g b 1"]
+) -> tuple[Float[Tensor, "_ 1 k"], Float[Tensor, "g b 1"]]:
+    """u with mean 1, and the same u K v. Else u grows and v shrinks with every iteration where samples are few."""
     mean = u.mean(-1, keepdim=True)
     return u / mean, v * mean
 
 
-def cross_entropy(
-    logits: Float[Tensor, "s b k"],
-    assignments: Float[Tensor, "s b k"],
-    totals: Float[Tensor, "s b 1"],
-    temperature: float,
-) -> tuple[Float[Tensor, ""], Float[Tensor, "s b k"]]:
-    """The cross-entropy of softmax(l / T) to assignments of these sums, added up over samples, and its gradient.
+def assignments(
+    kernel: Float[Tensor, "g b k"], u: Float[Tensor, "g_or_one 1 k"], v: Float[Tensor, "g b 1"]
+) -> tuple[Float[Tensor, "g b k"], Float[Tensor, "g b 1"]]:
+    """u K v, in place of K, divided by its sums over prototypes + eps; and what these assignments add up to.
 
-    The gradient by l / T is totals * softmax - assignments. It overwrites the logits, except in compiled code.
+    That is 1, or less where K is so small that eps matters. The sums are taken here, of the values that they divide,
+    since targets are rebuilt from logits that were computed once more and may be rounded differently.
     """
-    if torch.compiler.is_compiling():
-        log_probabilities = torch.log_softmax(logits / temperature, dim=-1)
-    else:
-        log_probabilities = torch.log_softmax(logits.div_(temperature), dim=-1, out=logits)
-    loss = -(assignments * log_probabilities).sum()
-    return loss, _exp(log_probabilities).mul_(totals).sub_(assignments)
+    scaled = kernel.mul_(u).mul_(v)
+    sums = scaled.sum(-1, keepdim=True)
+    return scaled.div_(sums + EPS), sums / (sums + EPS)
 
 
-def _exp(exponents: Tensor) -> Tensor:
-    """e^x in place."""
-    if is_accelerator(exponents.device) or torch.compiler.is_compiling():
-        return exponents.exp_()
-    # A CPU computes powers of two several times as fast. Below 2^-120 they are 0 here, since floats near 2^-126 lose
-    # their normal form, which makes all that follows slow.
-    return F.threshold(exponents.mul_(1 / math.log(2)), -120.0, -torch.inf, inplace=True).exp2_()
+def cross_entropy(
+    logits: Float[Tensor, "g b k"],
+    assignments: Float[Tensor, "g b k"],
+    totals: Float[Tensor, "g b 1"],
+    temperature: float,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "g b k"]]:
+    """- sum of assignments log softmax(l / T), and its gradient by l / T. `totals` are what assignments add up to.
+
+    Overwrites the logits by l / T.
+    """
+    logits.div_(temperature)
+    loss = -torch.log_softmax(logits, dim=-1).mul_(assignments).sum()
+    return loss, torch.softmax(logits, dim=-1).mul_(totals).sub_(assignments)

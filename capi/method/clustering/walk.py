@@ -10,7 +10,8 @@ of its own, so that one walk is enough. With standard Sinkhorn all patches are o
 budget, as if they were images of a single position. Where they do not, each iteration is a walk, which computes the
 logits anew and keeps the factors alone.
 
-Tokens of earlier batches (`queue.py`) may stand in a group behind the batch's own, only to be balanced with them.
+Tokens of earlier batches (`queue.py`) may stand in a group behind the batch's own. They are balanced with them, but
+have no part in loss and gradient.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,10 +47,10 @@ class ClusteringSettings:
 
 
 class Slices(NamedTuple):
-    """How many positions one matrix product handles, how many of them are balanced at a time, and their bytes."""
+    """How many positions one matrix product handles, how many of them are clustered at a time, and their bytes."""
 
     positions: int
-    balanced: int
+    at_once: int
     bytes: int
 
 
@@ -63,35 +64,38 @@ def plan_slices(
     accelerator: bool = False,
     sinkhorn: SinkhornVariant = "positionwise",
 ) -> Slices:
-    """The largest slices within the budget, of nearly equal size. `images` are those that are balanced together.
+    """The largest slices within the budget, smaller ones where those are of equal size. `images` are balanced together.
 
-    All positions are balanced at a time only where standard Sinkhorn has room for them.
+    All positions are clustered at a time only where standard Sinkhorn has room for them.
     """
     # Of a position: logits, and tokens in three stages (gathered, in float32, of length 1).
     held = 4 * images * (prototypes + 3 * width)
-    # Where it is balanced: kernel, its product with log probabilities, and some vectors of prototypes.
-    balanced = 4 * (2 * images + 6) * prototypes
+    # Where it is clustered: two more arrays (kernel and its product with a factor; assignments and probabilities), and
+    # some vectors of prototypes.
+    clustered = 4 * (2 * images + 6) * prototypes
     default = ACCELERATOR_BYTES if accelerator else CPU_BYTES
     # The default makes room for one position, however large.
-    budget = max(default, held + balanced) if chunk_bytes is None else chunk_bytes
-    fitting = min(budget // (held + balanced), positions)
+    budget = max(default, held + clustered) if chunk_bytes is None else chunk_bytes
+    fitting = min(budget // (held + clustered), positions)
     if fitting < 1:
         raise CapiError(
             f"clustering.chunk_mib = {budget / 2**20:g} is too little for one position of {images} images, whose "
-            f"arrays need {(held + balanced) / 2**20:.3g} MiB: set more, or null"
+            f"arrays need {(held + clustered) / 2**20:.3g} MiB: set more, or null"
         )
     if sinkhorn == "standard" and fitting == positions:
-        return Slices(positions, positions, positions * (held + balanced))
+        return Slices(positions, positions, positions * (held + clustered))
     if not accelerator:
-        fitting = min(fitting, max(_CACHED_BYTES // balanced, 1))
-    most = fitting if accelerator else min((budget - fitting * balanced) // held, positions)
-    number = -(-positions // most)
+        fitting = min(fitting, max(_CACHED_BYTES // clustered, 1))
+    most = fitting if accelerator else min((budget - fitting * clustered) // held, positions)
+    fewest = -(-positions // most)
+    # Slices of another size are compiled once more.
+    number = next((n for n in range(fewest, 1 + fewest * 3 // 2) if positions % n == 0), fewest)
     size = -(-positions // number)
     at_once = min(fitting, size)
-    return Slices(size, at_once, size * held + at_once * balanced)
+    return Slices(size, at_once, size * held + at_once * clustered)
 
 
-class Balance(NamedTuple):
+class Factors(NamedTuple):
     """What rebuilds the assignment of any patch from its logits: `plain.assignments` of K = kernel(l, shift).
 
     With standard Sinkhorn shift and u are those of every position, in the memory of one.
@@ -108,7 +112,33 @@ class Clustered(NamedTuple):
     loss: Float[Tensor, ""]
     prototype_gradient: Float[Tensor, "k d"]
     bias_gradient: Float[Tensor, " k"]
-    balance: Balance
+    factors: Factors
+
+
+class ClusteredSlice(NamedTuple):
+    """The factors of some groups, the sum of their loss, and the gradients by l / T_prediction of logits and bias."""
+
+    shift: Float[Tensor, "g 1 k"]
+    u: Float[Tensor, "g 1 k"]
+    v: Float[Tensor, "g b 1"]
+    loss: Float[Tensor, ""]
+    gradient: Float[Tensor, "g own k"]
+    bias_gradient: Float[Tensor, " k"]
+
+
+def cluster_slice(
+    logits: Float[Tensor, "g b k"], own: int, settings: ClusteringSettings, reduction: Reduction
+) -> ClusteredSlice:
+    """Balance all samples of each group; the first `own` are of this batch and make the loss.
+
+    The gradient takes the place of their logits. This is the function that is compiled.
+    """
+    shift = reduction.max(logits.amax(1, keepdim=True))
+    kernel = plain.kernel(logits, shift, settings.target_temperature)
+    u, v = plain.sinkhorn(kernel, settings.iterations, reduction)
+    assignments, totals = plain.assignments(kernel[:, :own], u, v[:, :own])
+    loss, gradient = plain.cross_entropy(logits[:, :own], assignments, totals, settings.prediction_temperature)
+    return ClusteredSlice(shift, u, v, loss, logits[:, :own].copy_(gradient), gradient.sum((0, 1)))
 
 
 def cluster(
@@ -119,12 +149,12 @@ def cluster(
     reduction: Reduction,
     earlier: Float[Tensor, "q n d"] | None = None,
     absent: Bool[Tensor, " q"] | None = None,
-    balance: Callable[..., plain.Balanced] = plain.balance,
+    cluster_slice: Callable[..., ClusteredSlice] = cluster_slice,
 ) -> Clustered:
-    """Balance all tokens. `earlier` ones are balanced with the batch, and add nothing to loss and gradient; those of
+    """Cluster all tokens. `earlier` ones are balanced with the batch, and add nothing to loss and gradient; those of
     `absent` images not even that.
 
-    `balance` is the function of that name in `plain`, or what a compiler made of it.
+    `cluster_slice` may be what a compiler made of it.
     """
     images, positions, width = tokens.shape
     planned = plan_slices(
@@ -136,7 +166,7 @@ def cluster(
         accelerator=is_accelerator(tokens.device),
         sinkhorn=settings.sinkhorn,
     )
-    streamed = settings.sinkhorn == "standard" and planned.balanced < positions
+    streamed = settings.sinkhorn == "standard" and planned.at_once < positions
     if settings.sinkhorn == "standard" and not streamed:
         # One group, as if all patches were images of a single position.
         tokens = tokens.flatten(0, 1)[:, None]
@@ -147,13 +177,13 @@ def cluster(
     if streamed:
         walk.standard(planned)
     else:
-        walk.positionwise(planned, balance)
+        walk.positionwise(planned, cluster_slice)
     shift, u = (factor[:, 0].expand(positions, -1) for factor in (walk.shift, walk.u))
     v = walk.v[:, : walk.own, 0]
     count = images * positions
     scale = 1 / (settings.prediction_temperature * count)
-    rebuilt_by = Balance(shift, u, v if len(v) == positions else v.reshape(images, positions).t())
-    return Clustered(walk.loss / count, walk.gradient.t() * scale, walk.bias_gradient * scale, rebuilt_by)
+    factors = Factors(shift, u, v if len(v) == positions else v.reshape(images, positions).t())
+    return Clustered(walk.loss / count, walk.gradient.t() * scale, walk.bias_gradient * scale, factors)
 
 
 def rebuild(
@@ -162,7 +192,7 @@ def rebuild(
     prototypes: Float[Tensor, "k d"],
     bias: Float[Tensor, " k"] | None,
     settings: ClusteringSettings,
-    balance: Balance,
+    factors: Factors,
     first_image: int = 0,
 ) -> Float[Tensor, "m p k"]:
     """The assignments of the predicted patches of some images, whose first had this number when all were balanced.
@@ -174,9 +204,9 @@ def rebuild(
     positions = predict_index.flatten()
     samples = plain.normalized(tokens).flatten(0, 1)[:, None]
     logits = plain.logits(samples, prototypes.float(), bias, settings.precision)
-    kernel = plain.kernel(logits, balance.shift[positions, None], settings.target_temperature)
-    v = balance.v[:, first_image : first_image + len(tokens)].t().gather(1, predict_index)
-    assignments, _ = plain.assignments(kernel, balance.u[positions, None], v.view(-1, 1, 1))
+    kernel = plain.kernel(logits, factors.shift[positions, None], settings.target_temperature)
+    v = factors.v[:, first_image : first_image + len(tokens)].t().gather(1, predict_index)
+    assignments, _ = plain.assignments(kernel, factors.u[positions, None], v.view(-1, 1, 1))
     return assignments.view(*predict_index.shape, -1)
 
 
@@ -208,51 +238,39 @@ class _Walk:
         self.gradient = prototypes.new_zeros(width, k)
         self.bias_gradient = prototypes.new_zeros(k)
 
-    def positionwise(self, planned: Slices, balance: Callable[..., plain.Balanced]) -> None:
+    def positionwise(self, planned: Slices, cluster_slice: Callable[..., ClusteredSlice]) -> None:
         """Each position is balanced by itself: one walk."""
         for positions in self._slices(planned):
-            self._balance(positions, planned.balanced, balance)
+            self._cluster(positions, planned.at_once, cluster_slice)
 
     def standard(self, planned: Slices) -> None:
         """All positions are balanced together: a walk for the shift and the first sums, and one for each iteration."""
         self.shift.fill_(-torch.inf)
         sums = torch.zeros_like(self.u)
         for positions in self._slices(planned):
-            sums = self._raise_shift(positions, planned.balanced, sums)
+            sums = self._raise_shift(positions, planned.at_once, sums)
         highest = self.reduction.max(self.shift)
         sums.mul_(plain.kernel(self.shift, highest, self.settings.target_temperature))
         self.shift = highest
         for iteration in range(1, self.settings.iterations + 1):
-            self.u, self.v = plain.moderate(plain.divide(self.u, self.reduction.sum(sums)), self.v)
+            self.u, self.v = plain.moderated(plain.divided(self.u, self.reduction.sum(sums)), self.v)
             sums = torch.zeros_like(self.u)
             for positions in self._slices(planned):
                 if iteration < self.settings.iterations:
-                    sums += self._update_samples(positions, planned.balanced)
+                    sums += self._update_samples(positions, planned.at_once)
                 else:
-                    self._assign(positions, planned.balanced)
+                    self._assign(positions, planned.at_once)
 
-    def _balance(self, positions: slice, at_once: int, balance: Callable[..., plain.Balanced]) -> None:
+    def _cluster(self, positions: slice, at_once: int, cluster_slice: Callable[..., ClusteredSlice]) -> None:
         samples, logits = self._logits(positions)
-        factors = self.shift[positions], self.u[positions], self.v[positions]
-        gradients = []
-        for part, shift, u, v in _parts(at_once, logits, *factors):
-            found = balance(
-                part,
-                self.own,
-                self.reduction,
-                iterations=self.settings.iterations,
-                target_temperature=self.settings.target_temperature,
-                prediction_temperature=self.settings.prediction_temperature,
-            )
-            shift.copy_(found.shift)
-            u.copy_(found.u)
-            v.copy_(found.v)
-            self._add(found.loss, found.gradient)
-            gradients.append(found.gradient)
-        if len(gradients) > 1:
-            # What is not compiled leaves them in place of the logits.
-            gradients = [logits[:, : self.own] if balance is plain.balance else torch.cat(gradients)]
-        self._add_gradient(samples, gradients[0])
+        for part, shift, u, v in _parts(at_once, logits, self.shift[positions], self.u[positions], self.v[positions]):
+            clustered = cluster_slice(part, self.own, self.settings, self.reduction)
+            shift.copy_(clustered.shift)
+            u.copy_(clustered.u)
+            v.copy_(clustered.v)
+            self.loss += clustered.loss
+            self.bias_gradient += clustered.bias_gradient
+        self._add_gradient(samples, logits[:, : self.own])
 
     def _raise_shift(self, positions: slice, at_once: int, sums: Float[Tensor, "1 1 k"]) -> Float[Tensor, "1 1 k"]:
         """Raise the shift to what a slice has, and add its kernel to sums that follow the shift."""
@@ -269,8 +287,8 @@ class _Walk:
         sums = torch.zeros_like(self.u)
         for part, v in _parts(at_once, self._logits(positions)[1], self.v[positions]):
             kernel = plain.kernel(part, self.shift, self.settings.target_temperature)
-            v.copy_(plain.divide(v, plain.over_prototypes(kernel, self.u)))
-            sums += plain.over_samples(kernel, v).sum(0)
+            v.copy_(plain.divided(v, (kernel * self.u).sum(-1, keepdim=True)))
+            sums += (kernel * v).sum((0, 1))
         return sums
 
     def _assign(self, positions: slice, at_once: int) -> None:
@@ -279,7 +297,9 @@ class _Walk:
         for part, v in _parts(at_once, logits[:, : self.own], self.v[positions, : self.own]):
             kernel = plain.kernel(part, self.shift, self.settings.target_temperature)
             assigned, totals = plain.assignments(kernel, self.u, v)
-            self._add(*plain.cross_entropy(part, assigned, totals, self.settings.prediction_temperature))
+            loss, gradient = plain.cross_entropy(part, assigned, totals, self.settings.prediction_temperature)
+            self.loss += loss
+            self.bias_gradient += part.copy_(gradient).sum((0, 1))
         self._add_gradient(samples, logits[:, : self.own])
 
     def _slices(self, planned: Slices) -> Iterator[slice]:
@@ -287,7 +307,7 @@ class _Walk:
         for first in range(0, positions, planned.positions):
             yield slice(first, min(first + planned.positions, positions))
 
-    def _logits(self, positions: slice) -> tuple[Float[Tensor, "s b d"], Float[Tensor, "s b k"]]:
+    def _logits(self, positions: slice) -> tuple[Float[Tensor, "g b d"], Float[Tensor, "g b k"]]:
         """The samples of a slice, and their logits."""
         samples = self.tokens[:, positions]
         if self.earlier is not None:
@@ -299,17 +319,12 @@ class _Walk:
             logits[:, self.own :].masked_fill_(self.absent[:, None], -torch.inf)
         return samples, logits
 
-    def _add(self, loss: Float[Tensor, ""], gradient: Float[Tensor, "s own k"]) -> None:
-        """The bias' gradient is the sum over samples."""
-        self.bias_gradient += gradient.sum((0, 1))
-        self.loss += loss
-
-    def _add_gradient(self, samples: Float[Tensor, "s b d"], gradient: Float[Tensor, "s own k"]) -> None:
+    def _add_gradient(self, samples: Float[Tensor, "g b d"], gradient: Float[Tensor, "g own k"]) -> None:
         """The prototypes' gradient is that of the batch's own samples, times them."""
         own = samples[:, : self.own].flatten(0, 1)
         product(own.t(), gradient.flatten(0, 1), self.settings.precision, self.gradient, out=self.gradient)
 
 
-def _parts(at_once: int, *tensors: Float[Tensor, "s ..."]) -> Iterator[tuple[Tensor, ...]]:
+def _parts(at_once: int, *tensors: Float[Tensor, "g ..."]) -> Iterator[tuple[Tensor, ...]]:
     """What is balanced at a time."""
     return zip(*(tensor.split(at_once) for tensor in tensors), strict=True)
