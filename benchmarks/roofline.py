@@ -12,7 +12,7 @@ Time of a part = the larger of FLOP / peak and bytes / bandwidth, plus the kerne
 take longer than that they decide, and others are added. Two columns: `eager` takes each operation by itself; `fused`
 merges pointwise operations and reductions between two products or collectives, as inductor would: what only the merged
 ones read is never written, and a run of them is one kernel for each number of elements. A sum over more than 1024
-elements ends a run. A product with one vector is such a sum, as the compiled clustering has it. `plain` is the same
+elements ends a run. `plain` is the same
 step with all b x n x k assignments at once and logits in bfloat16, as the released code does it.
 """
 
@@ -153,7 +153,7 @@ class Count(TorchDispatchMode):
         many = "_foreach" in name or "_fused" in name or func.namespace == "fsdp"
         kernels = -(-len(given) // _TENSORS_A_KERNEL) if many else 1
         elements = max((value.numel() for value in (*made, *given)), default=0)
-        merges = not many and (is_sum(name, given) or (formula is None and name not in _PRODUCTS))
+        merges = not many and (formula is None and name not in _PRODUCTS)
         row = elements // max(sum(value.numel() for value in made), 1)
         self.operations.append(Operation(self.part, merges, kernels, elements, row, reads, writes))
         return result
@@ -223,11 +223,6 @@ def local(value: Tensor) -> Tensor:
 
 def is_group(value: Any) -> bool:
     return isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type())
-
-
-def is_sum(name: str, given: list[Tensor]) -> bool:
-    """Whether a batched product has one row or one column."""
-    return name == "bmm" and (given[0].shape[1] == 1 or given[1].shape[2] == 1)
 
 
 def is_view(func: Any) -> bool:

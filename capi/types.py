@@ -3,7 +3,7 @@
     b images of a batch      n patches of an image    v visible patches     p predicted patches
     r registers              d width of a token       k prototypes          h attention heads
     c image channels         t tokens of a sequence   w width of one attention head
-    s samples, or groups of them that are balanced    e width of what targets are made from
+    g groups of samples that are balanced alone       e width of what targets are made from
     m hidden patches, micro-batch, or components      q tokens that ask, or images of a queue
     f rotary frequencies     i, j, l sides of a plain matrix product
 

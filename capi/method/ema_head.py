@@ -33,7 +33,7 @@ from capi.models.costs import Counts
 from capi.models.heads import Head
 from capi.types import Float, Int, OneProcess, Reduction
 
-Balance = Literal["centering", "sinkhorn"]
+AgainstCollapse = Literal["centering", "sinkhorn"]
 
 
 def rising_temperature(step: int, *, start: float, end: float, steps: int) -> float:
@@ -65,7 +65,7 @@ class EmaHead(Target):
         prototypes: int,
         teacher_temperature: Callable[[int], float],
         student_temperature: float = 0.1,
-        balance: Balance = "centering",
+        balance: AgainstCollapse = "centering",
         center_momentum: float = 0.9,
         iterations: int = 3,
         reduction: Reduction | None = None,
@@ -112,7 +112,7 @@ class EmaHead(Target):
         self, tokens: Sequence[Float[Tensor, "_ n e"]], predict_index: Sequence[Int[Tensor, "_ p"]], step: int = 0
     ) -> Targets:
         self._seen = []
-        make = {"centering": self._centered, "sinkhorn": self._balanced}[self.balance]
+        make = {"centering": self._centered, "sinkhorn": self._by_sinkhorn}[self.balance]
         return Targets(no_own_loss(), make(self._logits(tokens, predict_index), self.teacher_temperature(step)))
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
@@ -141,13 +141,15 @@ class EmaHead(Target):
             self._seen.append(logits.mean((0, 1)))
             yield torch.softmax((logits - self.centre) / temperature, dim=-1)
 
-    def _balanced(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
+    def _by_sinkhorn(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
         """All predicted patches of the batch together."""
         every = list(parts)
-        yield from balanced(torch.cat(every), temperature, self.iterations, self.reduction).split([*map(len, every)])
+        yield from sinkhorn_targets(torch.cat(every), temperature, self.iterations, self.reduction).split(
+            [*map(len, every)]
+        )
 
 
-def balanced(
+def sinkhorn_targets(
     logits: Float[Tensor, "b p k"], temperature: float, iterations: int, reduction: Reduction
 ) -> Float[Tensor, "b p k"]:
     """Standard Sinkhorn-Knopp: all patches of all images are one group of samples."""

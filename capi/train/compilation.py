@@ -21,6 +21,11 @@ from capi.models.layers import TransformerBlock
 from capi.train.step import Learner
 
 _LOG = logging.getLogger("capi")
+# Of what is used more than once, inductor stores what reads more than so many tensors, and computes the rest again. By
+# its default of 4 the factors of Sinkhorn-Knopp would be computed again for each assignment, formula within formula,
+# until products with them are stored: 12 arrays of b x n x k are moved for a slice. So the kernel is computed again from
+# logits and shift, and each factor is stored: 8 arrays.
+SLICE_OPTIONS = {"realize_reads_threshold": 2}
 
 
 def wants_compiling(setting: str, device: torch.device) -> bool:
@@ -35,18 +40,27 @@ def compile_networks(learner: Learner, backend: str = "inductor") -> None:
         for module in (*(part for part in network.modules() if isinstance(part, TransformerBlock)), network.head):
             module.forward = Compiled(module.forward, failures, backend)
     if isinstance(learner.target, OnlineClustering):
-        learner.target.cluster_slice = Compiled(learner.target.cluster_slice, failures, backend, dynamic=None)
+        learner.target.cluster_slice = Compiled(
+            learner.target.cluster_slice, failures, backend, dynamic=None, options=SLICE_OPTIONS
+        )
 
 
 class Compiled:
     """A forward pass that is compiled when it is first called. A copy of its module is not compiled."""
 
     def __init__(
-        self, forward: Callable[..., Any], failures: list[str], backend: str, *, dynamic: bool | None = False
+        self,
+        forward: Callable[..., Any],
+        failures: list[str],
+        backend: str,
+        *,
+        dynamic: bool | None = False,
+        options: dict[str, Any] | None = None,
     ) -> None:
         # `failures` is shared by all that are compiled: where one fails, no other is tried.
         self.forward, self.failures = forward, failures
-        self.compiled = torch.compile(forward, dynamic=dynamic, backend=backend)
+        options = options if backend == "inductor" else None
+        self.compiled = torch.compile(forward, dynamic=dynamic, backend=backend, options=options)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         from torch._dynamo.exc import TorchDynamoException

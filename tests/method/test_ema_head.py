@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from capi.config.schema import Config
-from capi.method.ema_head import EmaHead, balanced, rising_temperature
+from capi.method.ema_head import EmaHead, rising_temperature, sinkhorn_targets
 from capi.models.heads import LinearHead
 from capi.train.step import train_step
 from capi.types import OneProcess
@@ -81,7 +81,7 @@ def test__collapsed_logits_give_finite_targets() -> None:
         _, (targets,) = target([torch.ones(2, 7, 6)], [INDEX])
         assert torch.isfinite(targets).all()
         torch.testing.assert_close(targets.sum(-1), torch.ones(2, 3), rtol=1e-3, atol=1e-3)
-    assert torch.isfinite(balanced(torch.full((2, 3, 4), 50.0), 0.01, 3, OneProcess())).all()
+    assert torch.isfinite(sinkhorn_targets(torch.full((2, 3, 4), 50.0), 0.01, 3, OneProcess())).all()
 
 
 def test__the_teacher_s_temperature_rises_over_the_warm_up_and_stays(small_config: Config) -> None:

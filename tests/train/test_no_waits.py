@@ -114,8 +114,12 @@ def test__a_step_of_several_processes_does_not_wait(small_config: Config, name: 
             metrics.values()
 
 
-def test__the_loop_does_not_wait_between_two_logs(small_config: Config, tmp_path: Path, on_meta: None) -> None:
-    config = varied(small_config, *TARGETS["features"])
+@pytest.mark.parametrize("name", ["features", "clustering", "queued"])
+def test__the_loop_does_not_wait_between_two_logs(
+    small_config: Config, tmp_path: Path, on_meta: None, name: str
+) -> None:
+    # The noise comes in one part.
+    config = varied(small_config, *CASES[name], "optimization.batch_size=12", "optimization.micro_batches=1")
     loop = make_loop(config, tmp_path, Noise(config), log_steps=6, save_steps=100)
     loop.learner, loop.to_device = meta_learner(config), device_mover(config, META)
     # The sixth step is logged, and so it reads what it measures.

@@ -116,14 +116,12 @@ class Clustered(NamedTuple):
 
 
 class ClusteredSlice(NamedTuple):
-    """The factors of some groups, the sum of their loss, and the gradients by l / T_prediction of logits and bias."""
+    """The factors of some groups, and the sum of their loss."""
 
     shift: Float[Tensor, "g 1 k"]
     u: Float[Tensor, "g 1 k"]
     v: Float[Tensor, "g b 1"]
     loss: Float[Tensor, ""]
-    gradient: Float[Tensor, "g own k"]
-    bias_gradient: Float[Tensor, " k"]
 
 
 def cluster_slice(
@@ -131,14 +129,15 @@ def cluster_slice(
 ) -> ClusteredSlice:
     """Balance all samples of each group; the first `own` are of this batch and make the loss.
 
-    The gradient takes the place of their logits. This is the function that is compiled.
+    The gradient by l / T_prediction takes the place of their logits. This is the function that is compiled.
     """
     shift = reduction.max(logits.amax(1, keepdim=True))
     kernel = plain.kernel(logits, shift, settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, reduction)
     assignments, totals = plain.assignments(kernel[:, :own], u, v[:, :own])
     loss, gradient = plain.cross_entropy(logits[:, :own], assignments, totals, settings.prediction_temperature)
-    return ClusteredSlice(shift, u, v, loss, logits[:, :own].copy_(gradient), gradient.sum((0, 1)))
+    logits[:, :own] = gradient
+    return ClusteredSlice(shift, u, v, loss)
 
 
 def cluster(
@@ -269,7 +268,7 @@ class _Walk:
             u.copy_(clustered.u)
             v.copy_(clustered.v)
             self.loss += clustered.loss
-            self.bias_gradient += clustered.bias_gradient
+            self.bias_gradient += part[:, : self.own].sum((0, 1))
         self._add_gradient(samples, logits[:, : self.own])
 
     def _raise_shift(self, positions: slice, at_once: int, sums: Float[Tensor, "1 1 k"]) -> Float[Tensor, "1 1 k"]:
