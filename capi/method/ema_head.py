@@ -144,9 +144,8 @@ class EmaHead(Target):
     def _by_sinkhorn(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
         """All predicted patches of the batch together."""
         every = list(parts)
-        yield from sinkhorn_targets(torch.cat(every), temperature, self.iterations, self.reduction).split(
-            [*map(len, every)]
-        )
+        targets = sinkhorn_targets(torch.cat(every), temperature, self.iterations, self.reduction)
+        yield from targets.split([*map(len, every)])
 
 
 def sinkhorn_targets(

@@ -1,0 +1,146 @@
+"""The kernels that inductor would launch for a slice of the clustering on an A100 that is not here, and their bytes.
+
+    python benchmarks/inductor.py
+    python benchmarks/inductor.py --positions 8 --images 64 --reads 4
+
+The function of a slice is traced, lowered and scheduled by torch's own compiler for CUDA, with the exchanges of 32
+processes in between. Nothing is compiled by Triton and nothing runs, so neither has to be here; torch is told of a GPU
+with the numbers of an A100. This leans on torch's internals, and on the release of `scripts/constraints.txt`.
+
+Bytes are in arrays of positions x images x prototypes in float32, as inductor counts them: what a kernel reads several
+times counts once.
+"""
+
+import argparse
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._inductor.config
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
+from torch import Tensor
+from torch._dynamo.device_interface import CudaInterface
+from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from capi.method.clustering.walk import ClusteringSettings, cluster_slice
+from capi.train.compilation import SLICE_OPTIONS
+
+A100 = SimpleNamespace(
+    name="A100",
+    major=8,
+    minor=0,
+    multi_processor_count=108,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=80 << 30,
+    L2_cache_size=40 << 20,
+    shared_memory_per_block_optin=166912,
+    is_integrated=0,
+    gcnArchName="",
+)
+
+
+class Exchanges:
+    """All-reduces as dynamo traces them."""
+
+    def _reduce(self, value: Tensor, operation: str) -> Tensor:
+        return collectives.wait_tensor(torch.ops._c10d_functional.all_reduce(value, operation, "0"))
+
+    def sum(self, value: Tensor) -> Tensor:
+        return self._reduce(value, "sum")
+
+    def max(self, value: Tensor) -> Tensor:
+        return self._reduce(value, "max")
+
+
+@contextlib.contextmanager
+def pretended_gpu() -> Any:
+    # patch.multiple gives its names to a class as they are.
+    interface = {"get_device_properties": lambda *_: A100, "get_compute_capability": lambda *_: 80}
+    with (
+        patch.multiple(CudaInterface, **interface, is_available=lambda: True),
+        patch.multiple(CudaInterface.Worker, get_device_properties=lambda *_: A100, current_device=lambda: 0),
+        patch.multiple(torch.cuda, get_device_properties=lambda *_: A100, get_device_capability=lambda *_: (8, 0)),
+        patch.multiple(torch.cuda, current_device=lambda: 0, device_count=lambda: 1),
+        patch("torch._inductor.scheduler.has_triton", lambda *_: True),
+        patch("torch.utils._triton.has_triton_package", lambda *_: True),
+    ):
+        yield
+
+
+def scheduled(shape: tuple[int, int, int], reads: int) -> list[Any]:
+    """What inductor launches, in order."""
+
+    def function(logits: Tensor) -> tuple[Tensor, ...]:
+        return tuple(cluster_slice(logits, shape[1], ClusteringSettings(), Exchanges()))
+
+    mode, cuda = FakeTensorMode(), torch.device("cuda", 0)
+    with mode:
+        # On the CPU, since this build of torch cannot index a tensor of a GPU; the graph is then moved.
+        functional = torch.func.functionalize(function, remove="mutations")
+        graph = make_fx(functional, decomposition_table=select_decomp_table())(torch.empty(shape))
+        logits = torch.empty(shape, device=cuda)
+    for node in graph.graph.nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": cuda}
+        node.meta.clear()
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    FakeTensorProp(graph, mode).propagate_dont_convert_inputs(logits)
+    with V.set_fake_mode(mode), torch._inductor.config.patch(realize_reads_threshold=reads):
+        lowered = GraphLowering(graph, example_inputs=[logits], is_inference=True)
+        with V.set_graph_handler(lowered), V.set_debug_handler(DebugContext()):
+            lowered.run(logits)
+            lowered._update_scheduler()
+            nodes = lowered.scheduler.nodes
+            for node in nodes:
+                node.bytes = node.get_read_write_buffers_sizes()
+    return list(nodes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--positions", type=int, default=32)
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--prototypes", type=int, default=16384)
+    parser.add_argument(
+        "--reads",
+        type=int,
+        default=SLICE_OPTIONS["realize_reads_threshold"],
+        help="realize_reads_threshold of inductor",
+    )
+    arguments = parser.parse_args()
+    shape = (arguments.positions, arguments.images, arguments.prototypes)
+    array = 4 * arguments.positions * arguments.images * arguments.prototypes
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=32)
+    with pretended_gpu():
+        nodes = scheduled(shape, arguments.reads)
+    dist.destroy_process_group()
+    kernels = [node for node in nodes if "Extern" not in type(node).__name__]
+    exchanges = (len(nodes) - len(kernels)) // 2
+    for node in kernels:
+        what = ", ".join(sorted({name for part in node.get_nodes() for name in origins(part)}))
+        print(f"  {node.bytes / array:5.2f} arrays  {what}")
+    total = sum(node.bytes for node in nodes)
+    print(f"{len(kernels)} kernels, {exchanges} exchanges, {total / array:.2f} arrays, {total / 1e9:.2f} GB")
+
+
+def origins(node: Any) -> set[str]:
+    """The operations that a buffer was made by."""
+    return {str(origin.target).removeprefix("aten.").split(".")[0] for origin in node.node.get_origins()}
+
+
+if __name__ == "__main__":
+    main()
