@@ -51,6 +51,26 @@ def test__the_profile_of_a_step_tells_the_clustering_from_the_networks() -> None
 
 
 @pytest.mark.long
+def test__the_roofline_is_held_against_a_step_that_is_run_here() -> None:
+    output = run("roofline.py", "tiny4", "--images=4", "--check")
+    found = re.search(r"tiny4, 4 images, .*counted ([\d.]+) s, taken ([\d.]+) s, ([\d.]+) times", output)
+    assert found is not None
+    # The machine may be busy, so this is wider than the factor of 1.5 that the docs show for larger batches.
+    assert 0.2 < float(found[3]) < 5
+
+
+@pytest.mark.long
+def test__a_gpu_would_read_and_write_a_slice_a_few_times() -> None:
+    output = run("inductor.py", "--positions=8", "--images=64", "--prototypes=4096")
+    found = re.search(r"(\d+) kernels, (\d+) exchanges, ([\d.]+) arrays", output)
+    assert found is not None
+    assert int(found[1]) <= 20
+    assert found[2] == "4"
+    # The logits are read once for the largest, six times for sums, once for the gradient, which replaces them.
+    assert 8 <= float(found[3]) < 9
+
+
+@pytest.mark.long
 def test__the_roofline_counts_what_a_step_requires(tmp_path: Path) -> None:
     file = tmp_path / "roofline.json"
     output = run(

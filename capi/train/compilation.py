@@ -21,10 +21,10 @@ from capi.models.layers import TransformerBlock
 from capi.train.step import Learner
 
 _LOG = logging.getLogger("capi")
-# Of what is used more than once, inductor stores what reads more than so many tensors, and computes the rest again. By
-# its default of 4 the factors of Sinkhorn-Knopp would be computed again for each assignment, formula within formula,
-# until products with them are stored: 12 arrays of b x n x k are moved for a slice. So the kernel is computed again from
-# logits and shift, and each factor is stored: 8 arrays.
+# Of what is used more than once, inductor stores what reads more than so many tensors, and computes the rest again.
+# With its default of 4 it would compute the factors of Sinkhorn-Knopp again for each assignment, formula in formula,
+# until it stores their products with the kernel. So it stores each factor, and computes the kernel again from logits
+# and shift: 8.1 arrays of a slice's logits go through memory instead of 10.1 (`benchmarks/inductor.py`).
 SLICE_OPTIONS = {"realize_reads_threshold": 2}
 
 

@@ -224,6 +224,8 @@ def test__a_vit_l_step_on_gpus_makes_at_most_forty_exchanges() -> None:
     assert slices.bytes <= 4 * 2**30
     assert slices.at_once == slices.positions
     assert 4 * -(-256 // slices.positions) <= 40
+    # A slice of another size would be compiled once more.
+    assert 256 % slices.positions == 0
 
 
 @pytest.mark.parametrize("accelerator", [True, False])

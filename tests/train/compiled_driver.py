@@ -8,11 +8,15 @@ import sys
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch._dynamo.utils import counters
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
+from capi.method.clustering.walk import ClusteringSettings, cluster_slice
+from capi.runtime.processes import Processes
 from capi.train.build import build_learner, masked_batch
 from capi.train.compilation import compile_networks
 from capi.train.step import Learner, train_step
@@ -85,6 +89,22 @@ def run(name: str, backend: str) -> dict[str, Any]:
     }
 
 
+def run_slice(backend: str) -> dict[str, Any]:
+    """A slice of the clustering as one of several processes computes it, with a queue behind the batch."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    torch._dynamo.reset()
+    counters.clear()
+    logits, processes = torch.randn(3, 6, 7), Processes(0, 4)
+    losses = [
+        float(function(logits.clone(), 4, ClusteringSettings(), processes).loss)
+        for function in (torch.compile(cluster_slice, backend=backend), cluster_slice)
+    ]
+    dist.destroy_process_group()
+    stats = counters["stats"]
+    return {"graphs": stats["unique_graphs"], "breaks": dict(counters["graph_break"]), "losses": losses}
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    json.dump({name: run(name, sys.argv[1]) for name in sys.argv[2:]}, sys.stdout)
+    results = {name: run_slice(sys.argv[1]) if name == "slice" else run(name, sys.argv[1]) for name in sys.argv[2:]}
+    json.dump(results, sys.stdout)

@@ -51,9 +51,17 @@ def test__compiled_networks_learn_what_plain_ones_do(compiled: dict[str, dict[st
     assert compiled[name]["target_distance"] <= 1e-3 * compiled[name]["target_moved"]
 
 
+def test__a_slice_of_several_processes_is_one_graph() -> None:
+    found = driven("aot_eager", "slice")[0]["slice"]
+    assert found["breaks"] == {}
+    assert found["graphs"] == 1
+    compiled, plain = found["losses"]
+    assert compiled == pytest.approx(plain, rel=1e-5)
+
+
 @pytest.mark.thorough
 def test__code_of_the_default_compiler_learns_the_same() -> None:
-    found = driven("inductor", "plain", "parts")[0]
+    found = driven("inductor", "plain", "parts", "stochastic")[0]
     assert all(case["distance"] < 1e-3 * case["moved"] for case in found.values())
 
 
