@@ -80,6 +80,8 @@ _AS_COUNTED = {
     f"{_CPU_ATTENTION}_backward": "_scaled_dot_product_flash_attention_backward",
 }
 _PRODUCTS = {"mm", "addmm", "addmm_", "bmm", "baddbmm", "baddbmm_", "mv", "dot"}
+# They read values, which fake tensors refuse: such a step ends with an error. On a CPU nothing is waited for.
+_WAITS = {"_local_scalar_dense", "nonzero", "masked_select"}
 _BY_FSDP = {"_allgather_base_", "_reduce_scatter_base_", "allgather_", "reduce_scatter_"}
 
 
@@ -94,6 +96,7 @@ class Part:
     collective_bytes: int = 0
     fsdp_collectives: int = 0
     fsdp_bytes: int = 0
+    waits: int = 0
 
     def seconds(self, gpu: Gpu, speeds: Speeds, precision: str) -> float:
         peaks = {"bfloat16": gpu.bfloat16 or gpu.float32, "float32": gpu.float32, "tf32": speeds.tf32}
@@ -132,8 +135,9 @@ class Count(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*args, **kwargs)
         name, part = func._overloadpacket.__name__, self.parts[self.part]
+        part.waits += name in _WAITS
+        result = func(*args, **kwargs)
         given = [local(value) for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         made = [local(value) for value in tree_leaves(result) if isinstance(value, Tensor)]
         if func.namespace == "c10d":
@@ -352,13 +356,13 @@ def table(parts: dict[str, Part], gpu: Gpu, speeds: Speeds, tf32: bool) -> list[
 
 def show(title: str, rows: list[dict[str, Any]]) -> None:
     print(f"{title}: {sum(row['seconds'] for row in rows):.3f} s")
-    print("  part          TFLOP bf16  float32      GB  kernels  collectives (bytes)  FSDP's (bytes)         s")
+    print("  part          TFLOP bf16  float32      GB  kernels  collectives (bytes)  FSDP's (bytes)  waits         s")
     for row in rows:
         rounded, full = (row["flop"].get(kind, 0) / 1e12 for kind in ("bfloat16", "float32"))
         print(
             f"  {row['part']:12} {rounded:11.2f} {full:8.2f} {row['bytes'] / 1e9:7.1f} {row['kernels']:8d} "
             f"{row['collectives']:6d} ({row['collective_bytes'] / 1e6:8.1f} MB) {row['fsdp_collectives']:4d} "
-            f"({row['fsdp_bytes'] / 1e9:5.2f} GB) {row['seconds']:9.4f}"
+            f"({row['fsdp_bytes'] / 1e9:5.2f} GB) {row['waits']:6d} {row['seconds']:9.4f}"
         )
 
 
