@@ -67,10 +67,9 @@ class Exchanges:
 
 @contextlib.contextmanager
 def pretended_gpu() -> Any:
-    # patch.multiple gives its names to a class as they are.
-    interface = {"get_device_properties": lambda *_: A100, "get_compute_capability": lambda *_: 80}
     with (
-        patch.multiple(CudaInterface, **interface, is_available=lambda: True),
+        patch.multiple(CudaInterface, get_device_properties=lambda *_: A100, get_compute_capability=lambda *_: 80),
+        patch.multiple(CudaInterface, is_available=lambda: True),
         patch.multiple(CudaInterface.Worker, get_device_properties=lambda *_: A100, current_device=lambda: 0),
         patch.multiple(torch.cuda, get_device_properties=lambda *_: A100, get_device_capability=lambda *_: (8, 0)),
         patch.multiple(torch.cuda, current_device=lambda: 0, device_count=lambda: 1),
@@ -80,8 +79,8 @@ def pretended_gpu() -> Any:
         yield
 
 
-def scheduled(shape: tuple[int, int, int], reads: int) -> list[Any]:
-    """What inductor launches, in order."""
+def scheduled(shape: tuple[int, int, int], reads: int) -> list[tuple[Any, int]]:
+    """What inductor launches, in order, and the bytes of each."""
 
     def function(logits: Tensor) -> tuple[Tensor, ...]:
         return tuple(cluster_slice(logits, shape[1], ClusteringSettings(), Exchanges()))
@@ -104,10 +103,7 @@ def scheduled(shape: tuple[int, int, int], reads: int) -> list[Any]:
         with V.set_graph_handler(lowered), V.set_debug_handler(DebugContext()):
             lowered.run(logits)
             lowered._update_scheduler()
-            nodes = lowered.scheduler.nodes
-            for node in nodes:
-                node.bytes = node.get_read_write_buffers_sizes()
-    return list(nodes)
+            return [(node, node.get_read_write_buffers_sizes()) for node in lowered.scheduler.nodes]
 
 
 def main() -> None:
@@ -128,12 +124,12 @@ def main() -> None:
     with pretended_gpu():
         nodes = scheduled(shape, arguments.reads)
     dist.destroy_process_group()
-    kernels = [node for node in nodes if "Extern" not in type(node).__name__]
+    kernels = [(node, size) for node, size in nodes if "Extern" not in type(node).__name__]
     exchanges = (len(nodes) - len(kernels)) // 2
-    for node in kernels:
+    for node, size in kernels:
         what = ", ".join(sorted({name for part in node.get_nodes() for name in origins(part)}))
-        print(f"  {node.bytes / array:5.2f} arrays  {what}")
-    total = sum(node.bytes for node in nodes)
+        print(f"  {size / array:5.2f} arrays  {what}")
+    total = sum(size for _, size in nodes)
     print(f"{len(kernels)} kernels, {exchanges} exchanges, {total / array:.2f} arrays, {total / 1e9:.2f} GB")
 
 
