@@ -116,7 +116,7 @@ class FollowedRun:
             cost=cost.facts,
             assumptions=cost.assumptions,
             config=hide_paths_of_yaml(self.folder.config_text()) if reading.config else "(it does not fit)\n",
-            provenance=provenance(record, self.folder.path),
+            provenance=[*self._predicted(record), *provenance(record, self.folder.path)],
         )
 
     def _for_everyone(self, finding: Finding) -> Finding:
@@ -125,6 +125,10 @@ class FollowedRun:
             return replace(finding, advice="The command that started it, with --resume, goes on.")
         text, advice = (hide_path(part) for part in (finding.text, finding.advice))
         return replace(finding, text=text, advice=advice)
+
+    def _predicted(self, record: Mapping[str, Any]) -> list[tuple[str, str]]:
+        config = self.reading.config
+        return [("Predicts", hide_path(recorded_target(record, config).description))] if config else []
 
     def _prototypes(self, record: Mapping[str, Any]) -> tuple[list[PrototypeStrip], str]:
         """The strips, and a note; only a clustering has prototypes to be drawn."""
