@@ -61,7 +61,10 @@ def shards(
         )
     except KeyboardInterrupt:
         complete = len(list(out.glob("*.tar")))
-        echo(f"Stopped. {out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on.")
+        shards = f"{out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on."
+        echo(
+            f"Stopped. {shards}" if complete else "Stopped before a shard was complete; the same command starts again."
+        )
         raise typer.Exit(INTERRUPTED) from None
     reused = f", shards that were there already: {packed.reused}" if packed.reused else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
@@ -96,11 +99,21 @@ def check(
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     try:
         survey = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
+    except api.SurveyStopped as stopped:
+        so_far = stopped.survey
+        echo(f"Stopped after {so_far.looked_at} of {so_far.total} images. --limit N looks at N, spread evenly.")
+        if so_far.looked_at:
+            _print_survey(so_far)
+        raise typer.Exit(INTERRUPTED) from None
     except KeyboardInterrupt:
-        echo("Stopped, and nothing was written. --limit N looks at N images, spread evenly.")
+        echo("Stopped before an image was looked at.")
         raise typer.Exit(INTERRUPTED) from None
     if json_file is not None:
         api.atomic_write(json_file, json.dumps(survey.as_record(), indent=1) + "\n")
+    _print_survey(survey)
+
+
+def _print_survey(survey: "api.Survey") -> None:
     for name, value in survey.summary()[1].items():
         echo(f"{name:<12}{value}")
 
