@@ -12,7 +12,7 @@ from rich.table import Table
 
 from capi import api
 from capi.cli.app import app, echo, messages
-from capi.cli.terminal import Terminal
+from capi.cli.terminal import Terminal, wrapped
 from capi.cli.usage import Commands, between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
 
@@ -140,7 +140,8 @@ def datasets(context: typer.Context) -> None:
 def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> None:
     """Show how the files of a data set must lie, where it comes from, and what can be said about it."""
     dataset = api.dataset_named(name)
-    echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
+    width = min(Terminal().width, 120)
+    echo(f"{dataset.name}: {dataset.title}\n\n{wrapped(dataset.layout.strip(), width)}\n")
     heeded = sorted({*dataset.heeds, "verify_counts"})
     beside = " beside data=PATH" if api.dataset_named(name).needs_folder else ""
-    echo(f"Options{beside}: {', '.join(heeded)}")
+    echo(wrapped(f"Options{beside}: {', '.join(heeded)}", width))
