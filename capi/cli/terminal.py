@@ -61,12 +61,14 @@ def wrapped(text: str, width: int) -> str:
         joins = bool(line)
     lines = []
     for head, words in blocks:
-        indent = " " * len(head)
+        first, indent = head, " " * len(head)
         if len(head) > width // 2:
             # Too long a name for a column beside it.
             lines.append(textwrap.fill(head, width, subsequent_indent="  "))
-            head = indent = " " * 8
-        lines.append(textwrap.fill(words, width, initial_indent=head, subsequent_indent=indent, break_on_hyphens=False))
+            first = indent = " " * 8
+        lines.append(
+            textwrap.fill(words, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+        )
     return "\n".join(lines)
 
 

@@ -307,7 +307,7 @@ def ablate(
         return
     if table is None or data is None or out is None:
         raise CapiError("ablate needs a table, --data with images and labels, and --out, a folder (or --list)")
-    page = api.ablate(
+    done = api.ablate(
         table,
         overrides or [],
         data=data,
@@ -320,10 +320,10 @@ def ablate(
         photos=photos,
         console=messages(),
     )
-    if page is None:
+    if done is None:
         echo("Stopped and saved. The same command resumes.")
         raise typer.Exit(INTERRUPTED)
-    echo(f"wrote {page}: open it in a browser")
+    echo(f"wrote {done.page}: open it in a browser")
 
 
 def _tables() -> Table:

@@ -182,8 +182,8 @@ def image_names(folder: Path) -> Iterator[str]:
 
 # Folders as people name them, in lower case.
 _MASKS = frozenset(
-    ["mask", "masks", "label", "labels", "annotation", "annotations", "trimaps", "gt", "gtfine", "ground_truth", "groundtruth", "segmentation", "segmentationclass"]
-)
+    ("mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentationclass")
+) | frozenset(("trimaps", "gt", "gtfine", "ground_truth", "groundtruth"))
 _PHOTOS = frozenset(("image", "images", "img", "imgs", "photo", "photos", "jpegimages", "leftimg8bit", "rgb"))
 _LOSSLESS, _LOSSY = {".png", ".gif", ".tif", ".tiff", ".bmp"}, {".jpg", ".jpeg", ".jpe", ".webp"}
 # Names that are compared, and folders beside each other: more than these are classes.

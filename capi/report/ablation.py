@@ -5,6 +5,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -175,6 +176,21 @@ def orderings(table: TableOutcome, paper_column: int, column: str) -> list[Order
                 here = 100 * (high.mean - low.mean)
                 pairs.append(Ordering(better.name, worse.name, gap, here, _uncertainty(high, low)))
     return pairs
+
+
+def orderings_sentence(table: TableOutcome) -> str:
+    """How many of the paper's orderings hold here, in one sentence."""
+    pairs = [each for number, column in columns_side_by_side(table) for each in orderings(table, number, column)]
+    if not pairs:
+        return "no scores here stand beside the paper's yet, so none of its orderings is judged"
+    counts = Counter(each.verdict for each in pairs)
+    others = ", ".join(
+        f"{counts[name]} {name}" for name in ("reversed", "not told apart", "no difference") if counts[name]
+    )
+    whole = "1 ordering" if len(pairs) == 1 else f"{len(pairs)} orderings"
+    return f"{counts['holds']} of {whole} of the paper hold{'s' if counts['holds'] == 1 else ''}" + (
+        f": {others}" if others else ""
+    )
 
 
 def _paper(row: RowOutcome, column: int) -> float:

@@ -30,6 +30,7 @@ from capi.report.pictures.sheets import Row, font, save_picture, sheet_of
 from capi.runtime.atomic import atomic_open, remove
 from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths
+from capi.runtime.summary import Summary
 
 LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"
 MASKS, OVERLAYS = "labels", "overlays"
@@ -37,13 +38,20 @@ MASKS, OVERLAYS = "labels", "overlays"
 _SHOWN_HEIGHT = 256
 
 
-@dataclass(frozen=True)
-class Predicted:
+@dataclass(frozen=True, repr=False)
+class Predicted(Summary):
     """What was written where."""
 
     folder: Path
     images: int
     failed: dict[str, str]
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        rows = {}
+        if self.failed:
+            name, reason = next(iter(self.failed.items()))
+            rows["failed"] = f"{len(self.failed)} that cannot be read, such as {name} ({reason}): see {FAILED}"
+        return f"{self.folder}: {self.images} images are labeled", rows
 
 
 def write_predictions(prediction: Prediction, out: Path, *, overwrite: bool = False) -> Predicted:

@@ -7,11 +7,11 @@ run; `against_paper` says how far off the plan is.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from capi.config.files import Overrides, Recipe, as_config, differences, load_config
+from capi.config.files import Overrides, Recipe, as_config, differences, load_config, override_texts
 from capi.config.schema import Config
 from capi.config.trust import trusting
 from capi.errors import CapiError
@@ -146,12 +146,15 @@ def plan(
     gpu: str = "this",
     gpus: int = 1,
     assumptions: Assumptions | None = None,
+    **sections: Any,
 ) -> RunPlan:
     """What a run would need on so many GPUs, without running anything: memory part by part, what fits, hours, energy.
 
     `gpu` is a name that `capi plan --gpu list` gives, or `this` for the machine at hand. `assumptions` holds what no
-    plan can know: the share of the peak that is reached, and what power costs.
+    plan can know: the share of the peak that is reached, and what power costs. `overrides` and further keywords change
+    the recipe: `optimization={"steps": 100}`.
     """
+    overrides = override_texts(overrides, sections)
     with trusting(overrides=overrides):
         return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
 
