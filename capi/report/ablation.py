@@ -178,19 +178,30 @@ def orderings(table: TableOutcome, paper_column: int, column: str) -> list[Order
     return pairs
 
 
-def orderings_sentence(table: TableOutcome) -> str:
-    """How many of the paper's orderings hold here, in one sentence."""
+_VERDICTS = ("holds", "reversed", "not told apart", "no difference")
+
+
+def verdicts(table: TableOutcome) -> dict[str, int]:
+    """How many of the paper's orderings came out which way here."""
     pairs = [each for number, column in columns_side_by_side(table) for each in orderings(table, number, column)]
-    if not pairs:
-        return "no scores here stand beside the paper's yet, so none of its orderings is judged"
     counts = Counter(each.verdict for each in pairs)
-    others = ", ".join(
-        f"{counts[name]} {name}" for name in ("reversed", "not told apart", "no difference") if counts[name]
-    )
-    whole = "1 ordering" if len(pairs) == 1 else f"{len(pairs)} orderings"
-    return f"{counts['holds']} of {whole} of the paper hold{'s' if counts['holds'] == 1 else ''}" + (
-        f": {others}" if others else ""
-    )
+    return {verdict: counts[verdict] for verdict in _VERDICTS if counts[verdict]}
+
+
+def orderings_sentence(table: TableOutcome) -> str:
+    """What the study came to: how many of the paper's orderings hold, else its own order by the first score."""
+    counts = verdicts(table)
+    if total := sum(counts.values()):
+        holds = counts.pop("holds", 0)
+        others = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        if total == 1:
+            return "The one ordering of the paper " + ("holds here" if holds else f"does not hold here: {others}")
+        return f"{holds} of {total} orderings of the paper hold here" + (f"; {others}" if others else "")
+    scored = [(row, column) for column in table.columns[:1] for row in table.rows if row.score(column) is not None]
+    if not scored:
+        return "Nothing has been scored yet"
+    listed = ", ".join(f"{row.name} {score_text(row.score(column))}" for row, column in scored)
+    return f"The paper prints no numbers to put in order; {scored[0][1]} here: {listed}"
 
 
 def _paper(row: RowOutcome, column: int) -> float:
@@ -298,6 +309,7 @@ def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:
 def as_markdown(table: TableOutcome) -> str:
     """The numbers, and what became of the paper's orderings."""
     parts = [f"# {table.paper.title}", f"{table.paper.number} of the paper, in miniature."]
+    parts.append(f"{orderings_sentence(table)}.")
     if not table.finished:
         parts.append("Not all of it has been run yet.")
     ours = [f"{column} ({table.measures[column]})" if column in table.measures else column for column in table.columns]
@@ -352,6 +364,8 @@ def as_html(table: TableOutcome) -> str:
         f"{table.paper.title}, in miniature",
         charts={"charts": charts, "runs": [row.name for row in table.everything], "apart": True},
         study=table,
+        sentence=orderings_sentence(table),
+        shares=list(verdicts(table).items()),
         done=sum(run.done for run in every),
         total=len(every),
         head=_html_head(table),
