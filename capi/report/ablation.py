@@ -201,7 +201,7 @@ def orderings_sentence(table: TableOutcome) -> str:
     if not scored:
         return "Nothing has been scored yet"
     listed = ", ".join(f"{row.name} {score_text(row.score(column))}" for row, column in scored)
-    return f"The paper prints no numbers to put in order; {scored[0][1]} here: {listed}"
+    return f"No printed score of the paper stands beside these, so no ordering is judged; {scored[0][1]} here: {listed}"
 
 
 def _paper(row: RowOutcome, column: int) -> float:

@@ -226,19 +226,28 @@ def test__a_run_without_scores_says_on_the_first_screen_how_to_get_one(page: Pag
     path = tmp_path / "page.html"
     path.write_text(run_page(run_pieces(unscored)), encoding="utf-8")
     page.goto(path.as_uri())
-    line = page.get_by_text("No score yet")
+    line = page.get_by_text("No evaluation, so no score")
     box = line.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 900
     assert "capi evaluate run folder/knn data=LABELED" in line.inner_text()
     path.write_text(run_page(run_pieces(run)), encoding="utf-8")
     page.reload()
-    assert page.get_by_text("No score yet").count() == 0
+    assert page.get_by_text("No evaluation, so no score").count() == 0
 
 
 def test__an_ablation_opens_with_the_orderings_that_hold(page: Page, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "page.html"
-    path.write_text(ablation_html(study("default")), encoding="utf-8")
+    told = study("default")
+    path.write_text(ablation_html(told), encoding="utf-8")
     page.goto(path.as_uri())
+    assert "no ordering is judged; csv/knn here: default 30.5" in page.locator("main > h1 + p").inner_text()
+    judged = "csv/knn-segmentation"
+    rows = [
+        replace(row, runs=[replace(run, scores={judged: run.scores["csv/knn"]}) for run in row.runs])
+        for row in told.rows
+    ]
+    path.write_text(ablation_html(replace(told, rows=rows, columns=[judged])), encoding="utf-8")
+    page.reload()
     assert page.locator("main > h1 + p").inner_text() == "The one ordering of the paper holds here."
     assert page.locator(".share").all_inner_texts() == ["1 holds"]
