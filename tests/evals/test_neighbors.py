@@ -229,9 +229,9 @@ def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytes
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     seen = []
-    largest = module._largest
+    nearer = module._nearer
     monkeypatch.setattr(
-        module, "_largest", lambda *given: seen.append(torch.get_float32_matmul_precision()) or largest(*given)
+        module, "_nearer", lambda *given: seen.append(torch.get_float32_matmul_precision()) or nearer(*given)
     )
     try:
         with torch.autocast("cpu", torch.bfloat16):
