@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from capi.data.sources import is_csv as is_csv
     from capi.data.survey import DataSummary as DataSummary
     from capi.data.survey import Survey as Survey
-    from capi.data.survey import SurveyStopped as SurveyStopped
     from capi.data.survey import check_data as check_data
     from capi.data.survey import significant as significant
     from capi.errors import CapiError as CapiError
@@ -147,7 +146,6 @@ _COMMANDS = {
     "is_csv": "capi.data.sources",
     "DataSummary": "capi.data.survey",
     "Survey": "capi.data.survey",
-    "SurveyStopped": "capi.data.survey",
     "significant": "capi.data.survey",
     "Comparison": "capi.evals.comparison_cells",
     "DATASETS": "capi.evals.datasets",

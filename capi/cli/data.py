@@ -99,14 +99,14 @@ def check(
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     try:
         survey = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
-    except api.SurveyStopped as stopped:
-        so_far = stopped.survey
-        echo(f"Stopped after {so_far.looked_at} of {so_far.total} images. --limit N looks at N, spread evenly.")
-        if so_far.looked_at:
+    except KeyboardInterrupt as stopped:
+        # Not by its class: while what is needed is imported, another import would fail.
+        so_far: "api.Survey | None" = getattr(stopped, "survey", None)
+        if so_far is None or not so_far.looked_at:
+            echo("Stopped before an image was looked at.")
+        else:
+            echo(f"Stopped after {so_far.looked_at} of {so_far.total} images. --limit N looks at N, spread evenly.")
             _print_survey(so_far)
-        raise typer.Exit(INTERRUPTED) from None
-    except KeyboardInterrupt:
-        echo("Stopped before an image was looked at.")
         raise typer.Exit(INTERRUPTED) from None
     if json_file is not None:
         api.atomic_write(json_file, json.dumps(survey.as_record(), indent=1) + "\n")

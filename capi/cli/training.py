@@ -65,7 +65,7 @@ def pretrain(
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
     # Given alike to all processes, so one of them says what is wrong: a typo before what is missing.
     if not data or out is None:
-        files.load_config(recipe, overrides or [])
+        api.load_config(recipe, overrides or [])
         raise typer.BadParameter(
             "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
         )

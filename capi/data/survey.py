@@ -86,7 +86,7 @@ class Survey(Summary):
     """Of each channel, in units of full scale, as data.mean takes it."""
     std: list[float] = field(default_factory=list)
     lowest: list[float] = field(default_factory=list)
-    """Of each channel, as the mean; of the pixels as they are stored, not of thumbnails."""
+    """Of each channel, as the mean; of pixels as they are decoded, a JPEG at the fraction that a thumbnail needs."""
     highest: list[float] = field(default_factory=list)
     copies: int = 0
     """Images that could go without losing one: the same bytes are there already."""
