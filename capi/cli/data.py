@@ -101,7 +101,7 @@ def check(
         survey = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
     except KeyboardInterrupt as stopped:
         # Not by its class: while what is needed is imported, another import would fail.
-        so_far: "api.Survey | None" = getattr(stopped, "survey", None)
+        so_far: api.Survey | None = getattr(stopped, "survey", None)
         if so_far is None or not so_far.looked_at:
             echo("Stopped before an image was looked at.")
         else:
