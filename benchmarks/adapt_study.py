@@ -132,7 +132,7 @@ def trainer(job: dict[str, Any], row: str, seed: int, steps: int) -> tuple[Any, 
     from capi.api import adapted_config, load_config, train_step
     from capi.data.sources import find_images
     from capi.train import build
-    from capi.train.initial_weights import initialise
+    from capi.train.initial_weights import initialize
 
     length = [f"seed={seed}", f"optimization.steps={max(steps, 1)}"]
     if row == "scratch":
@@ -141,7 +141,7 @@ def trainer(job: dict[str, Any], row: str, seed: int, steps: int) -> tuple[Any, 
         changes = [*SHARED, *ADAPTED.get(row, []), *job["set"], *length]
         config = adapted_config(job["source"], changes)
     learner = build.build_learner(config)
-    initialise(learner, config)
+    initialize(learner, config)
     batches = build.training_batches(config, find_images(photos_of(job, "train")[0]), workers=0)
     move = build.device_mover(config, torch.device("cpu"))
     return learner, lambda step: train_step(learner, [move(batches[step])], step)

@@ -15,7 +15,7 @@ import torch
 from measure import interleaved_best
 
 import capi
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.devices import keep_freed_memory
 from capi.train import build
 from capi.train.cost.step import random_batch
@@ -31,7 +31,7 @@ def seconds_of_a_step(setting: str, recipe: str, batch_size: int) -> float:
         learner = capi.build_learner(config)
     batch = random_batch(
         masks=build.mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=batch_size,
         seed=0,

@@ -25,7 +25,7 @@ from capi.data.crops import crop_draws, random_box
 from capi.data.decoding import Box, Decoder, Pixels
 from capi.data.locations import open_images
 from capi.data.order import order_of
-from capi.data.reader import Reader, read_bytes
+from capi.data.reader import ImageReader, read_bytes
 from capi.data.shard_writer import PackingSettings, pack
 from capi.data.sources import Files, ImageSource, image_folder
 from capi.runtime.randomness import sample_keys
@@ -58,12 +58,12 @@ def main() -> None:
 
 def compare(source: Files, side: int, rounds: int) -> None:
     decoder = Decoder(reduced=True, crop_first=True)
-    reader, cached = (Reader(source, decoder, room) for room in (0, 2**40))
-    boxed, boxed_cached = (Reader(source, replace(decoder, crop_first=False), room) for room in (0, 2**40))
+    reader, cached = (ImageReader(source, decoder, room) for room in (0, 2**40))
+    boxed, boxed_cached = (ImageReader(source, replace(decoder, crop_first=False), room) for room in (0, 2**40))
     draws = crop_draws(sample_keys(0, 0, torch.arange(len(source))))
     boxes = [random_box(reader.size(index), row, SCALE, ASPECT) for index, row in enumerate(draws)]
 
-    def crops(reader: Reader) -> list[Pixels]:
+    def crops(reader: ImageReader) -> list[Pixels]:
         return [
             reader.crop(index, random_box(reader.size(index), row, SCALE, ASPECT), SIZE)
             for index, row in enumerate(draws)
@@ -106,7 +106,7 @@ def compare_shards(folder: Path, count: int, side: int, rounds: int) -> None:
 
 def seconds_of(source: ImageSource, number: int, *, crops: bool) -> float:
     """The time of one pass over a source, in the order of a run."""
-    size, reader = len(source), Reader(source, Decoder(reduced=True, crop_first=True))
+    size, reader = len(source), ImageReader(source, Decoder(reduced=True, crop_first=True))
     order = order_of(source, 0).images(torch.arange(number * size, (number + 1) * size)).tolist()
     draws = crop_draws(sample_keys(0, number, torch.arange(size)))
     start = time.perf_counter()

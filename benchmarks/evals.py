@@ -11,12 +11,12 @@ import argparse
 
 import attentive
 import logistic
-import neighbours
+import neighbors
 
 QUICK = {
     logistic: ["--samples=1500", "--width=48", "--classes=6", "--rounds=1", "--only=overlapping"],
     attentive: ["--images=8", "--tokens=16", "--width=64", "--classes=5", "--settings=3", "--rounds=1"],
-    neighbours: ["--bank=500", "--queries=64", "--width=32", "--patches=64", "--labels=20", "--rounds=1"],
+    neighbors: ["--bank=500", "--queries=64", "--width=32", "--patches=64", "--labels=20", "--rounds=1"],
 }
 
 

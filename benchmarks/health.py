@@ -15,7 +15,7 @@ from measure import Work, interleaved_best
 import capi
 from capi.config.schema import Config
 from capi.method.health import HealthMonitor
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.devices import keep_freed_memory
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import random_batch
@@ -76,7 +76,7 @@ def monitoring(learner: Learner, batch: MaskedBatch) -> Work:
 def batch_of(config: Config) -> MaskedBatch:
     return random_batch(
         masks=mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=config.optimization.batch_size,
         seed=0,

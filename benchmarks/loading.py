@@ -112,10 +112,10 @@ def matrix_products(model: CapiEncoder, size: int) -> list[Product]:
     patches = (size // model.patch_size) ** 2
     tokens = patches + encoder.num_registers
     embedding = encoder.patch_embedding.weight.flatten(1)
-    found = [_linear(patches, embedding)]
+    products = [_linear(patches, embedding)]
     for block in encoder.blocks:
-        found += _block_products(block, tokens, tokens, encoder.head_width)
-    return found + _block_products(predictor.blocks[0], patches, tokens, predictor.head_width)
+        products += _block_products(block, tokens, tokens, encoder.head_width)
+    return products + _block_products(predictor.blocks[0], patches, tokens, predictor.head_width)
 
 
 def _block_products(block: torch.nn.Module, queries: int, keys: int, head_width: int) -> list[Product]:
@@ -140,8 +140,8 @@ def _block_products(block: torch.nn.Module, queries: int, keys: int, head_width:
 
 
 def _linear(rows: int, weight: Tensor) -> Product:
-    given = torch.randn(rows, weight.shape[1])
-    return lambda: F.linear(given, weight)
+    inputs = torch.randn(rows, weight.shape[1])
+    return lambda: F.linear(inputs, weight)
 
 
 if __name__ == "__main__":

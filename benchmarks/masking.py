@@ -8,7 +8,7 @@ import argparse
 import torch
 from measure import interleaved_best
 
-from capi.method.masking import Grid, MaskIndex, MaskSampler
+from capi.method.masking import MaskIndex, MaskSampler, PatchGrid
 from capi.runtime.randomness import sample_keys
 
 
@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    grid, index = Grid(14, 14), torch.arange(arguments.images)
+    grid, index = PatchGrid(14, 14), torch.arange(arguments.images)
     masks = MaskSampler(kind="inverse_block", ratio=0.65, roll=True, predict=7)
 
     def at_once() -> MaskIndex:

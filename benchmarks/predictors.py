@@ -14,7 +14,7 @@ from measure import Work, interleaved_best
 
 import capi
 from capi.config.schema import Config
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import mask_sampler
 from capi.train.cost.flop import iteration_flop
 from capi.train.cost.step import random_batch
@@ -57,7 +57,7 @@ def noise(config: Config) -> MaskedBatch:
     """One batch for all: their masks and image sizes are the same."""
     return random_batch(
         masks=mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=config.optimization.batch_size,
         seed=config.seed,
@@ -67,9 +67,9 @@ def noise(config: Config) -> MaskedBatch:
 
 def flop(config: Config, learner: Learner) -> float:
     """Of one image in one iteration."""
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     size = config.optimization.batch_size
-    patches = Grid(*config.grid).size
+    patches = PatchGrid(*config.grid).size
     parts = iteration_flop(
         learner.student, learner.target, batch_size=size, patches=patches, visible=visible, predicted=predicted
     )

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from capi.config.files import load_config
 from capi.config.schema import Config
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.models.costs import CLUSTERING, PHASES, STUDENT, TEACHER, UPDATE
 from capi.runtime.devices import as_on_accelerator
 from capi.train.build import mask_sampler
@@ -125,10 +125,10 @@ def tracked(recipe: str, processes: int, rank: int, images: int, overrides: list
             # Makes what it keeps.
             optimizer.step()
             optimizer.zero_grad()
-        kept = [value for optimizer in learner.optimizers for value in tree_leaves(dict(optimizer.state))]
-        given = [value for batch in batches for value in batch]
+        states = [value for optimizer in learner.optimizers for value in tree_leaves(dict(optimizer.state))]
+        inputs = [value for batch in batches for value in batch]
         modules = (learner.student, learner.teacher, learner.target)
-        tracker.track_external(*modules, *(value for value in (*kept, *given) if isinstance(value, Tensor)))
+        tracker.track_external(*modules, *(value for value in (*states, *inputs) if isinstance(value, Tensor)))
         learner.student.register_forward_pre_hook(lambda *_: setattr(tracker, "phase", STUDENT))
         with tracker, collectives:
             train_step(learner, batches, 2, tracker)
@@ -150,7 +150,7 @@ def tracked(recipe: str, processes: int, rank: int, images: int, overrides: list
 
 
 def empty_batches(config: Config, images: int) -> list[MaskedBatch]:
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     parts = config.optimization.micro_batches
     return [
         MaskedBatch(
@@ -190,8 +190,8 @@ def main() -> None:
                     f"{recipe:8} {processes:9} {shards:7} {rank:5} {images:7} {row.peak / 2**30:12.2f} "
                     f"{row.planned / 2**30:8.2f} {row.error:+6.1%} {row.fsdp_collectives:7} {row.other_collectives:7}",
                     *(
-                        f"{name} {found / 2**30:.2f}/{wanted / 2**30:.2f}"
-                        for name, (found, wanted) in row.phases.items()
+                        f"{name} {peak / 2**30:.2f}/{planned / 2**30:.2f}"
+                        for name, (peak, planned) in row.phases.items()
                     ),
                     flush=True,
                 )

@@ -37,7 +37,7 @@ from torch.utils.flop_counter import flop_registry
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.method.targets import Targets, at_predicted
 from capi.runtime.devices import as_on_accelerator
 from capi.train.build import build_learner, mask_sampler, masked_batch
@@ -288,7 +288,7 @@ def told(count: Count, learner: Learner) -> Iterator[None]:
 
 def counted(config: Config, gpus: int, *, plain: bool = False) -> Count:
     """One step of the first of so many processes."""
-    optimization, grid = config.optimization, Grid(*config.grid)
+    optimization, grid = config.optimization, PatchGrid(*config.grid)
     visible, _, predicted = mask_sampler(config).counts(grid)
     images = optimization.batch_size // (gpus * optimization.micro_batches)
     with as_on_accelerator(), fake_learner(config, gpus) as learner:

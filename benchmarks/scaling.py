@@ -77,8 +77,8 @@ def measured(axis: str, size: int, recipe: str, batch_size: int) -> Point:
     overrides = [*BASE, AXES[axis][1].format(size)]
     command = [sys.executable, "-m", "capi", "plan", recipe, *overrides, "--measure", "--images", str(images), "--json"]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - our own command
-    found = json.loads(ran.stdout)
-    rows = {row["name"]: row for row in found["measured"]["comparisons"]}
+    plan = json.loads(ran.stdout)
+    rows = {row["name"]: row for row in plan["measured"]["comparisons"]}
     time, memory = rows["seconds a step"], rows["peak bytes"]
     shown = (size // PATCH) ** 2 if axis == "tokens" else size
     return Point(shown, time["measured"], memory["measured"], time["planned"], memory["planned"])

@@ -15,7 +15,7 @@ from measure import Work, interleaved_best, peak_extra_bytes
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import random_batch
 from capi.train.step import Learner, train_step
@@ -38,7 +38,7 @@ def prepared(config: Config) -> tuple[Learner, MaskedBatch]:
         learner.target.queue.pretend_full()
     batch = random_batch(
         masks=mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=config.optimization.batch_size,
         seed=config.seed,
@@ -72,19 +72,19 @@ def main() -> None:
     sizes = [(batch, 0), *((batch, queue) for queue in arguments.queues), (batch + longest, 0)]
     clusterings: dict[str, Work] = {}
     steps: dict[str, Work] = {}
-    kept = {}
+    queue_bytes = {}
     for images, queue in sizes:
         name = f"batch {images}" + (f", queue {queue}" if queue else "")
         config = sized(arguments, images, queue)
         learner, noise = prepared(config)
-        kept[name] = 2 * queue * Grid(*config.grid).size * config.model.width
+        queue_bytes[name] = 2 * queue * PatchGrid(*config.grid).size * config.model.width
         clusterings[name] = clustering_alone(learner, noise)
         steps[name] = partial(train_step, learner, [noise], 0)
     seconds = interleaved_best(clusterings, arguments.rounds), interleaved_best(steps, arguments.rounds)
     memory = {name: peak_extra_bytes(work) for name, work in steps.items()}
     for name in steps:
         times = f"clustering {seconds[0][name] * 1e3:8.1f} ms   iteration {seconds[1][name] * 1e3:8.1f} ms"
-        print(f"{name:24} {times} {memory[name] / 2**20:6.0f} MiB more   queue {kept[name] / 2**20:.2f} MiB")
+        print(f"{name:24} {times} {memory[name] / 2**20:6.0f} MiB more   queue {queue_bytes[name] / 2**20:.2f} MiB")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import capi
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.devices import keep_freed_memory
 from capi.train.build import mask_sampler
 from capi.train.cost.step import random_batch
@@ -38,7 +38,7 @@ FUNCTIONS = {"_Norm": "norms", "_Rotate": "rotary positions"}
 
 
 def part_of(event: FunctionEvent) -> str:
-    """What the time of an operation is counted for; of the clustering, its products and all else are told apart."""
+    """What the time of an operation is counted for; of the clustering, its products are counted apart from all else."""
     name = event.name.removeprefix("aten::")
     part = next((part for starts, part in OPERATIONS.items() if name.startswith(starts)), "elementwise and the rest")
     within: FunctionEvent | None = event
@@ -82,7 +82,7 @@ def main() -> None:
     config = capi.load_config(arguments.case, [f"optimization.batch_size={size}", *overrides])
     batch = random_batch(
         masks=mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=size,
         seed=config.seed,

@@ -1,7 +1,7 @@
 """The reference pages, written from the code: config keys, benchmark options, commands, the Python API."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -15,8 +15,14 @@ from typer.main import get_command
 import capi
 import capi.cli
 from capi.cli.app import app
-from capi.config.benchmarks import PROTOCOLS
+from capi.config.benchmarks import PROTOCOL_CONFIGS
 from capi.config.schema import Config
+from capi.method.masking import MASKS
+from capi.method.registry import TARGETS
+from capi.models.heads import HEADS
+from capi.models.predictor import PREDICTORS
+from capi.train.build import OPTIMIZERS
+from capi.train.metrics import LOGGERS
 
 
 def write(folder: Path) -> None:
@@ -41,7 +47,32 @@ def config() -> str:
     for path, section in _sections(Config, ""):
         lines += [f"## `{path}`" if path else "## At the top", "", inspect.getdoc(section) or "", ""]
         lines += [*_table(section, path), ""]
+        for name in section.model_fields:
+            lines += _components(f"{path}.{name}")
     return "\n".join(lines)
+
+
+# What keys of the config name. Positions are two variants of one class, and say of themselves what they share.
+COMPONENTS: dict[str, Mapping[str, Any]] = {
+    "target.kind": TARGETS,
+    "masking.kind": MASKS,
+    "model.predictor.kind": PREDICTORS,
+    "model.head": HEADS,
+    "optimization.optimizer": OPTIMIZERS,
+    "run.loggers": LOGGERS,
+}
+
+
+def _components(key: str) -> list[str]:
+    """The components that a key names, with what each says of itself."""
+    if key not in COMPONENTS:
+        return []
+    lines = []
+    for name, component in COMPONENTS[key].items():
+        first = (inspect.getdoc(component) or "").split("\n\n")[0]
+        asked = getattr(component, "description", None)
+        lines.append(f"- `{name}`: {' '.join((f'it asks for {asked}. {first}' if asked else first).split())}")
+    return [f"`{key}` names one of:", "", *lines, ""]
 
 
 def benchmarks() -> str:
@@ -53,7 +84,7 @@ def benchmarks() -> str:
         "data sets. What departs from the paper's protocol is written into the results.",
         "",
     ]
-    for name, protocol in sorted(PROTOCOLS.items()):
+    for name, protocol in sorted(PROTOCOL_CONFIGS.items()):
         lines += [f"## `{name}`", "", inspect.getdoc(protocol) or "", "", *_table(protocol, ""), ""]
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ ROW, BOX, LEFT, TOP, WIDTH = 46, 150, 16, 12, 520
 
 def edges() -> Counter[tuple[str, str]]:
     """How many import statements lead from one room to another."""
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for path in sorted((ROOT / "capi").rglob("*.py")):
         room = path.relative_to(ROOT / "capi").parts[0].removesuffix(".py")
         if room in {"__init__", "__main__"}:
@@ -31,8 +31,8 @@ def edges() -> Counter[tuple[str, str]]:
             elif isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             targets = {name.split(".")[1] for name in names if name.startswith("capi.")}
-            found.update((room, target) for target in targets - {room})
-    return found
+            counts.update((room, target) for target in targets - {room})
+    return counts
 
 
 def layers() -> list[list[str]]:
@@ -42,7 +42,7 @@ def layers() -> list[list[str]]:
     return [[room.strip().removeprefix("capi.") for room in line.split("|")] for line in lines]
 
 
-def draw(found: Counter[tuple[str, str]]) -> str:
+def draw(counts: Counter[tuple[str, str]]) -> str:
     """An arc from each room to those it imports, as wide as the imports are many."""
     rooms = [room for line in layers() for room in line]
     place = {room: TOP + ROW * number + ROW // 2 for number, room in enumerate(rooms)}
@@ -53,7 +53,7 @@ def draw(found: Counter[tuple[str, str]]) -> str:
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
     ]
     right = LEFT + BOX
-    for (room, target), count in sorted(found.items()):
+    for (room, target), count in sorted(counts.items()):
         if room not in place or target not in place:
             continue
         start, end = place[room], place[target]
@@ -83,14 +83,14 @@ def main() -> None:
     parser.add_argument("--svg", type=Path, help="file for the picture")
     parser.add_argument("--list", action="store_true", help="every edge with its number of imports")
     chosen = parser.parse_args()
-    found = edges()
+    counts = edges()
     if chosen.list:
-        for (room, target), count in sorted(found.items()):
+        for (room, target), count in sorted(counts.items()):
             print(f"{room} -> {target} ({count})")
     if chosen.svg is not None:
-        chosen.svg.write_text(draw(found), encoding="utf-8")
-    rooms = {room for pair in found for room in pair}
-    print(f"{len(rooms)} rooms, {len(found)} edges between them")
+        chosen.svg.write_text(draw(counts), encoding="utf-8")
+    rooms = {room for pair in counts for room in pair}
+    print(f"{len(rooms)} rooms, {len(counts)} edges between them")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from torch import Tensor
 
 import capi
 from capi.data.sources import demo_photos
-from capi.method.masking import MASKS, Grid, roll
+from capi.method.masking import MASKS, PatchGrid, roll
 from capi.report.draw import load_prototypes
 from capi.report.explorer.content import Content
 from capi.report.explorer.session import Explorer
@@ -38,7 +38,7 @@ from capi.runtime.randomness import sample_keys
 
 PICTURES = Path(__file__).parent.parent / "docs" / "pictures"
 # The paper's grid at 224 px and patch 16, and what its recipe hides.
-GRID, HIDDEN = Grid(14, 14), int(14 * 14 * 0.65)
+GRID, HIDDEN = PatchGrid(14, 14), int(14 * 14 * 0.65)
 HIDDEN_COLOR = mpl.colors.ListedColormap(["#f2c14e", "#30475e"])
 PORT = 7899
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

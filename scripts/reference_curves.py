@@ -2,7 +2,7 @@
 
     python scripts/reference_curves.py RUN RUN RUN --out capi/report/reference_curves/demo.json
 
-Prints how often each run, compared with the others, would be told to lie outside of their band: false alarms.
+Prints how often each run, compared with the others, would count as outside of their band: false alarms.
 """
 
 import argparse
@@ -26,12 +26,12 @@ def main() -> None:
     except CapiError as error:
         raise SystemExit(f"error: {error}") from error
     text = json.dumps(tree) + "\n"
-    found = list(parse_reference(text, str(arguments.out)).left_out())
-    outside = Counter(one.metric for one in found if one.outside)
+    comparisons = list(parse_reference(text, str(arguments.out)).left_out())
+    outside = Counter(comparison.metric for comparison in comparisons if comparison.outside)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(arguments.out, text)
     print(f"wrote {arguments.out}: {len(tree['curves'])} metrics of {len(arguments.runs)} runs, {len(text)} bytes")
-    print(f"each run against the others, at each share: outside {outside.total()} of {len(found)} times")
+    print(f"each run against the others, at each share: outside {outside.total()} of {len(comparisons)} times")
     for metric, count in outside.most_common():
         print(f"  {metric}: {count}")
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from capi.config.files import load_config
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.flop import iteration_flop
 
@@ -66,7 +66,7 @@ def test__the_roofline_counts_what_a_step_requires(tmp_path: Path) -> None:
     columns = json.loads(file.read_text())["h100"]
     config = load_config("tiny4")
     learner = build_learner(config)
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     counts = {"batch_size": 8, "patches": 64, "visible": visible, "predicted": predicted}
     flop = iteration_flop(learner.student, learner.target, **counts)
     for title in ("ours, fused", "ours, eager", "plain, fused", "plain, eager"):
@@ -199,7 +199,7 @@ def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: 
     )
     assert (untrained["steps"], untrained["photos"], untrained["linear"]) == (0, 18, 100.0)
     assert trained["steps"] >= 1
-    # Bright and dark are told apart by any encoder: no photo is right in one run and wrong in the other.
+    # Bright and dark are distinguished by any encoder: no photo is right in one run and wrong in the other.
     assert re.search(r"untrained \| 0 \| 0 \| 0 .*\+0\.0 ± 0\.0 \|$", output, re.M)
     again = run("search.py", str(tmp_path / "elsewhere"), *arguments, "--table", f"--known={tmp_path / 'all.jsonl'}")
     assert [line for line in again.splitlines() if line.startswith("|")] == [

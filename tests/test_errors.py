@@ -12,7 +12,7 @@ def test__bad_input_is_a_value_error() -> None:
     assert issubclass(CapiError, ValueError)
 
 
-def test__a_value_of_another_type_is_told_with_what_was_expected() -> None:
+def test__a_value_of_another_type_is_reported_with_what_was_expected() -> None:
     expect("size", 3, (int, str), "a side")
     with pytest.raises(CapiError, match=r"^size must be a side, not None of type NoneType$"):
         expect("size", None, (int, str), "a side")

@@ -23,20 +23,18 @@ from rich.console import Console
 
 from capi.api.comparison import compare
 from capi.api.training import pretrain
-from capi.config.benchmarks import PROTOCOLS
+from capi.config.benchmarks import PROTOCOL_CONFIGS
 from capi.config.experiments import (
     DEFAULT_RUN,
     Benchmarks,
-    Options,
     PlannedRow,
     PlannedTable,
     Scale,
-    Task,
     find_scale,
     plan_table,
 )
 from capi.config.files import Overrides, dump_config, load_benchmark, overridden, override_texts, protocols_with
-from capi.config.schema import Config, EvaluationConfig
+from capi.config.schema import Config, EvaluationConfig, Options
 from capi.config.trust import trusting
 from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
@@ -60,6 +58,7 @@ from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths
 from capi.runtime.progress import default_console
+from capi.runtime.protocol import Task
 from capi.runtime.summary import Summary
 from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
@@ -146,7 +145,7 @@ def check_options(data: StudyData, benchmarks: Sequence[Benchmarks], options: li
     protocols = [protocol for task in data.datasets for each in benchmarks for protocol in each.get(task, {})]
     for option in options:
         key = option.partition("=")[0].strip()
-        if any(key in PROTOCOLS[protocol].model_fields for protocol in protocols):
+        if any(key in PROTOCOL_CONFIGS[protocol].model_fields for protocol in protocols):
             continue
         if owners := protocols_with(key, but=protocols):
             raise CapiError(f"--option {key} is an option of {owners}, which is not used here: leave it out")
@@ -164,8 +163,8 @@ def _named(data: StudyData, benchmarks: Benchmarks, options: list[str]) -> list[
 
 def _with_options(protocol: str, settings: Options, options: list[str]) -> Options:
     """A user's options go to each protocol that knows the key; the column of the class is none of segmentation's."""
-    fields = set(PROTOCOLS[protocol].model_fields)
-    if PROTOCOLS[protocol].task == "segmentation":
+    fields = set(PROTOCOL_CONFIGS[protocol].model_fields)
+    if PROTOCOL_CONFIGS[protocol].task == "segmentation":
         fields.discard("label")
     return overridden(settings, [option for option in options if option.partition("=")[0].strip() in fields])
 
@@ -520,7 +519,7 @@ def _finished(jobs: Sequence[AblationJob], at_once: int, console: Console) -> It
 
 
 class _Stopping:
-    """Whether this process was asked to stop: jobs that wait in its queue are then not begun."""
+    """Whether this process was asked to stop: jobs that wait in its queue are then not started."""
 
     asked = False
 

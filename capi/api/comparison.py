@@ -41,7 +41,7 @@ from capi.evals.datasets import check_task, dataset_named
 from capi.evals.features import is_out_of_memory
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.limits import PartOfImages, PartOfMasks
-from capi.evals.results import Record, read_record
+from capi.evals.results import ResultRecord, read_record
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
 from capi.evals.team import Execution, executing, prepared
 from capi.report.comparison import write_pages
@@ -53,7 +53,7 @@ from capi.runtime.processes import Exchange, LostProcessError, SharedError, foll
 from capi.types import Names, listed
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import versions
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
 CELLS, IDENTITY = "cells", "identity.json"
 # What may go wrong with one cell: anything, since encoders may be the user's own code.
@@ -71,7 +71,7 @@ def compare(
     overrides: Overrides = (),
     *,
     out: str | Path,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     console: Console | None = None,
     **options: Any,
@@ -93,12 +93,12 @@ def compare_columns(
     overrides: Overrides = (),
     *,
     out: str | Path,
-    weights: Weights,
+    weights: WeightsName,
     execution: Execution,
     skipped: Mapping[tuple[str, str], str] | None = None,
     table: TableView | None = None,
 ) -> Comparison:
-    """The same in an execution that has begun. Of several processes the main one decides and writes, all encode.
+    """The same in an execution that has started. Of several processes the main one decides and writes, all encode.
 
     `skipped` has pairs of a model and a benchmark's name that are not run, with the reason; `table` is shown on top.
     """
@@ -134,7 +134,9 @@ def _made(out: Path) -> None:
         raise CapiError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
 
 
-def _empty(models: tuple[str, ...], columns: tuple[BenchmarkColumn, ...], out: Path, weights: Weights) -> Comparison:
+def _empty(
+    models: tuple[str, ...], columns: tuple[BenchmarkColumn, ...], out: Path, weights: WeightsName
+) -> Comparison:
     cells = {
         (model, column.name): Cell(model, column.name, f"{CELLS}/{cell_name(model, column, weights)}")
         for model in models
@@ -143,7 +145,7 @@ def _empty(models: tuple[str, ...], columns: tuple[BenchmarkColumn, ...], out: P
     return Comparison(models, columns, out, weights, cells)
 
 
-def cell_name(model: str, column: BenchmarkColumn, weights: Weights) -> str:
+def cell_name(model: str, column: BenchmarkColumn, weights: WeightsName) -> str:
     """A folder's name that people can read, and that no other cell has."""
     whole = json.dumps([model, column.name, weights, column.config.model_dump(mode="json")], sort_keys=True)
     digest = hashlib.sha256(whole.encode("utf-8", "surrogateescape")).hexdigest()[:8]
@@ -181,7 +183,7 @@ class _ComparisonRun:
         with suppress(SharedError):
             self.scored(model, self.comparison.columns[number])
 
-    def scored(self, model: str, column: BenchmarkColumn, out: Path | None = None) -> Record:
+    def scored(self, model: str, column: BenchmarkColumn, out: Path | None = None) -> ResultRecord:
         return evaluate(
             model,
             column.config,
@@ -201,7 +203,7 @@ class _ComparisonRun:
         folder = self.comparison.out / cell.folder
         try:
             identity = self.identity(cell.model, column)
-            cached = self.kept(folder, identity)
+            cached = self.cached(folder, identity)
             record = self.evaluated(folder, cell.model, column, identity) if cached is None else cached
         except LostProcessError:
             raise
@@ -209,7 +211,7 @@ class _ComparisonRun:
             return replace(cell, status="failed", reason=reason_of(error))
         return replace(cell, status="done", record=record, reused=cached is not None)
 
-    def evaluated(self, folder: Path, model: str, column: BenchmarkColumn, identity: dict[str, Any]) -> Record:
+    def evaluated(self, folder: Path, model: str, column: BenchmarkColumn, identity: dict[str, Any]) -> ResultRecord:
         """Without the file that identifies them, results that are being replaced are never taken for finished."""
         (folder / IDENTITY).unlink(missing_ok=True)
         if self.execution.processes.size > 1:
@@ -226,7 +228,7 @@ class _ComparisonRun:
         if cell.status == "running":
             self.execution.progress.begin(f"{cell.model} on {cell.benchmark}: ")
 
-    def kept(self, folder: Path, identity: dict[str, Any]) -> Record | None:
+    def cached(self, folder: Path, identity: dict[str, Any]) -> ResultRecord | None:
         """The finished results of the very same; None where there are none."""
         if identity["encoder"]["fingerprint"] is None:
             return None
@@ -266,7 +268,7 @@ def reason_of(error: BaseException) -> str:
     return said if len(said) <= _LONG_REASON else said[: _LONG_REASON - 1] + "…"
 
 
-def identify_encoder(model: str, weights: Weights) -> dict[str, Any]:
+def identify_encoder(model: str, weights: WeightsName) -> dict[str, Any]:
     """What tells an encoder from a changed one of the same name."""
     encoder = open_encoder(model, weights=weights)
     return {

@@ -24,21 +24,21 @@ from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import DataOptions
 from capi.models.features import CapiEncoder
-from capi.report.pictures.curves import series
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import pca_pictures, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
+from capi.report.runs import series
 from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
 
 RECIPE = "demo"
 # Best for the trained encoder, the untrained one and raw pixels alike, when each training photo is left out in turn.
-NEIGHBOURS = 1
+NEIGHBORS = 1
 # The curve of a demo is the score that it ends with. The recipe has no evaluation: it serves any images.
 EVALUATION = (
     "evaluations=[{benchmark: demo/knn, every_steps: 200, options: "
-    f"{{tests: [test], neighbors: [{NEIGHBOURS}], votes: [majority], features: [mean_patch]}}}}]"
+    f"{{tests: [test], neighbors: [{NEIGHBORS}], votes: [majority], features: [mean_patch]}}}}]"
 )
 # Photos shown, how much larger than in training their features are drawn, and nearest photos beside each.
 _SHOWN, _ENLARGED, _NEAREST = 6, 4, 5
@@ -88,7 +88,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     start, trained = untrained(str(path)), load_weights(path, "teacher")
     protocol = _protocol(config, split)
     data = protocol.data
-    pixels = raw_pixel_accuracies(data.train, data.tests[split], protocol.encoding, NEIGHBOURS)
+    pixels = raw_pixel_accuracies(data.train, data.tests[split], protocol.encoding, NEIGHBORS)
     best = max(pixels, key=lambda name: pixels[name])
     records = read_metrics(path / FILE)
     losses = series(records, "student_loss")[1]
@@ -121,7 +121,7 @@ def _protocol(config: Config, split: str) -> KnnClassification:
     return KnnClassification(
         load_classification("demo", None, DataOptions(tests=(split,))),
         Encoding(size=config.data.height_and_width, batch_size=64),
-        neighbors=(NEIGHBOURS,),
+        neighbors=(NEIGHBORS,),
         votes=("majority",),
         features=("mean_patch",),
     )

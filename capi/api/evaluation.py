@@ -22,7 +22,7 @@ from capi.evals.results import (
     PROBE,
     Context,
     Outcome,
-    Record,
+    ResultRecord,
     as_record,
     clear_results,
     make_folder,
@@ -47,7 +47,7 @@ from capi.runtime.summary import Summary
 from capi.types import VisionEncoder
 from capi.zoo.encoders import Trainee, open_encoder
 from capi.zoo.published.registry import RELEASED
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
 
 @dataclass(frozen=True, repr=False)
@@ -55,7 +55,7 @@ class Evaluated(Summary):
     """An evaluation that is done: its outcome, and the same as it was written."""
 
     outcome: Outcome
-    record: Record
+    record: ResultRecord
     folder: Path | None
 
     def summary(self) -> tuple[str, dict[str, str]]:
@@ -77,7 +77,7 @@ def evaluate(
     overrides: Overrides = (),
     *,
     out: str | Path | None = None,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
@@ -93,7 +93,7 @@ def evaluate(
     encodes a part of the images, and the main one does all else. An `execution` takes the place of `device` and
     `console`.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     with nullcontext(execution) if execution else executing(device, console) as run:
         folder = None if out is None else Path(out)
         with prepared(run.processes):
@@ -126,7 +126,7 @@ def evaluate(
                 config=config.model_dump(mode="json"),
                 data=fingerprints(data),
                 device=str(run.device),
-                seconds=time.monotonic() - begun,
+                seconds=time.monotonic() - start,
                 licence=licence_of(model, encoder),
             )
             record = as_record(outcome, context)
@@ -157,7 +157,7 @@ def licence_of(model: object, encoder: VisionEncoder) -> str | None:
     return licence or None
 
 
-def _write(record: Record, outcome: Outcome, data: EvaluationData, encoding: Encoding, folder: Path) -> None:
+def _write(record: ResultRecord, outcome: Outcome, data: EvaluationData, encoding: Encoding, folder: Path) -> None:
     clear_results(folder)
     if record["config"]["save_probe"] and outcome.probe is not None:
         about = {name: record[name] for name in ("model", "weights", "benchmark", "scores")}

@@ -33,7 +33,7 @@ from capi.runtime.progress import EvaluationProgress, default_console
 from capi.runtime.summary import Summary
 from capi.types import Names, VisionEncoder, listed
 from capi.zoo.encoders import open_encoder, open_noted_encoder
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
 _LOG = logging.getLogger("capi")
 # The short side of a map's picture, where the map has fewer patches.
@@ -55,7 +55,7 @@ def extract(
     batch_size: int = 32,
     split: str | None = None,
     label: str = "label",
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
@@ -134,7 +134,7 @@ def extract_tiles(
     overlap: int | None = None,
     dtype: str = "float32",
     batch_size: int = 8,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
@@ -205,7 +205,7 @@ def nearest(
     picture = None if out is None else _picture(Path(out), overwrite)
     features = read_features(Path(file))
     about = features.facts.about
-    weights: Weights = about.get("weights", "teacher")
+    weights: WeightsName = about.get("weights", "teacher")
     if model is not None:
         encoder = open_encoder(model, weights=weights, device=chosen)
     elif "model" in about:
@@ -237,7 +237,7 @@ def predict(
     images: Names,
     *,
     out: str | Path,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,

@@ -36,7 +36,7 @@ from capi.runtime.privacy import hide_path, hide_paths, name_of_data
 from capi.zoo.build import recorded_target
 from capi.zoo.huggingface.files import write_files
 from capi.zoo.run_folder import CONFIG, RunFolder, run_config
-from capi.zoo.weights import Weights, load_run
+from capi.zoo.weights import WeightsName, load_run
 
 CARD = "README.md"
 CURVES, SNAPSHOTS = "curves.png", "snapshots.png"
@@ -51,7 +51,7 @@ def prepare_folder(
     *,
     name: str,
     licence: str,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     data_description: str = "",
     results: Sequence[Path] = (),
     photos: bool = False,
@@ -330,7 +330,7 @@ def push(
     token: str | None = None,
     dry_run: bool = False,
     out: str | Path | None = None,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     watts: float | None = None,
     carbon: float | None = None,
     overwrite: bool = False,

@@ -22,7 +22,7 @@ from capi.zoo.baselines.load import find_weights
 from capi.zoo.baselines.registry import BASELINES, baseline_named
 from capi.zoo.published.cache import cache_folder
 from capi.zoo.published.registry import RELEASED
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def compare_table(
     out: str | Path,
     data_root: str | Path | None = None,
     paper: bool = True,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     console: Console | None = None,
     **options: Any,

@@ -12,7 +12,7 @@ from rich.console import Console
 from capi.config.files import Overrides, Recipe, as_config, merge, override_texts, parse_config, recipe_tree
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusting
-from capi.data.locations import Data
+from capi.data.locations import DataLocation
 from capi.errors import CapiError, expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
 from capi.runtime.devices import choose_device
@@ -30,7 +30,7 @@ def pretrain(
     recipe: Recipe,
     overrides: Overrides = (),
     *,
-    data: Data,
+    data: DataLocation,
     out: str | Path,
     resume: bool = False,
     extend: bool = False,
@@ -87,7 +87,7 @@ def adapt(
     model: str | Path,
     overrides: Overrides = (),
     *,
-    data: Data,
+    data: DataLocation,
     out: str | Path,
     recipe: str | Path = "adapt",
     resume: bool = False,

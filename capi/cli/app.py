@@ -41,13 +41,13 @@ SECONDS_TO_SPEAK = 20.0
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
 
 
-def _trust(context: typer.Context, files: list[str] | None) -> list[str] | None:
-    """For as long as the command runs."""
-    context.with_resource(trusting(files or ()))
-    return files
+def _trust(context: typer.Context, parameter: typer.CallbackParam, words: list[str] | None) -> list[str] | None:
+    """The files of --trust, or the code that the command's own overrides name, for as long as it runs."""
+    context.with_resource(trusting(**{str(parameter.name): words or ()}))
+    return words
 
 
-Trust = Annotated[
+TrustOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FILE.py",
@@ -57,15 +57,9 @@ Trust = Annotated[
 ]
 
 
-def _trust_overrides(context: typer.Context, overrides: list[str] | None) -> list[str] | None:
-    """The code that this very command names, for as long as it runs."""
-    context.with_resource(trusting(overrides=overrides or ()))
-    return overrides
-
-
-Overrides = Annotated[
+OverrideArguments = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY=VALUE]...", callback=_trust_overrides, help="Values to change."),
+    typer.Argument(metavar="[KEY=VALUE]...", callback=_trust, help="Values to change."),
 ]
 
 

@@ -35,7 +35,7 @@ PackingWorkers = Annotated[
 def shards(
     context: typer.Context,
     source: Annotated[str, typer.Argument(help="Folder of images, or anything else that --data takes.")],
-    out: Annotated[Path, typer.Option(help="Folder of the shards; one that was begun is resumed.")],
+    out: Annotated[Path, typer.Option(help="Folder of the shards; one that is incomplete is resumed.")],
     shard_size: Annotated[
         float | None, typer.Option(callback=between(0, 1e6), help="Megabytes of a shard, about; by default 256.")
     ] = None,

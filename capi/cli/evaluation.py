@@ -16,7 +16,7 @@ from rich.table import Table
 from typer.core import TyperCommand
 
 from capi import api
-from capi.cli.app import Device, Trust, app, check_weights, echo, fail_silently, is_first, messages, one_of
+from capi.cli.app import Device, TrustOption, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
@@ -92,7 +92,7 @@ MODEL_HELP = (
     "an id of the Hub, baseline:NAME (another method's), pixels:16 (raw patches), untrained:RECIPE, or FILE.py:NAME."
 )
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
-Weights = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
+WeightsOption = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
 OWN_SIZE = "by default the size that a run was trained at, and 224 for a model that has none"
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
 
@@ -106,10 +106,10 @@ def evaluate(
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Options of the benchmark.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results, probe and pictures.")] = None,
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Score a frozen encoder by one of the paper's protocols, and keep the fitted probe.
 
@@ -146,10 +146,10 @@ def predict(
     probe: Annotated[Path, typer.Argument(help="The probe.safetensors of an evaluation with the same model.")],
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
     out: Annotated[Path, typer.Option(help="Folder for labels.csv, or for masks and overlays.")],
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Label images with a fitted probe: classes with confidences, or a label for every pixel."""
     check_weights(weights, [model])
@@ -213,9 +213,9 @@ def compare(
     ] = None,
     data_root: Annotated[Path | None, typer.Option(help="With --table: the folder that holds the data sets.")] = None,
     paper: Annotated[bool, typer.Option(help="With --table: show the printed number beside ours.")] = True,
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Compare models over benchmarks, or compute a table of the paper. Finished cells are kept.
 
@@ -306,10 +306,10 @@ def extract(
             help="Of neighboring tiles, in pixels; by default an eighth of --tile.", callback=between(0, 2**14)
         ),
     ] = None,
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Write the features of many images to a file, with names and labels. The same command resumes where it stopped.
 
@@ -382,7 +382,7 @@ def nearest(
     images: Annotated[Path | None, typer.Option(help="The folder of the file's images, if it is not found.")] = None,
     overwrite: Overwrite = False,
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Find the most similar images, or patches, and show them on a sheet."""
     if out is None:
@@ -428,10 +428,10 @@ def visualize(
     ] = None,
     joint: Annotated[bool, typer.Option("--joint", help="Fit components to all images together.")] = False,
     whole: Annotated[bool, typer.Option("--whole", help="Show whole images instead of their middle.")] = False,
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     overwrite: Overwrite = False,
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Draw what encoders see in images: PCA, components, clusters; models and sizes side by side."""
     models = [word for word in words if not _is_image(word)]

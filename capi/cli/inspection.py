@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from capi import api
-from capi.cli.app import Device, Trust, app, check_weights, echo, messages
-from capi.cli.evaluation import OWN_SIZE, Model, Weights
+from capi.cli.app import Device, TrustOption, app, check_weights, echo, messages
+from capi.cli.evaluation import OWN_SIZE, Model, WeightsOption
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between
 from capi.errors import CapiError
@@ -36,7 +36,7 @@ def report(
     watts: Watts = None,
     carbon: Carbon = None,
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Write one HTML file about a run: health, scores, curves, pictures, prototypes, cost. It opens offline."""
     written = api.report(run, out, watts=watts, carbon=carbon, device=device, console=messages())
@@ -63,12 +63,12 @@ def explore(
         int | None,
         typer.Option(help=f"Short side in pixels that images are seen at; {OWN_SIZE}.", callback=between(1, 2**14)),
     ] = None,
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     host: Host = "127.0.0.1",
     port: ExplorePort = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Device = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Look around in the browser: similar patches, clusters, prototypes, and what is predicted of hidden ones."""
     check_weights(weights, [model])

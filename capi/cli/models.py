@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from capi import api
-from capi.cli.app import Trust, app, check_weights, echo, messages, one_of, results
-from capi.cli.evaluation import OWN_SIZE, Overwrite, Weights
+from capi.cli.app import TrustOption, app, check_weights, echo, messages, one_of, results
+from capi.cli.evaluation import OWN_SIZE, Overwrite, WeightsOption
 from capi.cli.inspection import Carbon, Watts
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between
@@ -18,7 +18,7 @@ from capi.errors import CapiError
 if TYPE_CHECKING:
     from capi.api import OnnxExported
 
-FORMATS = ("safetensors", "released", "transformers", "onnx", "original")
+EXPORT_FORMATS = ("safetensors", "released", "transformers", "onnx", "original")
 PRECISIONS = ("float32", "float16", "int8")
 # What a file or folder is called in a run where no name is given.
 _USUAL = {
@@ -105,7 +105,7 @@ def export(
     format: Annotated[
         str, typer.Option(help="safetensors, released, transformers, onnx, or original: that of the adapted weights.")
     ] = "safetensors",
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     image_size: Annotated[
         int | None,
         typer.Option(help=f"transformers: side that images are resized to; {OWN_SIZE}.", callback=between(1, 2**14)),
@@ -116,10 +116,10 @@ def export(
     ] = None,
     pooled: Annotated[bool, typer.Option(help="onnx: whether the file gives pooled features.")] = True,
     overwrite: Overwrite = False,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Write an encoder in a format that others read."""
-    one_of("--format", format, FORMATS)
+    one_of("--format", format, EXPORT_FORMATS)
     check_weights(weights, [model])
     one_of("--precision", precision, PRECISIONS)
     if out is None and not Path(model).is_dir():
@@ -172,7 +172,7 @@ def push(
     private: Annotated[bool, typer.Option("--private", help="Make the repository private.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write the folder, and send nothing.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder to write; by default RUN/hub.")] = None,
-    weights: Weights = "teacher",
+    weights: WeightsOption = "teacher",
     watts: Watts = None,
     carbon: Carbon = None,
     overwrite: Overwrite = False,

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from capi import api
-from capi.cli.app import Overrides, Trust, app, duration, echo, results
+from capi.cli.app import OverrideArguments, TrustOption, app, duration, echo, results
 from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
@@ -27,7 +27,7 @@ GIB = 2**30
 def plan(
     context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help=RECIPE_HELP)] = None,
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
     model: Annotated[
         str | None, typer.Option(help="Plan `capi adapt` of this model; a baseline:NAME needs no file.")
     ] = None,
@@ -60,7 +60,7 @@ def plan(
         float | None,
         typer.Option(callback=between(0, 1000), help="kgCO2eq a kWh; by default 0.48, the world's average."),
     ] = None,
-    trust: Trust = None,  # noqa: ARG001 - read by its callback
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Say what a run would need on so many GPUs: memory, hours, energy; or suggest one for a folder of images."""
@@ -187,7 +187,7 @@ def _fit(planned: "RunPlan") -> str:
             "savings below"
         )
     return (
-        f"no: {room}, and no number of micro-batches reaches {planned.batch_size}, since the teacher's tokens of a "
+        f"no: {room}, and not even the most micro-batches reach {planned.batch_size}, since the teacher's tokens of a "
         f"whole batch stay in memory; the largest batch here is {accumulation.largest_batch}"
     )
 

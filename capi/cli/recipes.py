@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from capi import api
-from capi.cli.app import Overrides, app, echo, results
+from capi.cli.app import OverrideArguments, app, echo, results
 from capi.cli.terminal import print_scores
 from capi.cli.usage import RECIPE_HELP, Commands
 from capi.config import files
@@ -47,7 +47,7 @@ def recipes(
 @recipes_app.command("show")
 def show(
     name: Annotated[str, typer.Argument(help=RECIPE_HELP)],
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
 ) -> None:
     """Show a recipe: its opening comment, then the whole config that it resolves to."""
     config = files.load_config(name, overrides or [])

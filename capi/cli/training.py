@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from capi import api
-from capi.cli.app import Device, Overrides, Trust, app, duration, echo, messages, one_of, refuse_several
+from capi.cli.app import Device, OverrideArguments, TrustOption, app, duration, echo, messages, one_of, refuse_several
 from capi.cli.terminal import Terminal
 from capi.cli.usage import RECIPE_HELP, Commands, between, others_than, refuse_idle
 from capi.config.experiments import ablations
@@ -35,7 +35,7 @@ DataOption = Annotated[
 def pretrain(
     context: typer.Context,
     recipe: Annotated[str, typer.Argument(help=RECIPE_HELP)],
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
     data: DataOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
     check: Annotated[
@@ -46,7 +46,7 @@ def pretrain(
         bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
-    trust: Trust = None,
+    trust: TrustOption = None,
     device: Device = None,
     rounds: Annotated[
         int, typer.Option(callback=between(1, 10**6), help="Iterations that --check times; the best counts.")
@@ -90,7 +90,7 @@ def pretrain(
 @app.command()
 def adapt(
     model: Annotated[str, typer.Argument(help="What to start from: a run, a published model, baseline:NAME=FILE.")],
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
     data: DataOption = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
     recipe: Annotated[str, typer.Option(help="A recipe's name, or the path of a YAML file.")] = "adapt",
@@ -99,7 +99,7 @@ def adapt(
         bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
-    trust: Trust = None,
+    trust: TrustOption = None,
     device: Device = None,
 ) -> None:
     """Continue to train a published encoder, or one of your own, on your images."""
@@ -146,7 +146,7 @@ def _refuse_both(resume: bool, overwrite: bool) -> None:
 
 @app.command()
 def demo(
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("demo_run"),
     split: Annotated[str, typer.Option(help="Photos to classify at the end: val or test.")] = "test",
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
@@ -169,7 +169,7 @@ def demo(
 def speedrun(
     track: Annotated[str, typer.Argument(help="groceries or imagenette.")],
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
     out: Annotated[Path, typer.Option(help="Folder of the run; it must be empty or new.")] = Path("speedrun"),
     data: Annotated[Path | None, typer.Option(help="Folder with train/CLASS and val/CLASS, for imagenette.")] = None,
     device: Device = None,
@@ -178,7 +178,7 @@ def speedrun(
     refuse_several("speedrun")
     record = api.speedrun(track, recipe, overrides or [], out=out, data=data, device=device, console=messages())
     if record is None:
-        echo("Stopped: a race is run in one piece, so start it anew in another folder.")
+        echo("Stopped: a race is run in one piece, so start it again in another folder.")
         raise typer.Exit(INTERRUPTED)
     reached = "reaches" if record["reached"] else "does not reach"
     echo(f"{record['score']:.1%} {reached} the goal of {record['goal']:.0%} on {track}.")
@@ -281,7 +281,7 @@ def _cost_table(cost: "StepCost", loss: "LossLabel", title: str, steps: int) -> 
 def ablate(
     context: typer.Context,
     table: Annotated[str | None, typer.Argument(help="A table, such as predictor; --list names them.")] = None,
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
     data: Annotated[str | None, typer.Option(help="Images with labels: a folder, a CSV, or demo.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study; tables may share it.")] = None,
     scale: Annotated[str, typer.Option(help="mini (minutes a run) or smoke (seconds).")] = "mini",
@@ -346,12 +346,12 @@ def launch() -> None:
 @launch_app.command("slurm")
 def slurm(
     recipe: Annotated[str, typer.Argument(help=RECIPE_HELP)],
-    overrides: Overrides = None,
+    overrides: OverrideArguments = None,
     data: Annotated[list[str], typer.Option(help="What `capi pretrain --data` takes; may be repeated.")] = ...,  # type: ignore[assignment]
     out: Annotated[
         Path, typer.Option(help="Folder of the run, seen by all nodes; job script and log lie beside it.")
     ] = ...,  # type: ignore[assignment]
-    trust: Trust = None,
+    trust: TrustOption = None,
     nodes: Annotated[int, typer.Option(callback=between(1, 10**5), help="Machines.")] = 1,
     gpus_per_node: Annotated[
         int, typer.Option(callback=between(1, 1024), help="GPUs of each machine; one process for each.")

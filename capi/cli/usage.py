@@ -10,7 +10,7 @@ import typer
 from pydantic import ValidationError
 from typer.core import TyperGroup
 
-from capi.config.benchmarks import PROTOCOLS
+from capi.config.benchmarks import PROTOCOL_CONFIGS
 from capi.config.files import nearest_key
 from capi.config.schema import Config
 from capi.errors import CapiError, nearest
@@ -91,7 +91,7 @@ def _meant_override(error: Any) -> str:
         return ""
     word = error.option_name.lstrip("-").replace("-", "_")
     likeness = max((SequenceMatcher(None, word, name.lstrip("-")).ratio() for name in _options_of(error)), default=0)
-    sections = PROTOCOLS.values() if error.ctx.info_name == "evaluate" else [Config]
+    sections = PROTOCOL_CONFIGS.values() if error.ctx.info_name == "evaluate" else [Config]
     closeness, key = max(nearest_key(word, section) for section in sections)
     if closeness < 0.8 or closeness < likeness:
         return ""

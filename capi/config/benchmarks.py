@@ -1,10 +1,10 @@
 """Every knob of a benchmark: a data set, a protocol, and how they are run. The paper's values are the defaults."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from capi.config.schema import Batch, Count, NotNegative, Pictures, Positive, Section, Seed, Share, Side, Workers
+from capi.config.schema import Batch, Count, NotNegative, OpenFraction, Pictures, Positive, Section, Seed, Side, Workers
 from capi.runtime.protocol import (
     OUR_NEIGHBORS,
     OUR_TEMPERATURE,
@@ -24,6 +24,10 @@ from capi.runtime.protocol import (
 _MOST_PIXELS = 2**34
 
 
+# By the default of `protocol`, every class below that has one.
+PROTOCOL_CONFIGS: "dict[str, type[BenchmarkConfig]]" = {}
+
+
 class BenchmarkConfig(Section):
     """What every benchmark has: a data set and the way its images are encoded."""
 
@@ -41,7 +45,7 @@ class BenchmarkConfig(Section):
     """The split to train on; null takes the data set's own."""
     tests: tuple[str, ...] | None = None
     """The splits to test on; null takes the data set's own."""
-    test_share: Share | None = None
+    test_share: OpenFraction | None = None
     """Share of the images to test on where `folder`, `csv` or `masks` has no splits; null means 0.2."""
     label: str | None = None
     """A CSV's column with the class; null means `label`."""
@@ -55,7 +59,7 @@ class BenchmarkConfig(Section):
     """At most so many images of each test set, drawn by the seed; null takes all."""
     image_size: Side | tuple[Side, Side] | None = None
     """Side of the images in pixels, or [height, width]; null takes the model's own: a run's, else 224."""
-    validation_share: Share = PAPER_SHARE
+    validation_share: OpenFraction = PAPER_SHARE
     """Share of the training images that settings are chosen by."""
     seed: Seed = 0
     """Seed of everything random."""
@@ -79,6 +83,13 @@ class BenchmarkConfig(Section):
                 "lower encode_batch or image_size"
             )
         return self
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        super().__pydantic_init_subclass__(**options)
+        protocol = cls.model_fields["protocol"]
+        if not protocol.is_required():
+            PROTOCOL_CONFIGS[protocol.default] = cls
 
     @property
     def height_and_width(self) -> tuple[int, int] | None:
@@ -176,12 +187,3 @@ class LogisticSegmentationConfig(SegmentationConfig):
     """A fit ends when less than this share of its penalty is left to gain."""
     max_iterations: Count = PAPER_ITERATIONS
     """Steps after which a fit ends in any case, with a warning."""
-
-
-PROTOCOLS: dict[str, type[BenchmarkConfig]] = {
-    "attentive": AttentiveConfig,
-    "knn": KnnConfig,
-    "knn-segmentation": KnnSegmentationConfig,
-    "linear": LinearConfig,
-    "logistic-segmentation": LogisticSegmentationConfig,
-}

@@ -7,21 +7,19 @@ their baselines: rows and columns as printed, and how each cell is evaluated.
 import re
 from functools import cache
 from importlib import resources
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import yaml
 from pydantic import Field, model_validator
 
-from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
+from capi.config.benchmarks import PROTOCOL_CONFIGS, BenchmarkConfig
 from capi.config.files import dump_config, load_benchmark, load_config, merge, parse_config
 from capi.config.paper import PaperRow, PaperTable, find_table, number_of, paper_table, paper_tables
-from capi.config.schema import Config, Count, Positive, Section
+from capi.config.schema import Config, Count, Options, Positive, Section
 from capi.errors import CapiError, nearest
-from capi.runtime.protocol import PAPER_SIZE
+from capi.runtime.protocol import PAPER_SIZE, Task
 from capi.runtime.yaml_documents import parse_yaml
 
-Task = Literal["segmentation", "classification"]
-Options = dict[str, Any]
 # By task and protocol, the options of a benchmark.
 Benchmarks = dict[Task, dict[str, Options]]
 # The run of the recipe as it is: the row that tables have in common.
@@ -236,7 +234,7 @@ class Asked(NamedTuple):
 def asked_for(row: TableRow, column: TableColumn) -> Asked:
     """The benchmark of a cell: the column's, as far as the row does not change it."""
     protocol = row.protocol or column.protocol
-    fields = PROTOCOLS[protocol].model_fields
+    fields = PROTOCOL_CONFIGS[protocol].model_fields
     options = {name: value for name, value in (column.options | row.options).items() if name in fields}
     # Also for models of one's own, whatever they were trained at: the numbers beside them are of this size.
     usual = {"image_size": PAPER_SIZE[0]}

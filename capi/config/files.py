@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
+from capi.config.benchmarks import PROTOCOL_CONFIGS, BenchmarkConfig
 from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
 from capi.errors import CapiError, expect, nearest
@@ -176,7 +176,7 @@ def overridden(tree: Tree, overrides: Overrides, *, example: str = "model.depth=
 def validated(kind: type[AnySection], tree: Tree, source: str) -> AnySection:
     """Plain values as a section, or an error that names the first one that does not fit."""
     try:
-        # Strict JSON: no number passes for a string nor the reverse, but a list may fill a pair.
+        # Strict JSON: a number does not pass for a string, nor the reverse, but a list may fill a pair.
         return kind.model_validate_json(_to_json(tree, source))
     except ValidationError as error:
         raise CapiError(f"{source}: {_explain(error, kind)}") from error
@@ -435,7 +435,7 @@ def load_benchmark(
     for key in tree:
         if owners := protocols_with(key, but=[protocol]):
             raise CapiError(f"{name}: {key} is an option of {owners}, not of {protocol}: leave it out")
-    return validated(PROTOCOLS[protocol], {"dataset": dataset} | tree, name)
+    return validated(PROTOCOL_CONFIGS[protocol], {"dataset": dataset} | tree, name)
 
 
 def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[str] = ()) -> BenchmarkConfig:
@@ -449,9 +449,9 @@ def as_benchmark(benchmark: str | Path | BenchmarkConfig, overrides: Iterable[st
 
 def protocols_with(key: str, *, but: Iterable[str]) -> str:
     """The protocols that have an option which none of these has; empty where they have it, or nobody has."""
-    if any(key in PROTOCOLS[name].model_fields for name in but):
+    if any(key in PROTOCOL_CONFIGS[name].model_fields for name in but):
         return ""
-    return " and ".join(name for name, config in PROTOCOLS.items() if key in config.model_fields)
+    return " and ".join(name for name, config in PROTOCOL_CONFIGS.items() if key in config.model_fields)
 
 
 def split_name(chosen: object, source: str) -> tuple[str, str]:
@@ -459,13 +459,13 @@ def split_name(chosen: object, source: str) -> tuple[str, str]:
     if not isinstance(chosen, str) or chosen.count("/") != 1 or not all(chosen.split("/")):
         raise CapiError(
             f'{source}: "{chosen}" is no benchmark: expected DATASET/PROTOCOL, such as demo/knn, with one of the '
-            f"protocols {', '.join(PROTOCOLS)}, or the path of a YAML file"
+            f"protocols {', '.join(PROTOCOL_CONFIGS)}, or the path of a YAML file"
         )
     dataset, protocol = chosen.split("/")
-    if protocol not in PROTOCOLS:
-        protocols = ", ".join(PROTOCOLS)
+    if protocol not in PROTOCOL_CONFIGS:
+        protocols = ", ".join(PROTOCOL_CONFIGS)
         raise CapiError(
-            f'{source}: there is no protocol "{protocol}"{nearest(protocol, PROTOCOLS)} (there are {protocols})'
+            f'{source}: there is no protocol "{protocol}"{nearest(protocol, PROTOCOL_CONFIGS)} (there are {protocols})'
         )
     return dataset, protocol
 

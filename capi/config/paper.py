@@ -125,7 +125,7 @@ class PaperTable(Section):
         return self
 
 
-class Result(NamedTuple):
+class PaperResult(NamedTuple):
     """Where a model stands in the tables."""
 
     table: PaperTable
@@ -161,10 +161,10 @@ def paper_table(name: str) -> PaperTable:
     return paper_tables()[table_name]
 
 
-def results_of(name: str) -> list[Result]:
+def results_of(name: str) -> list[PaperResult]:
     """The rows that a model stands in, table by table; the paper may give it another score in each."""
     listed = paper_models()[name].same_as or name
-    return [Result(table, row) for table in paper_tables().values() for row in table.rows if listed in row.models]
+    return [PaperResult(table, row) for table in paper_tables().values() for row in table.rows if listed in row.models]
 
 
 def paper_recipe(name: str) -> str:
@@ -177,7 +177,7 @@ def paper_recipe(name: str) -> str:
 
 def describe_results(name: str) -> list[str]:
     """What the paper says of a model: each set of scores once, with the labels of the tables they stand in."""
-    places: dict[str, list[Result]] = {}
+    places: dict[str, list[PaperResult]] = {}
     for result in results_of(name):
         # Numbers that a figure borrows from a table are printed where the table is.
         if not result.row.numbers_in:
@@ -190,7 +190,7 @@ def describe_results(name: str) -> list[str]:
     return texts
 
 
-def _scores_text(result: Result) -> str:
+def _scores_text(result: PaperResult) -> str:
     table, row = result
     if row.scores == FIGURE_ONLY:
         return FIGURE_ONLY

@@ -12,7 +12,7 @@ from capi.errors import CapiError
 from capi.runtime.summary import Summary
 
 # Configs come from others too: what they ask for must be possible. The limits are far above any run that there was.
-Share = Annotated[float, Field(gt=0, lt=1)]
+OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0, le=1e9)]
 NotNegative = Annotated[float, Field(ge=0, le=1e9)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
@@ -168,7 +168,7 @@ class RunConfig(Section):
     """Batches in a row to skip, or times to roll back, before the run stops all the same."""
     log_steps: Count = 10
     """Write metrics every so many steps."""
-    loggers: list[Literal["tensorboard", "wandb", "mlflow", "trackio"]] | None = None
+    loggers: list[str] | None = None
     """Where metrics go beside metrics.jsonl; null writes TensorBoard files where that package is installed."""
     snapshots: Pictures = 10
     """How often the features of some training images are drawn over the run, for the report; 0 draws none."""
@@ -222,10 +222,9 @@ class PredictorConfig(Section):
     """How hidden patches are predicted. What is left null follows the encoder."""
 
     kind: str = "cross"
-    """`cross`: mask tokens read the encoder's output; `self`: both are one sequence; `fused`: no predictor at all; or
-    FILE.py:NAME, one of your own."""
+    """Which predictor, or FILE.py:NAME, one of your own."""
     options: Options = Field(default_factory=dict)
-    """What a predictor of your own takes."""
+    """Keyword arguments of the predictor."""
     mask_tokens: Literal["predicted", "masked"] = "predicted"
     """Of kind `self`: mask tokens at the predicted positions only, or at all masked ones."""
     depth: Depth | None = None
@@ -263,7 +262,7 @@ class ModelConfig(Section):
     """The encoder is another method's, of the sizes above; `positions` and `stochastic_depth` are then the predictor's
     alone. null: CAPI's own."""
     head: str = "linear"
-    """From a prediction to prototype logits: `linear`, or `mlp` with three layers and a bottleneck before it."""
+    """From a prediction to prototype logits."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> "ModelConfig":
@@ -362,10 +361,9 @@ class TargetConfig(Section):
     """What the student must predict."""
 
     kind: str = "clustering"
-    """`clustering`: CAPI's; `ema_head`: iBOT's; `features`: I-JEPA's; `pixels`: MAE's; `frozen`: of a fixed encoder; or
-    FILE.py:NAME, one of your own."""
+    """Which target, or FILE.py:NAME, one of your own."""
     options: Options = Field(default_factory=dict)
-    """What a target of your own takes."""
+    """Keyword arguments of the target."""
     layers: Literal["last", "all"] | Annotated[list[Annotated[int, Field(ge=0, lt=1024)]], Field(min_length=1)] = "last"
     """What targets are made from: the teacher's output, as in the paper, or (ours) the mean of what all its blocks
     give, or of those that are listed, counted from 0."""
@@ -388,11 +386,10 @@ class MaskingConfig(Section):
     """Which patches are hidden and which of those are predicted."""
 
     kind: str = "inverse_block"
-    """Shape of the mask: `random`, `block`, `inverse_block` (leaves one block visible), `multi_block` (hides several
-    that may overlap), or FILE.py:NAME, one of your own."""
+    """Shape of the mask, or FILE.py:NAME, one of your own."""
     options: Options = Field(default_factory=dict)
-    """What the mask takes."""
-    ratio: Share = 0.65
+    """Keyword arguments of the mask."""
+    ratio: OpenFraction = 0.65
     """Share of the patches that is hidden."""
     roll: bool = True
     """Shift the mask circularly, so that every position is hidden equally often."""
@@ -418,8 +415,9 @@ class OptimizationConfig(Section):
     warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the steps in which the learning rate rises."""
     optimizer: str = "adamw"
-    """What updates the student: `adamw`, `muon` (ours) on the 2-D weights inside blocks and AdamW on the rest, or
-    FILE.py:NAME. Prototypes always have AdamW."""
+    """What updates the student, or FILE.py:NAME, one of your own. Prototypes always have `adamw`."""
+    options: Options = Field(default_factory=dict)
+    """Keyword arguments of the student's optimizer."""
     learning_rate: Positive = 1e-3
     """Peak learning rate."""
     matrix_rate_multiplier: Positive = 1.0
@@ -559,9 +557,8 @@ class Config(Section, Summary):
                 f"adapt.blocks trains the last {adapt.blocks} blocks, but the encoder has {self.model.depth}: choose "
                 f"at most {self.model.depth}, or leave it out to train everything"
             )
-        if adapt.pull and (adapt.lora_rank is not None or self.optimization.optimizer != "adamw"):
-            other = "adapt.lora_rank" if adapt.lora_rank else f"optimization.optimizer={self.optimization.optimizer}"
-            raise ValueError(f"adapt.pull has no meaning with {other}: leave one of them out")
+        if adapt.pull and adapt.lora_rank is not None:
+            raise ValueError("adapt.pull has no meaning with adapt.lora_rank: leave one of them out")
         if adapt.lora_rank is not None and adapt.lora_rank > self.model.width:
             raise ValueError(
                 f"adapt.lora_rank is {adapt.lora_rank}, more than model.width = {self.model.width}: choose a small "

@@ -63,10 +63,10 @@ def random_box(
     return _placed((width - across) // 2, (height - down) // 2, across, down)
 
 
-def center_box(size: tuple[int, int], target: tuple[int, int], kept: float = KEPT_SHARE) -> Box:
-    """The middle of an image of (height, width), with the aspect of the target and `kept` of what fits."""
+def center_box(size: tuple[int, int], target: tuple[int, int], share: float = KEPT_SHARE) -> Box:
+    """The middle of an image of (height, width), with the aspect of the target and `share` of what fits."""
     (height, width), (down, across) = size, target
-    unit = min(height / down, width / across) * kept
+    unit = min(height / down, width / across) * share
     left, top = (width - across * unit) / 2, (height - down * unit) / 2
     return Box(left, top, left + across * unit, top + down * unit)
 
@@ -134,13 +134,13 @@ class Frame:
     """The size that images get, and the share of the image that is kept (None: all of it, squeezed)."""
 
     size: tuple[int, int]
-    kept: float | None = KEPT_SHARE
+    share: float | None = KEPT_SHARE
     channels: int = 3
 
     def box(self, image_size: tuple[int, int]) -> Box:
-        if self.kept is None:
+        if self.share is None:
             return Box(0, 0, image_size[1], image_size[0])
-        return center_box(image_size, self.size, self.kept)
+        return center_box(image_size, self.size, self.share)
 
 
 def image_size_of(encoder: VisionEncoder) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from capi.runtime.image_files import MAX_IMAGE_BYTES, open_image
 from capi.runtime.retry import retry
 
 Pixels = npt.NDArray[Any]
-Source = Path | bytes
+EncodedSource = Path | bytes
 # What was decoded: an image in L, RGB or floats, or an array where Pillow has no mode for its channels.
 Decoded = Image.Image | Pixels
 JPEG_FACTORS = (8, 4, 2)
@@ -81,7 +81,7 @@ class Decoder:
     max_pixels_in_parts: int | None = None
     """Of a TIFF that is read in parts; by default `max_pixels`, which a single tile or strip never exceeds."""
 
-    def open(self, source: Source) -> "OpenedImage":
+    def open(self, source: EncodedSource) -> "OpenedImage":
         """Read the header. A file that is refused or no image raises `BrokenImageError`."""
         with self.guarded():
             content = retry(lambda: _read_file(source)) if isinstance(source, Path) else source
@@ -104,7 +104,7 @@ class Decoder:
             self._check_size(*image.size)
             return PillowPicture(self, image, _low_bytes(image, content))
 
-    def _open_with_pillow(self, source: Source) -> Image.Image:
+    def _open_with_pillow(self, source: EncodedSource) -> Image.Image:
         image = open_image(source)
         if image.format == "TIFF" and not has_tiff_reader() and _has_equal_pages(image):
             raise CapiError(f"TIFF files with several pages need the extra: {TIFF_EXTRA}")
@@ -166,7 +166,7 @@ class Decoder:
             Image.MAX_IMAGE_PIXELS = before
 
 
-class Shape(NamedTuple):
+class ImageShape(NamedTuple):
     """The size of an image as it is seen, and how it may be read."""
 
     width: int
@@ -185,7 +185,7 @@ class Shape(NamedTuple):
 class OpenedImage(Protocol):
     """An opened image, which gives all of its pixels or a crop."""
 
-    shape: Shape
+    shape: ImageShape
 
     def load(self, factor: int = 1) -> Decoded: ...
 
@@ -207,7 +207,7 @@ class PillowPicture:
         # Of a TIFF, Pillow gives the size as it is seen.
         if self.orientation in _TURNED and image.format != "TIFF":
             width, height = height, width
-        self.shape = Shape(width, height, reducible=decoder.reduced and image.format in {"JPEG", "MPO"})
+        self.shape = ImageShape(width, height, reducible=decoder.reduced and image.format in {"JPEG", "MPO"})
 
     def load(self, factor: int = 1) -> Decoded:
         """The whole image in L, RGB or floats, a JPEG at 1 / factor of its size."""
@@ -245,7 +245,7 @@ class TiffPicture:
 
     def __init__(self, decoder: Decoder, file: TiffFile) -> None:
         self.decoder, self.file = decoder, file
-        self.shape = Shape(file.width, file.height, in_parts=True)
+        self.shape = ImageShape(file.width, file.height, in_parts=True)
 
     def load(self, factor: int = 1) -> Decoded:
         return self.decode(factor)
@@ -401,7 +401,7 @@ def full_scale(values: Pixels) -> Pixels:
     return values.astype(np.float32) / 257
 
 
-def _low_bytes(image: Image.Image, source: Source) -> Image.Image | None:
+def _low_bytes(image: Image.Image, source: EncodedSource) -> Image.Image | None:
     """Of a PNG with opaque colors of 16 bits the low bytes, as an image that is decoded when it is asked for."""
     tile = image.tile[0] if isinstance(image, PngImagePlugin.PngImageFile) and len(image.tile) == 1 else None
     if tile is None or tile.args != "RGB;16B" or _has_transparency(image):

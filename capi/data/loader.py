@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from capi.data.crops import color_changes, crop_draws, flips, random_box
 from capi.data.decoding import BrokenImageError, Pixels
 from capi.data.order import order_of
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.errors import CapiError
 from capi.runtime.randomness import Stream, sample_keys, uniforms
 from capi.types import Int
@@ -55,7 +55,7 @@ class Cropping:
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShare:
     """The part of each global batch that one process makes, in so many micro-batches."""
 
     batch_size: int
@@ -78,10 +78,10 @@ class TrainingBatches(Dataset[LoadedBatch]):
 
     def __init__(
         self,
-        reader: Reader,
+        reader: ImageReader,
         *,
         cropping: Cropping,
-        share: Share,
+        share: BatchShare,
         masks: MaskDraw,
         seed: int,
         window: int | None = None,

@@ -51,7 +51,7 @@ from capi.runtime.atomic import is_regular, walk_folder
 from capi.runtime.image_files import refuse_outside
 from capi.runtime.plugins import register
 
-Data = str | Path | Sequence[str | Path]
+DataLocation = str | Path | Sequence[str | Path]
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".gz")
 _WEIGHTED = re.compile(r"(?P<source>.+)@(?P<weight>[+-]?(\d+(\.\d*)?|\.\d+|nan|inf))", re.DOTALL)
 _COLUMN = re.compile(r"(?P<path>.+)\?column=(?P<column>.+)", re.DOTALL)
@@ -61,7 +61,7 @@ _MOST_SHARDS = 1_000_000
 
 
 # Tables by the ending of their files: from files and the name of a column, or None, to the images.
-TABLES: dict[str, Callable[[list[str], str | None], ImageSource]] = {
+TABLE_READERS: dict[str, Callable[[list[str], str | None], ImageSource]] = {
     ".parquet": open_parquet_files,
     ".arrow": open_arrow,
 }
@@ -74,7 +74,7 @@ class Weighted(NamedTuple):
     weight: float | None = None
 
 
-def open_images(data: Data, console: Console | None = None, *, index_beside: bool = True) -> ImageSource:
+def open_images(data: DataLocation, console: Console | None = None, *, index_beside: bool = True) -> ImageSource:
     """The training images of a run. With a console a bar shows the scan of shards that have no index yet.
 
     Without `index_beside` a new index of a shard goes to the user's cache, and nothing is written beside the shard.
@@ -87,7 +87,7 @@ def open_images(data: Data, console: Console | None = None, *, index_beside: boo
     return Mixture([source.name for source in sources], parts, weights or None)
 
 
-def weighted_sources(data: Data) -> list[Weighted]:
+def weighted_sources(data: DataLocation) -> list[Weighted]:
     """The sources by name with their weights: of all of them, or of none."""
     wanted = "a folder of images or another source, or several (docs/guides/data.md)"
     expect("data", data, (str, Path, Sequence), wanted)
@@ -107,7 +107,7 @@ def weighted_sources(data: Data) -> list[Weighted]:
     return sources
 
 
-def describe_data(data: Data, source: ImageSource) -> dict[str, Any]:
+def describe_data(data: DataLocation, source: ImageSource) -> dict[str, Any]:
     """What run.json says of the images."""
     sources = weighted_sources(data)
     names = ", ".join(_written(each) for each in sources)
@@ -120,7 +120,7 @@ def describe_data(data: Data, source: ImageSource) -> dict[str, Any]:
     return facts
 
 
-def described_data(facts: Mapping[str, Any]) -> Data:
+def described_data(facts: Mapping[str, Any]) -> DataLocation:
     """What run.json says of the images, as `open_images` takes it."""
     if "sources" not in facts:
         return str(facts["path"])
@@ -175,14 +175,14 @@ def _open_files(
             f"{compressed} is compressed, and its images cannot be read one by one: unpack it to a plain .tar "
             "(images are compressed already) or to a folder"
         )
-    if len(kinds) > 1 or not kinds <= {".tar", ".zip", *TABLES}:
+    if len(kinds) > 1 or not kinds <= {".tar", ".zip", *TABLE_READERS}:
         raise CapiError(
             f"{data} leads to files that end in {', '.join(sorted(kinds))}: expected one of .tar, .zip, "
-            f"{', '.join(TABLES)}"
+            f"{', '.join(TABLE_READERS)}"
         )
     (kind,) = kinds
-    if kind in TABLES:
-        return TABLES[kind](files, column)
+    if kind in TABLE_READERS:
+        return TABLE_READERS[kind](files, column)
     if column is not None:
         raise CapiError(f"{data} has tar or zip files, which have no columns: leave ?column={column} out")
     if kind == ".zip":
@@ -194,7 +194,7 @@ def _files(path: str) -> list[str] | None:
     """The shards or tables that a path or pattern stands for; None where it is no such thing."""
     if os.path.isdir(path):
         return _files_of_folder(Path(path))
-    if path.lower().endswith((".tar", ".zip", *TABLES, *_COMPRESSED)) or (
+    if path.lower().endswith((".tar", ".zip", *TABLE_READERS, *_COMPRESSED)) or (
         not os.path.exists(path) and glob.has_magic(path)
     ):
         return [path] if os.path.exists(path) else list(_expanded(path))
@@ -208,7 +208,7 @@ def _files_of_folder(folder: Path) -> list[str] | None:
         if "train" not in splits:
             raise CapiError(f"{folder} has no split train (it has {', '.join(splits)}): name the folder of a split")
         folder = folder / "train"
-    files: dict[str, list[str]] = {".tar": [], ".zip": [], **{ending: [] for ending in TABLES}}
+    files: dict[str, list[str]] = {".tar": [], ".zip": [], **{ending: [] for ending in TABLE_READERS}}
     for name, entry in walk_folder(folder):
         ending = os.path.splitext(name)[1]
         if ending.lower() in ENDINGS and is_regular(entry):
@@ -379,7 +379,7 @@ def list_images(data: str, split: str | None = None, label: str = "label") -> Li
     return ListedImages(images, class_folders(images))
 
 
-def labeled_images(data: Data, console: Console | None = None) -> ListedImages:
+def labeled_images(data: DataLocation, console: Console | None = None) -> ListedImages:
     """Whatever a run can be trained on, with labels where its folders or its CSV give them."""
     source = open_images(data, console)
     if data == "demo":
@@ -397,7 +397,7 @@ def labeled_images(data: Data, console: Console | None = None) -> ListedImages:
 def class_folders(images: ListedNames) -> list[str] | None:
     """The folder that each image lies in, where all lie one folder deep and there are several; else no labels.
 
-    Of deeper folders it cannot be told which name is the class, and folders that are called as splits are splits.
+    Deeper folders do not say which name is the class, and folders that are called as splits are splits.
     """
     parts = [images.name(number).split("/") for number in range(len(images))]
     if any(len(part) != 2 for part in parts):

@@ -15,9 +15,9 @@ from capi.data.decoding import (
     BrokenImageError,
     Decoded,
     Decoder,
+    ImageShape,
     OpenedImage,
     Pixels,
-    Shape,
     crop_decoded,
     error_reason,
 )
@@ -29,13 +29,13 @@ from capi.runtime.retry import retry
 _LOG = logging.getLogger("capi")
 
 
-class Reader:
+class ImageReader:
     """Sizes and crops of images by number. `cache_bytes` bounds the decoded images in the cache."""
 
     def __init__(self, source: ImageSource, decoder: Decoder, cache_bytes: int = 0) -> None:
         self.source, self.decoder, self.cache_bytes = source, decoder, cache_bytes
         self.used = 0
-        self._shapes: dict[int, Shape] = {}
+        self._shapes: dict[int, ImageShape] = {}
         self._cache: dict[tuple[int, int], Decoded] = {}
         self._opened: tuple[int, OpenedImage] | None = None
 
@@ -53,10 +53,10 @@ class Reader:
         decoded = self._decoded(index, factor, shape)
         return crop_decoded(decoded, factor, box, size, self.decoder)
 
-    def _shape(self, index: int) -> Shape:
+    def _shape(self, index: int) -> ImageShape:
         return self._shapes.get(index) or self._open(index).shape
 
-    def _decoded(self, index: int, factor: int, shape: Shape) -> Decoded:
+    def _decoded(self, index: int, factor: int, shape: ImageShape) -> Decoded:
         cached = self._cache.get((index, factor))
         if cached is not None:
             return cached

@@ -23,18 +23,18 @@ import torch
 from rich.console import Console
 
 from capi.data.decoding import BrokenImageError
-from capi.data.locations import Data, labeled_images
+from capi.data.locations import DataLocation, labeled_images
 from capi.data.reader import read_bytes
-from capi.data.shards import IndexFacts, Member, Shards, find_index, index_places, write_index
-from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource
+from capi.data.shards import IndexFacts, Member, find_index, index_places, write_index
+from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, SizedSource
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
-from capi.runtime.devices import count_cores
+from capi.runtime.devices import choose_workers
 from capi.runtime.documents import parse_object, read_object
 from capi.runtime.image_files import open_image
 from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_path
-from capi.runtime.progress import Telling, default_console
+from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.randomness import Stream, permuted
 from capi.runtime.summary import Summary
 
@@ -92,7 +92,7 @@ class Packed(Summary):
 
 
 def pack_shards(
-    data: Data,
+    data: DataLocation,
     out: str | Path,
     *,
     shard_megabytes: float | None = None,
@@ -132,19 +132,19 @@ def pack(
         remove_leftovers(out)
         done = {number: facts for number in range(len(ends)) if (facts := _finished(out / f"{_number(number)}.tar"))}
         reused = len(done)
-        with Telling("packing", len(source), console, sum(facts.images for facts in done.values())) as telling:
-            done |= _write_missing(packer, ends, done, workers or min(count_cores(), AT_ONCE), telling)
+        with TaskProgress("packing", len(source), console, sum(facts.images for facts in done.values())) as progress:
+            done |= _write_missing(packer, ends, done, workers or min(choose_workers(None, None), AT_ONCE), progress)
         return _conclude(packer, settings, [done[number] for number in range(len(ends))], reused)
 
 
 def _write_missing(
-    packer: "_Packer", ends: list[int], done: Mapping[int, IndexFacts], workers: int, telling: Telling
+    packer: "_Packer", ends: list[int], done: Mapping[int, IndexFacts], workers: int, progress: TaskProgress
 ) -> dict[int, IndexFacts]:
     """The shards that are not there yet; an error or Ctrl-C ends all threads."""
     starts, made = [0, *ends[:-1]], {}
     with ThreadPoolExecutor(workers) as pool:
         waiting = {
-            pool.submit(packer.write, number, starts[number], ends[number], telling): number
+            pool.submit(packer.write, number, starts[number], ends[number], progress): number
             for number in range(len(ends))
             if number not in done
         }
@@ -170,7 +170,7 @@ class _Packer:
         # Files can be read by several threads at once; what keeps things open cannot.
         self.alone: AbstractContextManager[Any] = nullcontext() if isinstance(source, Files | EncodedImages) else Lock()
 
-    def write(self, number: int, start: int, end: int, telling: Telling) -> IndexFacts:
+    def write(self, number: int, start: int, end: int, progress: TaskProgress) -> IndexFacts:
         """One shard with the images at these places of the order."""
         path = self.out / f"{_number(number)}.tar"
         members, left_out = [], {}
@@ -189,7 +189,7 @@ class _Packer:
                     left_out[name] = hide_path(str(error))
                 else:
                     members.append(self._add(tar, place, ending, content))
-                telling.advance()
+                progress.advance()
             tar.close()
             file.flush()
             notes = {"sha256": tar.digest.hexdigest(), "left_out": json.dumps(left_out)}
@@ -247,32 +247,14 @@ def _ends(source: ImageSource, order: npt.NDArray[np.int64], settings: PackingSe
     size = len(source)
     if settings.per_shard is not None:
         return [min(end, size) for end in range(settings.per_shard, size + settings.per_shard, settings.per_shard)]
-    limit = (settings.shard_megabytes or SHARD_MEGABYTES) * 1e6
-    written = np.cumsum(_sizes(source)[order] + _OVERHEAD)
-    numbers = ((written - 1) // limit).astype(np.int64)
-    return [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), size]
-
-
-def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
-    """Bytes of every image, where they are known without reading all."""
-    if isinstance(source, EncodedImages):
-        return np.array([len(content) for content in source.contents], dtype=np.int64)
-    if isinstance(source, Shards):
-        return source.sizes()
-    if not isinstance(source, Files):
+    if not isinstance(source, SizedSource):
         raise CapiError(
             "how large these images are is not known before they are read: give --per-shard, a number of images"
         )
-
-    def size(index: int) -> int:
-        try:
-            return (source.root / source.name(index)).stat().st_size
-        except OSError:
-            # It raises when it is read.
-            return 0
-
-    with ThreadPoolExecutor(4 * AT_ONCE) as pool:
-        return np.fromiter(pool.map(size, range(len(source)), chunksize=1000), dtype=np.int64, count=len(source))
+    limit = (settings.shard_megabytes or SHARD_MEGABYTES) * 1e6
+    written = np.cumsum(source.sizes()[order] + _OVERHEAD)
+    numbers = ((written - 1) // limit).astype(np.int64)
+    return [*(np.flatnonzero(np.diff(numbers)) + 1).tolist(), size]
 
 
 def _ending(name: str, content: bytes) -> str:

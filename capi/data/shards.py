@@ -31,10 +31,10 @@ from capi.data.sources import ENDINGS
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
 from capi.runtime.cache import Cache
-from capi.runtime.devices import count_cores
+from capi.runtime.devices import choose_workers
 from capi.runtime.image_files import refuse_special
 from capi.runtime.lock import locked
-from capi.runtime.progress import Telling
+from capi.runtime.progress import TaskProgress
 
 FORMAT = "capi shard index 1"
 _BLOCK = 512
@@ -359,18 +359,18 @@ def open_shards(
 def _make_indices(
     paths: Sequence[Path], console: Console | None, workers: int | None, beside: bool
 ) -> list[tuple[Path, IndexFacts]]:
-    workers = max(min(workers or count_cores(), len(paths)), 1)
+    workers = max(min(choose_workers(workers or None, None), len(paths)), 1)
     made = []
-    with Telling("reading the headers of shards", len(paths), console) as telling:
+    with TaskProgress("reading the headers of shards", len(paths), console) as progress:
         if workers == 1:
             for path in paths:
                 made.append(make_index(path, beside=beside))
-                telling.advance()
+                progress.advance()
             return made
         with ProcessPoolExecutor(workers) as pool:
             for index in pool.map(partial(make_index, beside=beside), paths):
                 made.append(index)
-                telling.advance()
+                progress.advance()
     return made
 
 

@@ -10,17 +10,21 @@ import importlib.util
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+import numpy.typing as npt
 
 from capi.errors import CapiError
 from capi.runtime.atomic import is_regular, walk_folder
 from capi.runtime.image_files import refuse_outside
 
 _IMAGES = "?images="
+# Threads that ask a file system for sizes.
+_STATS_AT_ONCE = 32
 ENDINGS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm"),
     *(".avif", ".jp2", ".j2k", ".jpx", ".heic", ".heif", ".hif"),
@@ -39,6 +43,13 @@ class ImageSource(Protocol):
 
     @property
     def fingerprint(self) -> str: ...
+
+
+@runtime_checkable
+class SizedSource(ImageSource, Protocol):
+    """A source that knows how many bytes each image has, without reading it."""
+
+    def sizes(self) -> npt.NDArray[np.int64]: ...
 
 
 class ListedNames:
@@ -69,6 +80,17 @@ class Files(ListedNames):
 
     def read(self, index: int) -> Path | bytes:
         return self.root / self.name(index)
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        def size(index: int) -> int:
+            try:
+                return (self.root / self.name(index)).stat().st_size
+            except OSError:
+                # It raises when it is read.
+                return 0
+
+        with ThreadPoolExecutor(_STATS_AT_ONCE) as pool:
+            return np.fromiter(pool.map(size, range(len(self)), chunksize=1000), dtype=np.int64, count=len(self))
 
 
 class NamedFiles:
@@ -105,6 +127,9 @@ class EncodedImages:
 
     def read(self, index: int) -> Path | bytes:
         return self.contents[index]
+
+    def sizes(self) -> npt.NDArray[np.int64]:
+        return np.array([len(content) for content in self.contents], dtype=np.int64)
 
     @cached_property
     def fingerprint(self) -> str:

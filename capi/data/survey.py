@@ -8,7 +8,6 @@ resemble each other.
 
 import hashlib
 import math
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,13 +30,12 @@ from capi.data.decoding import (
     resize,
 )
 from capi.data.loader import made_ahead
-from capi.data.locations import Data, open_images
-from capi.data.reader import Reader, read_bytes
-from capi.data.sources import Files, ImageSource, masks_warning
-from capi.data.zips import ZipImages
+from capi.data.locations import DataLocation, open_images
+from capi.data.reader import ImageReader, read_bytes
+from capi.data.sources import ImageSource, SizedSource, masks_warning
 from capi.errors import CapiError
-from capi.runtime.devices import count_cores
-from capi.runtime.progress import Telling, default_console
+from capi.runtime.devices import choose_workers
+from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.summary import Summary
 from capi.types import IMAGENET, Statistics
 
@@ -191,7 +189,7 @@ class _Chunks(Dataset[_Seen]):
 
 
 def check_data(
-    data: Data,
+    data: DataLocation,
     *,
     limit: int | None = None,
     channels: int | None = None,
@@ -205,13 +203,13 @@ def check_data(
     console = console or default_console()
     source = open_images(data, console)
     channels = usual_channels(source) if channels is None else channels
-    processes = count_cores() if workers is None else workers
+    processes = choose_workers(workers, None)
     return survey(source, Decoder(channels, reduced=True), workers=processes, limit=limit, console=console)
 
 
 def usual_channels(source: ImageSource) -> int:
     """3 where any of a few images can be read with 3; else what most of them have."""
-    reader, others = Reader(source, Decoder()), Counter[int]()
+    reader, others = ImageReader(source, Decoder()), Counter[int]()
     for index in evenly(len(source), _FEWEST):
         try:
             reader.size(index)
@@ -238,8 +236,8 @@ def survey(
     result = Survey(total=len(source), workers=workers, fingerprint=source.fingerprint, masks=masks_warning(source))
     begun, seen = time.perf_counter(), []
     try:
-        with Telling("looking at images", len(chosen), console) as telling:
-            for some in _watched(chunks, workers, telling):
+        with TaskProgress("looking at images", len(chosen), console) as progress:
+            for some in _watched(chunks, workers, progress):
                 seen.append(some)
     except KeyboardInterrupt:
         raise SurveyStopped(_summed_up(result, source, seen, time.perf_counter() - begun)) from None
@@ -264,11 +262,11 @@ def _summed_up(result: Survey, source: ImageSource, seen: list[_Seen], seconds: 
     return result
 
 
-def _watched(chunks: _Chunks, workers: int, telling: Telling) -> Iterator[_Seen]:
+def _watched(chunks: _Chunks, workers: int, progress: TaskProgress) -> Iterator[_Seen]:
     for some in made_ahead(chunks, range(len(chunks)), workers=min(workers, len(chunks))):
         if some.failure is not None:
             raise CapiError(some.failure)
-        telling.advance(some.asked)
+        progress.advance(some.asked)
         yield some
 
 
@@ -291,13 +289,10 @@ def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64],
 
 
 def count_copies(source: ImageSource) -> int:
-    """Files with the bytes of another one; only those of equal size are read. 0 of what are no files, or too many."""
-    if not isinstance(source, Files | ZipImages) or len(source) > _MOST_COMPARED:
+    """Images with the bytes of another one; only those of equal size are read. 0 of many, or of unknown sizes."""
+    if not isinstance(source, SizedSource) or len(source) > _MOST_COMPARED:
         return 0
-    if isinstance(source, ZipImages):
-        sizes = source.sizes
-    else:
-        sizes = [os.stat(source.root / source.name(number)).st_size for number in range(len(source))]
+    sizes = source.sizes().tolist()
     counts = Counter(sizes)
     twins = [number for number, size in enumerate(sizes) if counts[size] > 1]
     return len(twins) - len({hashlib.blake2b(read_bytes(source, number)).digest() for number in twins})
@@ -451,7 +446,7 @@ def statistics_warning(measured: Statistics, given: Statistics) -> str | None:
     )
 
 
-def quick_statistics(reader: Reader) -> Statistics | None:
+def quick_statistics(reader: ImageReader) -> Statistics | None:
     """Mean and std of a few images, always the same ones; None where none of them can be read."""
     try:
         summary = summarize(reader, QUICK_SAMPLE, QUICK_SECONDS)
@@ -460,7 +455,7 @@ def quick_statistics(reader: Reader) -> Statistics | None:
     return summary.statistics
 
 
-def summarize(reader: Reader, count: int = SAMPLE, seconds: float = math.inf) -> DataSummary:
+def summarize(reader: ImageReader, count: int = SAMPLE, seconds: float = math.inf) -> DataSummary:
     """Look at images spread evenly over the source, for so long. Mean and std are in units of full scale."""
     source, shape = reader.source, (THUMBNAIL, THUMBNAIL)
     chosen, end = evenly(len(source), count), time.monotonic() + seconds

@@ -27,7 +27,7 @@ from capi.runtime.image_files import is_below
 # Few, since each worker keeps the decoded row groups of the window that it reads from.
 PARQUET_WINDOW = 4096
 # Decoded row groups that a worker keeps.
-KEPT_BYTES = 2**30
+GROUP_CACHE_BYTES = 2**30
 _READ_AT_ONCE = 16
 
 
@@ -104,7 +104,7 @@ class ParquetImages(TableImages):
 
     def _keep(self) -> None:
         self._opened: Cache[Any] = Cache(lambda file: open_parquet(self.files[file]), limit=OPEN_FILES)
-        self._groups: Cache[Any] = Cache(self._group, limit=KEPT_BYTES, weigh=lambda column: int(column.nbytes))
+        self._groups: Cache[Any] = Cache(self._group, limit=GROUP_CACHE_BYTES, weigh=lambda column: int(column.nbytes))
 
     def _group(self, block: int) -> Any:
         file = int(np.searchsorted(self.first_blocks, block, side="right")) - 1

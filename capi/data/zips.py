@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from capi.data.decoding import BrokenImageError
 from capi.data.shards import OPEN_FILES, BoundedFile, read_at
@@ -56,10 +57,8 @@ class ZipImages(ListedNames):
         )
         self._keep()
 
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of every image."""
-        sizes: list[int] = self._places[:, 3].tolist()
+    def sizes(self) -> npt.NDArray[np.int64]:
+        sizes: npt.NDArray[np.int64] = self._places[:, 3]
         return sizes
 
     def read(self, index: int) -> bytes:

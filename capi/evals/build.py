@@ -10,7 +10,7 @@ import torch
 from capi.config.benchmarks import BenchmarkConfig, SegmentationConfig
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification, load_segmentation
-from capi.evals.features import Encoding, Progress, silent
+from capi.evals.features import Encoding, OnProgress, silent
 from capi.evals.limits import limited
 from capi.evals.probe_protocol import AttentiveClassification, LinearClassification
 from capi.evals.results import EvaluationProtocol
@@ -48,7 +48,7 @@ def build_encoding(
     *,
     device: torch.device | str = "cpu",
     folder: Path | None = None,
-    progress: Progress = silent,
+    progress: OnProgress = silent,
     images: int = 0,
     processes: int = 1,
 ) -> Encoding:

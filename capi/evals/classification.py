@@ -99,13 +99,13 @@ class KnnClassification:
         """The chosen classes, some images at a time: with thousands of classes their votes take much memory."""
         parts = zip(voters.split(_IMAGES_AT_A_TIME), closeness.split(_IMAGES_AT_A_TIME), strict=True)
         options = {"classes": len(self.data.classes), "vote": vote, "temperature": self.temperature}
-        confidences = (vote_confidences(*part, neighbours=number, **options) for part in parts)  # type: ignore[arg-type]
+        confidences = (vote_confidences(*part, neighbors=number, **options) for part in parts)  # type: ignore[arg-type]
         return torch.cat([part.argmax(1) for part in confidences])
 
-    def _refuse_too_many(self, neighbours: Sequence[int], count: int) -> list[int]:
-        possible = [number for number in neighbours if number <= count]
+    def _refuse_too_many(self, neighbors: Sequence[int], count: int) -> list[int]:
+        possible = [number for number in neighbors if number <= count]
         if not possible:
-            raise CapiError(f"{count} labelled images are fewer than the {min(neighbours)} neighbours to ask")
+            raise CapiError(f"{count} labelled images are fewer than the {min(neighbors)} neighbours to ask")
         return possible
 
     def _classifier(self, vectors: Tensor, setting: Mapping[str, Any]) -> KnnClassifier:
@@ -113,7 +113,7 @@ class KnnClassification:
             bank=vectors,
             labels=self.data.train.labels,
             feature=setting["feature"],
-            neighbours=setting["neighbours"],
+            neighbors=setting["neighbours"],
             vote=setting["vote"],
             temperature=self.temperature,
             classes=len(self.data.classes),

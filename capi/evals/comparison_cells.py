@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from capi.config.benchmarks import BenchmarkConfig
-from capi.evals.results import Record, percent, shown_size, table
+from capi.evals.results import ResultRecord, percent, shown_size, table
 from capi.runtime.privacy import hide_path, hide_paths
 from capi.runtime.summary import Summary
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
-Status = Literal["pending", "running", "done", "failed", "skipped"]
+CellStatus = Literal["pending", "running", "done", "failed", "skipped"]
 Remark = Literal["deviations", "warnings"]
 REMARKS: dict[Remark, str] = {"deviations": "Departures from the paper's protocol", "warnings": "Warnings"}
 _LONG_NAME = 26
@@ -39,8 +39,8 @@ class Cell:
     benchmark: str
     folder: str = ""
     """Where its results lie, within the folder of the comparison."""
-    status: Status = "pending"
-    record: Record | None = field(default=None, repr=False)
+    status: CellStatus = "pending"
+    record: ResultRecord | None = field(default=None, repr=False)
     reason: str = ""
     reused: bool = False
     """Whether the results were there from an earlier comparison."""
@@ -56,6 +56,7 @@ class Cell:
 
 
 Cells = Mapping[tuple[str, str], Cell]
+_CELLS_NAMED = 4
 _NOTHING = "-"
 # Why a model is not run on a benchmark that only other rows need.
 NOT_IN_TABLE = "it is not in this table"
@@ -161,7 +162,11 @@ def as_markdown(view: TableView, cells: Cells) -> list[str]:
     parts = [f"## {view.title} ({view.label})", table(head, rows), legend]
     parts += ["\n".join(f"- {note}" for note in view.notes)] if view.notes else []
     if reasons := missing_cells(view, cells):
-        lines = (f"- {reason} ({_few(about)})" for reason, about in reasons.items())
+        lines = (
+            f"- {reason} ({'; '.join(cells[:_CELLS_NAMED])}"
+            + (f" and {len(cells) - _CELLS_NAMED} more cells)" if len(cells) > _CELLS_NAMED else ")")
+            for reason, cells in reasons.items()
+        )
         parts += ["### Missing", "\n".join(lines)]
     return parts
 
@@ -173,10 +178,6 @@ def shown_score(row: ViewRow, entry: TableEntry, cells: Cells, paper: bool) -> s
     return own if not paper or entry.printed is None else f"{own} ({entry.printed:.1f})"
 
 
-def _few(about: list[str], most: int = 4) -> str:
-    return "; ".join(about[:most]) + (f" and {len(about) - most} more cells" if len(about) > most else "")
-
-
 @dataclass(repr=False)
 class Comparison(Summary):
     """Models by benchmarks, as far as they have come."""
@@ -184,7 +185,7 @@ class Comparison(Summary):
     models: tuple[str, ...]
     columns: tuple[BenchmarkColumn, ...]
     out: Path
-    weights: Weights
+    weights: WeightsName
     cells: dict[tuple[str, str], Cell]
     """By model and name of the benchmark."""
     unrecognized: list[str] = field(default_factory=list)
@@ -233,7 +234,7 @@ class Comparison(Summary):
     def in_order(self) -> list[Cell]:
         return [self.cells[model, column.name] for model in self.models for column in self.columns]
 
-    def finished(self, benchmark: str) -> dict[str, Record]:
+    def finished(self, benchmark: str) -> dict[str, ResultRecord]:
         """The results of a benchmark that are there, by model."""
         records = {model: self.cells[model, benchmark].record for model in self.models}
         return {model: record for model, record in records.items() if record is not None}

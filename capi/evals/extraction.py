@@ -25,8 +25,8 @@ from torch import Tensor
 from capi.data.sources import ImageSource
 from capi.errors import CapiError, nearest
 from capi.evals.feature_files import (
-    ENDINGS,
-    KINDS,
+    FEATURE_ENDINGS,
+    FEATURE_KINDS,
     TYPES,
     FeatureFacts,
     Framing,
@@ -156,7 +156,7 @@ class ExtractionJob:
 
     @cached_property
     def identity(self) -> dict[str, Any]:
-        """All that the features depend on: what was begun with another one cannot be resumed."""
+        """All that the features depend on: features of another one cannot be resumed."""
         has_fingerprint = bool(self.encoder_facts["fingerprint"])
         images = json.dumps([self.names, None if self.labels is None else list(self.labels)])
         return {
@@ -272,15 +272,15 @@ class Partial:
         return record if usable else None
 
 
-def difference(begun: dict[str, Any], wanted: dict[str, Any]) -> str | None:
+def difference(started: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """What keeps an extraction from being resumed, in words."""
-    if begun.get("encoder") != wanted["encoder"]:
+    if started.get("encoder") != wanted["encoder"]:
         return "it is of another encoder"
-    if begun.get("data") != wanted["data"]:
+    if started.get("data") != wanted["data"]:
         return "it is of other images"
     for key, value in wanted.items():
-        if begun.get(key) != value:
-            return f"its {key} is {_plain(begun.get(key))}, not {_plain(value)}"
+        if started.get(key) != value:
+            return f"its {key} is {_plain(started.get(key))}, not {_plain(value)}"
     return None
 
 
@@ -357,15 +357,19 @@ def _check_request(source: ImageSource, labels: Sequence[str] | None, kinds: Seq
     if dtype not in TYPES:
         raise CapiError(f'features are stored as {" or ".join(TYPES)}, not "{dtype}"{nearest(dtype, TYPES)}')
     for kind in kinds:
-        if kind not in KINDS:
-            raise CapiError(f'there are no "{kind}" features, but {", ".join(KINDS)}{nearest(kind, KINDS)}')
+        if kind not in FEATURE_KINDS:
+            raise CapiError(
+                f'there are no "{kind}" features, but {", ".join(FEATURE_KINDS)}{nearest(kind, FEATURE_KINDS)}'
+            )
     if not kinds or len(set(kinds)) < len(kinds):
-        raise CapiError(f"name each kind of features once, and at least one of {', '.join(KINDS)}")
+        raise CapiError(f"name each kind of features once, and at least one of {', '.join(FEATURE_KINDS)}")
 
 
 def _check_place(out: Path, overwrite: bool) -> None:
-    if out.suffix.lower() not in ENDINGS:
-        raise CapiError(f"{out.name} ends in neither {' nor '.join(ENDINGS)}, which is how the format is chosen")
+    if out.suffix.lower() not in FEATURE_ENDINGS:
+        raise CapiError(
+            f"{out.name} ends in neither {' nor '.join(FEATURE_ENDINGS)}, which is how the format is chosen"
+        )
     if _is_parquet(out):
         must_have_parquet()
     if out.is_dir():

@@ -3,7 +3,7 @@
 In safetensors each kind of features is one tensor (images first), `names` holds the UTF-8 bytes of all file names with
 `name_offsets` between them, and `labels` are numbers into the list of classes. All sizes are known before the first
 image, so the header is written first and features are filled in behind it: nothing is kept in memory, nothing is
-copied, and a file that was begun can be resumed. In parquet a row is an image and a kind is a column of lists;
+copied, and an incomplete file can be resumed. In parquet a row is an image and a kind is a column of lists;
 it is made from the other. Both describe themselves in a piece of JSON; nothing in them is ever run.
 """
 
@@ -30,9 +30,9 @@ from capi.runtime.atomic import atomic_open, open_nofollow
 from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_path, hide_paths
 
-KINDS = ("patch", "mean_patch", "pooled", "register")
+FEATURE_KINDS = ("patch", "mean_patch", "pooled", "register")
 TYPES = {"float32": torch.float32, "float16": torch.float16}
-ENDINGS = (".safetensors", ".parquet")
+FEATURE_ENDINGS = (".safetensors", ".parquet")
 _MARK, _VERSION = "capi_features", 1
 # What is read, or written as one group of rows, at a time.
 _PART_BYTES = 64 * 2**20
@@ -321,7 +321,7 @@ def _header(facts: FeatureFacts, name_bytes: int) -> tuple[bytes, dict[str, tupl
 
 @dataclass
 class FeatureWriter:
-    """Fills features into a file that was begun."""
+    """Fills features into an incomplete file."""
 
     file: IO[bytes]
     facts: FeatureFacts
@@ -360,7 +360,7 @@ class FeatureWriter:
 
 @contextmanager
 def filling(path: Path) -> Iterator[FeatureWriter]:
-    """Open a file that was begun, to fill in features."""
+    """Open an incomplete file, to fill in features."""
     facts = _read_safetensors(path).facts
     with open_nofollow(path, "r+b") as file:
         length = int.from_bytes(file.read(8), "little")

@@ -26,9 +26,9 @@ from capi.runtime.protocol import PAPER_SIZE, VectorKind
 from capi.types import Features, Float, Int, VisionEncoder, statistics_of
 
 # What is being done, how much of it is done, and how much there is.
-Progress = Callable[[str, int, int], None]
+OnProgress = Callable[[str, int, int], None]
 # Pixels that are kept from one evaluation of a run to the next.
-KEPT_BYTES = 2**30
+PIXEL_CACHE_BYTES = 2**30
 
 
 def silent(_what: str, _done: int, _total: int) -> None:
@@ -47,7 +47,7 @@ class Encoding:
     folder: Path | None = None
     """Where features are mapped that do not fit into memory; without it they are always in memory."""
     memory_bytes: int = 4 * 2**30
-    progress: Progress = silent
+    progress: OnProgress = silent
     image_cache: dict[object, tuple[StillBatches, list[ReadBatch]]] | None = None
     """Images that were read stay here, where the same ones are to be evaluated again."""
     team: "Team | None" = None
@@ -224,7 +224,10 @@ def _read(batches: Dataset[ReadBatch], items: range, encoding: Encoding) -> Iter
     key = (id(batches.source), id(batches.masks), batches.frame, chosen, batches.batch_size, items)
     if key not in encoding.image_cache:
         read = read_in_order(batches, items, workers=encoding.workers)
-        if _bytes_of(batches) + sum(_bytes_of(others) for others, _ in encoding.image_cache.values()) > KEPT_BYTES:
+        if (
+            _bytes_of(batches) + sum(_bytes_of(others) for others, _ in encoding.image_cache.values())
+            > PIXEL_CACHE_BYTES
+        ):
             yield from read
             return
         # The batches hold on to their source, whose id no other one can get then.
@@ -252,7 +255,7 @@ def image_vectors(
     encoder: VisionEncoder, source: ImageSource, encoding: Encoding, kinds: Sequence[VectorKind], what: str
 ) -> dict[VectorKind, Float[Tensor, "_ _"]]:
     """One vector of each kind for every image of a source, on the CPU."""
-    rows = {kind: Rows(len(source), encoding, f"vectors_{kind}") for kind in kinds}
+    rows = {kind: FeatureRows(len(source), encoding, f"vectors_{kind}") for kind in kinds}
     pooled = any(kind != "mean_patch" for kind in kinds)
     for batch in encoded_batches(encoder, source, encoding, what=what, pooled=pooled, patches=False, registers=False):
         for kind in kinds:
@@ -261,7 +264,7 @@ def image_vectors(
 
 
 @dataclass
-class Rows:
+class FeatureRows:
     """Rows of numbers that are appended one batch after the other, up to a number known before."""
 
     capacity: int

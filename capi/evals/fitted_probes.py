@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,8 @@ from capi.types import Features, Float, Int, Integer, VisionEncoder, statistics_
 _LOG = logging.getLogger("capi")
 # Breaks a tie of votes and is too small for anything else.
 _TIE = 1e-9
+
+Fitted = TypeVar("Fitted")
 
 
 @runtime_checkable
@@ -96,6 +98,15 @@ class Judge:
             self.numbers, self.inputs = [], []
 
 
+# By `kind`, the fitted probe of each protocol.
+PROBES: dict[str, Any] = {}
+
+
+def _listed(probe: type[Fitted]) -> type[Fitted]:
+    PROBES[probe.kind] = probe  # type: ignore[attr-defined]
+    return probe
+
+
 class VectorClassifier:
     """What classifiers of one vector an image have in common."""
 
@@ -113,6 +124,7 @@ class VectorClassifier:
         return vectors_of(features, self.feature)
 
 
+@_listed
 @dataclass(frozen=True)
 class LinearClassifier(VectorClassifier):
     """A linear map of one vector an image."""
@@ -142,6 +154,7 @@ class LinearClassifier(VectorClassifier):
         return logits.cpu().double().softmax(1)
 
 
+@_listed
 @dataclass(frozen=True)
 class AttentiveClassifier:
     """One learned query over the patches, then a linear map."""
@@ -196,6 +209,7 @@ class AttentiveClassifier:
         return logits.cpu().double().softmax(1)
 
 
+@_listed
 @dataclass(frozen=True)
 class KnnClassifier(VectorClassifier):
     """The nearest training images vote."""
@@ -205,7 +219,7 @@ class KnnClassifier(VectorClassifier):
     bank: Float[Tensor, "s d"]
     labels: Int[Tensor, " s"]
     feature: VectorKind
-    neighbours: int
+    neighbors: int
     vote: Vote
     temperature: float
     classes: int
@@ -216,7 +230,7 @@ class KnnClassifier(VectorClassifier):
 
     @cached_property
     def _search(self) -> NearestNeighbors:
-        return NearestNeighbors(self.neighbours, "cosine").fit(self.bank)
+        return NearestNeighbors(self.neighbors, "cosine").fit(self.bank)
 
     @property
     def images_at_a_time(self) -> int:
@@ -229,7 +243,7 @@ class KnnClassifier(VectorClassifier):
         return vote_confidences(
             self.labels[nearest.index],
             nearest.closeness,
-            neighbours=self.neighbours,
+            neighbors=self.neighbors,
             classes=self.classes,
             vote=self.vote,
             temperature=self.temperature,
@@ -240,7 +254,7 @@ def vote_confidences(
     labels: Int[Tensor, "s n"],
     closeness: Float[Tensor, "s n"],
     *,
-    neighbours: int,
+    neighbors: int,
     classes: int,
     vote: Vote,
     temperature: float,
@@ -248,14 +262,15 @@ def vote_confidences(
     """Shares of the votes; a tie goes to the class whose nearest member is closest."""
     # Shares are of differences alone, and the exponential of these cannot overflow at a low temperature.
     behind = closeness - closeness[:, :1]
-    votes = class_votes(labels, behind, neighbours, classes, vote=vote, temperature=temperature)
-    nearest = labels[:, :neighbours]
-    earliness = 1 - torch.arange(neighbours, dtype=torch.float64) / neighbours
+    votes = class_votes(labels, behind, neighbors, classes, vote=vote, temperature=temperature)
+    nearest = labels[:, :neighbors]
+    earliness = 1 - torch.arange(neighbors, dtype=torch.float64) / neighbors
     first = torch.zeros_like(votes).scatter_reduce_(1, nearest, earliness.expand(nearest.shape), "amax")
     shares = votes / votes.sum(1, keepdim=True) + _TIE * first
     return shares / shares.sum(1, keepdim=True)
 
 
+@_listed
 @dataclass(frozen=True)
 class KnnSegmenter:
     """The pixel labels of the nearest training patches vote."""
@@ -266,7 +281,7 @@ class KnnSegmenter:
     blocks: Integer[Tensor, "s block_height block_width"]
     mean: Float[Tensor, " d"]
     scale: Float[Tensor, " d"]
-    neighbours: int
+    neighbors: int
     distance: Distance
     ignored: tuple[int, ...]
     clean: bool
@@ -278,7 +293,7 @@ class KnnSegmenter:
 
     @cached_property
     def _search(self) -> NearestNeighbors:
-        return NearestNeighbors(self.neighbours, self.distance).fit(self.bank, mean=self.mean, scale=self.scale)
+        return NearestNeighbors(self.neighbors, self.distance).fit(self.bank, mean=self.mean, scale=self.scale)
 
     def segment(self, features: Features, size: tuple[int, int]) -> Int[Tensor, "b height width"]:
         rows, columns = features.feature_map.shape[1:3]
@@ -293,6 +308,7 @@ class KnnSegmenter:
         return unblock(voted, rows, columns).long()
 
 
+@_listed
 @dataclass(frozen=True)
 class LogisticSegmenter:
     """Logistic regression gives each patch one label."""
@@ -332,8 +348,8 @@ def block_size(grid: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
 
 _MARK = "capi_probe"
 _VERSION = 1
-_PROBES: tuple[Any, ...] = (AttentiveClassifier, KnnClassifier, KnnSegmenter, LinearClassifier, LogisticSegmenter)
-KINDS = {probe.kind: probe for probe in _PROBES}
+# Fields that files call otherwise.
+_IN_FILES = {"neighbors": "neighbours"}
 # Pixels: as large as a config allows.
 _LARGEST_SIDE = 2**16
 
@@ -371,7 +387,7 @@ class Probe:
         expected, fingerprint = self.encoder.get("fingerprint"), encoder_facts(encoder)["fingerprint"]
         if not (expected and fingerprint):
             _LOG.warning(
-                "whether the probe was fitted with this encoder cannot be told: it has no weights to know it by"
+                "it is unknown whether the probe was fitted with this encoder, which has no weights to compare"
             )
         if expected and fingerprint and expected != fingerprint:
             raise CapiError(
@@ -400,7 +416,8 @@ def save_probe(probe: Probe, path: Path) -> None:
     tensors = {name: value.contiguous() for name, value in values.items() if isinstance(value, Tensor)}
     plain = {name: value for name, value in values.items() if not isinstance(value, Tensor)}
     facts = {each.name: getattr(probe, each.name) for each in fields(probe) if each.name != "model"}
-    facts |= {"about": hide_paths(probe.about), "version": _VERSION, "settings": plain}
+    settings = {_IN_FILES.get(name, name): value for name, value in plain.items()}
+    facts |= {"about": hide_paths(probe.about), "version": _VERSION, "settings": settings}
     with atomic_path(path) as partial:
         save_file(tensors, partial, metadata={_MARK: json.dumps(facts)})
 
@@ -429,15 +446,19 @@ def load_probe(path: Path) -> Probe:
 
 
 def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> Probe:
-    if facts["version"] > _VERSION or facts["kind"] not in KINDS:
+    if facts["version"] > _VERSION or facts["kind"] not in PROBES:
         raise CapiError(f"{path} was written by a newer capi: install that one to use it")
-    settings = {name: tuple(value) if isinstance(value, list) else value for name, value in facts["settings"].items()}
+    ours = {word: name for name, word in _IN_FILES.items()}
+    settings = {
+        ours.get(name, name): tuple(value) if isinstance(value, list) else value
+        for name, value in facts["settings"].items()
+    }
     height, width = (checked_count(side, _LARGEST_SIDE) for side in facts["size"])
     encoder = {"width": checked_count(facts["encoder"]["width"]), "patch_size": facts["encoder"]["patch_size"]}
     _check_model(facts["kind"], tensors, settings, encoder["width"])
     return Probe(
         kind=facts["kind"],
-        model=KINDS[facts["kind"]](**tensors, **settings),
+        model=PROBES[facts["kind"]](**tensors, **settings),
         classes={int(label): str(name) for label, name in facts["classes"].items()},
         size=(height, width),
         encoder=facts["encoder"] | encoder,
@@ -449,7 +470,7 @@ def _described(facts: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Pa
 def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], width: int) -> None:
     """That tensors fit each other and the encoder, and that settings are in range."""
     sides = {"d": 2 * width if settings.get("feature") == "both" else width}
-    for name, axes in KINDS[kind].axes.items():
+    for name, axes in PROBES[kind].axes.items():
         if len(axes.split()) != tensors[name].ndim:
             raise ValueError(f"{name} has {tensors[name].ndim} axes")
         for axis, side in zip(axes.split(), tensors[name].shape, strict=True):
@@ -458,8 +479,8 @@ def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str
         if tensors[name].is_floating_point() == (name in {"labels", "blocks"}):
             raise ValueError(f"{name} holds {tensors[name].dtype}")
     _check_choices(kind, settings)
-    if "neighbours" in settings:
-        checked_count(settings["neighbours"])
+    if "neighbors" in settings:
+        checked_count(settings["neighbors"])
     if kind == "knn":
         classes = checked_count(settings["classes"])
         if (
@@ -471,7 +492,7 @@ def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str
 
 def _check_choices(kind: str, settings: Mapping[str, Any]) -> None:
     """That settings which are one of several words are one of them."""
-    for each in fields(KINDS[kind]):
+    for each in fields(PROBES[kind]):
         wanted = get_args(each.type) if get_origin(each.type) is Literal else None
         if wanted is not None and settings.get(each.name, each.default) not in wanted:
             raise ValueError(f"{each.name} is none of {', '.join(map(str, wanted))}")

@@ -20,7 +20,7 @@ from torch.utils.data import Dataset
 from capi.data.crops import Frame, crop_draws, flips, random_box
 from capi.data.decoding import Box, BrokenImageError, Decoder, Pixels
 from capi.data.loader import made_ahead
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.tasks import MaskSource, place_of, place_of_mask
@@ -58,10 +58,10 @@ class StillBatches(Dataset[ReadBatch]):
         numbers = self.numbers[item * self.batch_size : (item + 1) * self.batch_size]
         # Masks are drawn on the pixels as they are stored, and have no EXIF tag of their own.
         decoder = Decoder(channels=self.frame.channels, turned=self.masks is None)
-        reader = Reader(self.source, decoder)
+        reader = ImageReader(self.source, decoder)
         return _batch(numbers, (self._read(reader, number) for number in numbers.tolist()))
 
-    def _read(self, reader: Reader, number: int) -> tuple[Pixels, Pixels | None]:
+    def _read(self, reader: ImageReader, number: int) -> tuple[Pixels, Pixels | None]:
         size = image_size(reader, number)
         pixels = image_crop(reader, number, self.frame.box(size), self.frame.size)
         return pixels, None if self.masks is None else self._mask(self.masks, number, size)
@@ -104,11 +104,11 @@ class AugmentedBatches(Dataset[ReadBatch]):
         samples = torch.arange(self.batch_size).split(self.piece_size or self.batch_size)[piece]
         numbers = self.numbers[shuffled(step, self.batch_size, len(self.numbers), self.seed)[samples]]
         keys = sample_keys(self.seed, step, samples)
-        reader = Reader(self.source, Decoder(channels=self.frame.channels, crop_first=True))
+        reader = ImageReader(self.source, Decoder(channels=self.frame.channels, crop_first=True))
         rows = zip(numbers.tolist(), crop_draws(keys), flips(keys), strict=True)
         return _batch(numbers, ((self._read(reader, *row), None) for row in rows))
 
-    def _read(self, reader: Reader, number: int, draws: Sequence[float], mirrored: bool) -> Pixels:
+    def _read(self, reader: ImageReader, number: int, draws: Sequence[float], mirrored: bool) -> Pixels:
         box = random_box(image_size(reader, number), draws, CROP_SCALE, CROP_ASPECT)
         pixels = image_crop(reader, number, box, self.frame.size)
         return np.ascontiguousarray(pixels[:, :, ::-1]) if mirrored else pixels
@@ -138,7 +138,7 @@ def _batch(numbers: Tensor, pairs: Iterable[tuple[Pixels, Pixels | None]]) -> Re
     return ReadBatch(numbers, images, torch.from_numpy(np.stack(masks)) if masks else None)
 
 
-def image_size(reader: Reader, number: int) -> tuple[int, int]:
+def image_size(reader: ImageReader, number: int) -> tuple[int, int]:
     """Height and width of an image; one that cannot be read is an error that names it."""
     try:
         return reader.size(number)
@@ -146,7 +146,7 @@ def image_size(reader: Reader, number: int) -> tuple[int, int]:
         raise _unreadable(reader, number, error) from error
 
 
-def image_crop(reader: Reader, number: int, box: Box, size: tuple[int, int]) -> Pixels:
+def image_crop(reader: ImageReader, number: int, box: Box, size: tuple[int, int]) -> Pixels:
     """A crop resized to (height, width); an image that cannot be read is an error that names it."""
     try:
         return reader.crop(number, box, size)
@@ -154,7 +154,7 @@ def image_crop(reader: Reader, number: int, box: Box, size: tuple[int, int]) -> 
         raise _unreadable(reader, number, error) from error
 
 
-def _unreadable(reader: Reader, number: int, error: BrokenImageError) -> CapiError:
+def _unreadable(reader: ImageReader, number: int, error: BrokenImageError) -> CapiError:
     place = place_of(reader.source, number)
     if isinstance(place, Path) and not place.exists():
         return CapiError(f"there is no file {place}: put it there, or take it out of the data set")

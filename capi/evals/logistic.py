@@ -325,11 +325,11 @@ class LogisticRegression:
             raise CapiError(f"which = {which} counts strengths, of which there are {len(self.coef_)}")
         coef = self.coef_[which] / self.scale_
         # Centred, so that a large mean does not eat the digits of float32.
-        centre = self.center_.to(self.dtype)
-        intercept = self.intercept_[which] + coef @ (centre.double() - self.mean_)
-        centre, coef, intercept = (part.to(self.device, self.dtype) for part in (centre, coef, intercept))
+        center = self.center_.to(self.dtype)
+        intercept = self.intercept_[which] + coef @ (center.double() - self.mean_)
+        center, coef, intercept = (part.to(self.device, self.dtype) for part in (center, coef, intercept))
         for part in features.split(self._chunk_rows(features.shape[1], 1)):
-            scores = torch.addmm(intercept, part.to(self.device, self.dtype) - centre, coef.T)
+            scores = torch.addmm(intercept, part.to(self.device, self.dtype) - center, coef.T)
             if not torch.isfinite(scores).all():
                 raise CapiError("the features hold values that are no finite numbers: leave those rows out")
             yield scores.to(features.device)
@@ -341,16 +341,16 @@ class _StandardizedRows:
 
     features: Float[Tensor, "s d"]
     targets: Int[Tensor, " s"]
-    centre: Float[Tensor, " d"]
+    center: Float[Tensor, " d"]
     scale: Float[Tensor, " d"]
     dtype: torch.dtype
     device: torch.device
     size: int
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        centre, scale = self.centre.to(self.device, self.dtype), self.scale.to(self.device, self.dtype)
+        center, scale = self.center.to(self.device, self.dtype), self.scale.to(self.device, self.dtype)
         for features, targets in zip(self.features.split(self.size), self.targets.split(self.size), strict=True):
-            yield (features.to(self.device, self.dtype) - centre).div_(scale), targets.to(self.device)
+            yield (features.to(self.device, self.dtype) - center).div_(scale), targets.to(self.device)
 
     def chunks(self, dtype: torch.dtype, cache_bytes: int) -> Iterable[tuple[Tensor, Tensor]]:
         """The chunks in another precision, kept where they take few bytes."""

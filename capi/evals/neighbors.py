@@ -52,14 +52,14 @@ class NearestNeighbors:
 
     def __init__(
         self,
-        neighbours: int = 10,
+        neighbors: int = 10,
         distance: Distance = "cosine",
         *,
         device: torch.device | str = "cpu",
         chunk_bytes: int = DEFAULT_CHUNK_BYTES,
         bank_bytes: int | None = None,
     ) -> None:
-        self.neighbours, self.distance = neighbours, distance
+        self.neighbors, self.distance = neighbors, distance
         self.device, self.chunk_bytes, self.bank_bytes = device, chunk_bytes, bank_bytes
 
     def fit(
@@ -69,10 +69,10 @@ class NearestNeighbors:
         mean: Float[Tensor, " d"] | None = None,
         scale: Float[Tensor, " d"] | None = None,
     ) -> "NearestNeighbors":
-        if self.neighbours < 1:
-            raise CapiError(f"{self.neighbours} neighbours cannot be asked: the least is 1")
-        if len(features) < self.neighbours:
-            raise CapiError(f"{len(features)} training vectors are fewer than the {self.neighbours} neighbours to ask")
+        if self.neighbors < 1:
+            raise CapiError(f"{self.neighbors} neighbours cannot be asked: the least is 1")
+        if len(features) < self.neighbors:
+            raise CapiError(f"{len(features)} training vectors are fewer than the {self.neighbors} neighbours to ask")
         if scale is not None and not (scale > 0).all():
             raise CapiError("the scale of each feature must be above 0: give a feature that never varies the scale 1")
         self.mean_, self.scale_ = mean, scale
@@ -87,7 +87,7 @@ class NearestNeighbors:
         """The nearest training vectors of each vector."""
         _must_be_finite(features, self.query_rows_)
         device = _device_of_float64(self.device)
-        squared = torch.full((len(features), self.neighbours), torch.inf, dtype=torch.float64, device=device)
+        squared = torch.full((len(features), self.neighbors), torch.inf, dtype=torch.float64, device=device)
         index = torch.zeros(squared.shape, dtype=torch.long, device=device)
         # Products in true float32, whatever training chose: the bound on their errors relies on it.
         with float32_products("highest"), torch.autocast(torch.device(self.device).type, enabled=False):
@@ -100,7 +100,7 @@ class NearestNeighbors:
 
     def _blocks(self) -> Iterator["_Block"]:
         """The bank, ready for products; one that there is room for stays ready for the next search."""
-        kind = str(self.device), self.neighbours, self.distance
+        kind = str(self.device), self.neighbors, self.distance
         if kind not in self._ready:
             # What was ready for another device makes room.
             self._ready = {}
@@ -118,7 +118,7 @@ class NearestNeighbors:
     def _prepared(self) -> Iterator["_Block"]:
         for start in range(0, len(self.features_), self.block_rows_):
             bank = self._points(self.features_[start : start + self.block_rows_])
-            yield _Block.of(bank, start, self.neighbours, self.device)
+            yield _Block.of(bank, start, self.neighbors, self.device)
 
     def _points(self, features: Tensor) -> "_Points":
         vectors = features.to(_device_of_float64(self.device), torch.float64, copy=True)
@@ -166,23 +166,23 @@ class _Block(NamedTuple):
 
     points: _Points
     numbers: Tensor
-    centre: Tensor
+    center: Tensor
     unit: float
     products: Tensor
     largest_half_square: float
 
     @classmethod
-    def of(cls, bank: _Points, start: int, neighbours: int, device: torch.device | str) -> "_Block":
-        centre = bank.vectors.mean(0)
-        shifted = bank.vectors - centre
+    def of(cls, bank: _Points, start: int, neighbors: int, device: torch.device | str) -> "_Block":
+        center = bank.vectors.mean(0)
+        shifted = bank.vectors - center
         square = torch.linalg.vector_norm(shifted, dim=1).square_()
-        first = _first_copies(bank.vectors, square, neighbours)
+        first = _first_copies(bank.vectors, square, neighbors)
         if len(first) < len(square):
             bank, shifted, square = _Points(bank.vectors[first], bank.zero[first]), shifted[first], square[first]
         unit = square.max().sqrt().item() or 1.0
         half_square = (square + bank.zero) / (2 * unit**2)
         products = torch.cat([shifted.div_(unit).float(), -half_square.float()[:, None]], 1).to(device)
-        return cls(bank, first + start, centre, unit, products, half_square.max().item())
+        return cls(bank, first + start, center, unit, products, half_square.max().item())
 
 
 def _points(vectors: Tensor, distance: Distance) -> _Points:
@@ -194,23 +194,23 @@ def _points(vectors: Tensor, distance: Distance) -> _Points:
     return _Points(vectors.div_(norms.masked_fill_(zero, 1)), zero[:, 0].double())
 
 
-def _first_copies(vectors: Tensor, square: Tensor, neighbours: int) -> Tensor:
+def _first_copies(vectors: Tensor, square: Tensor, neighbors: int) -> Tensor:
     """Rows in their order, without those that as many equal rows precede as there are neighbours to find.
 
     Such rows are never among the nearest; thousands of them (white patches, a constant encoder) would all be
     candidates. Equal rows have equal squares, but not the other way round.
     """
     _, group, sizes = square.unique(return_inverse=True, return_counts=True)
-    if sizes.max() <= neighbours:
+    if sizes.max() <= neighbors:
         return torch.arange(len(vectors), device=vectors.device)
     order = group.sort(stable=True).indices
     starts = sizes.cumsum(0) - sizes
-    large = (sizes > neighbours)[group[order]]
+    large = (sizes > neighbors)[group[order]]
     rows, heads = order[large], order[starts[group[order[large]]]]
     copies = torch.zeros(len(vectors), dtype=torch.long, device=vectors.device)
     copies[large] = (vectors[rows] == vectors[heads]).all(1).long()
     before = copies.cumsum(0) - copies
-    surplus = (copies > 0) & (before - before[starts[group[order]]] >= neighbours)
+    surplus = (copies > 0) & (before - before[starts[group[order]]] >= neighbors)
     return order[~surplus].sort().values
 
 
@@ -218,7 +218,7 @@ def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> 
     """The best of the neighbours known so far and of a block, which are few: more are looked at where products are too
     close to tell.
     """
-    shifted = queries.vectors - block.centre
+    shifted = queries.vectors - block.center
     norms = torch.linalg.vector_norm(shifted, dim=1)
     unit = max(norms.max().item(), block.unit)
     norms, ratio = norms / unit, block.unit / unit
@@ -266,7 +266,7 @@ def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:
     """
     width = block.products.shape[1]
     longest = norms + ratio * (1 + block.largest_half_square)
-    shift = block.centre.norm() / block.unit
+    shift = block.center.norm() / block.unit
     relative = 1.01 * (width + 16) * _FLOAT32 + 16 * _FLOAT64 * shift
     # Known distances are to the query, whose own length is taken away from them.
     cancelled = 16 * (width + 16) * _FLOAT64 * norms.square() / ratio

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError
-from capi.evals.features import Encoding, Rows
+from capi.evals.features import Encoding, FeatureRows
 from capi.types import Bool, Float, Int, Integer
 
 # Labels of a part of the patches: few enough to stay near the processor.
@@ -62,7 +62,7 @@ def is_counted(labels: Tensor, ignored: Collection[int]) -> Tensor:
 
 def vote_blocks(
     blocks: Tensor,
-    neighbours: Int[Tensor, "s k"],
+    neighbors: Int[Tensor, "s k"],
     *,
     ignored: Collection[int] = (),
     clean: bool = False,
@@ -76,7 +76,7 @@ def vote_blocks(
     """
     # A row of pixels for each block of the bank, (m, h w); numbers of blocks with the place k first, (k, s).
     flat = blocks.flatten(1)
-    index = neighbours.to(blocks.device).T
+    index = neighbors.to(blocks.device).T
     if len(index) == 1 and not clean:
         return blocks[index[0]]
     part = max(1, _LABELS_AT_A_TIME // (len(index) * flat.shape[1]))
@@ -209,7 +209,7 @@ class PatchCollector:
     def __init__(self, encoding: Encoding, ignored: Collection[int], standardize: bool) -> None:
         self.encoding, self.ignored, self.standardize = encoding, ignored, standardize
         self.fit_moments = ColumnMoments()
-        self.rows: dict[str, Rows] = {}
+        self.rows: dict[str, FeatureRows] = {}
         self.fit_count = self.left_out = 0
 
     def add(self, features: Float[Tensor, "s d"], blocks: Tensor, to_fit: Bool[Tensor, " s"], capacity: int) -> None:
@@ -217,7 +217,7 @@ class PatchCollector:
         features = features.cpu()
         self.fit_moments.add(features[to_fit])
         if not self.rows:
-            self.rows = {name: Rows(capacity, self.encoding, name) for name in ("features", "blocks", "labels")}
+            self.rows = {name: FeatureRows(capacity, self.encoding, name) for name in ("features", "blocks", "labels")}
         labels = patch_labels(blocks)
         counts = is_counted(labels, self.ignored)
         for name, values in (("features", features), ("blocks", blocks), ("labels", labels)):

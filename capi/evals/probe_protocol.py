@@ -28,7 +28,7 @@ from capi.evals.features import (
     EncodedBatch,
     Encoding,
     EncodingJob,
-    Rows,
+    FeatureRows,
     encoded,
     encoded_batches,
     frame_of,
@@ -300,7 +300,9 @@ class Cached(Samples):
     @cached_property
     def _store(self) -> dict[str, Tensor]:
         images = self.protocol.data.train.images
-        rows: dict[str, Rows] = {kind: Rows(len(images), self.encoding, f"train_{kind}") for kind in self.kinds}
+        rows: dict[str, FeatureRows] = {
+            kind: FeatureRows(len(images), self.encoding, f"train_{kind}") for kind in self.kinds
+        }
         for batch in encoded_batches(
             self.encoder,
             images,

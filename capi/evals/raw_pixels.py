@@ -20,7 +20,7 @@ DISTANCES: tuple[Distance, ...] = ("cosine", "l2")
 
 
 def raw_pixel_accuracies(
-    train: LabeledImages, test: AnsweredImages, encoding: Encoding, neighbours: int = 1
+    train: LabeledImages, test: AnsweredImages, encoding: Encoding, neighbors: int = 1
 ) -> dict[str, float]:
     """Accuracy on the test images, for several sizes and distances."""
     pixels = []
@@ -28,22 +28,22 @@ def raw_pixel_accuracies(
         batches = StillBatches(images, Frame(encoding.size), torch.arange(len(images)), encoding.batch_size)
         read = read_in_order(batches, range(len(batches)), workers=encoding.workers)
         pixels.append(torch.cat([batch.images for batch in read]))
-    return dict(_accuracies(pixels[0], train.labels, pixels[1], test, neighbours))
+    return dict(_accuracies(pixels[0], train.labels, pixels[1], test, neighbors))
 
 
 def _accuracies(
-    train: Tensor, labels: Tensor, test: Tensor, answered: AnsweredImages, neighbours: int
+    train: Tensor, labels: Tensor, test: Tensor, answered: AnsweredImages, neighbors: int
 ) -> Iterator[tuple[str, float]]:
     classes = int(labels.max()) + 1 if answered.answer_of_class is None else len(answered.answer_of_class)
     for side in SIDES:
         small = [F.interpolate(pixels.float(), size=(side, side), mode="area").flatten(1) for pixels in (train, test)]
         center = small[0].mean(0)
         for distance in DISTANCES:
-            nearest = NearestNeighbors(neighbours, distance).fit(small[0] - center).kneighbors(small[1] - center)
+            nearest = NearestNeighbors(neighbors, distance).fit(small[0] - center).kneighbors(small[1] - center)
             votes = vote_confidences(
                 labels[nearest.index],
                 nearest.closeness,
-                neighbours=neighbours,
+                neighbors=neighbors,
                 classes=classes,
                 vote="majority",
                 temperature=1.0,

@@ -134,7 +134,7 @@ def _pixels(size: tuple[int, int]) -> str:
 
 JSON, MARKDOWN, PROBE, PICTURES = "results.json", "results.md", "probe.safetensors", "predictions"
 FORMAT_VERSION = 1
-Record = dict[str, Any]
+ResultRecord = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Context:
     """Of the model's weights, where it is known."""
 
 
-def as_record(outcome: Outcome, context: Context) -> Record:
+def as_record(outcome: Outcome, context: Context) -> ResultRecord:
     """Everything there is to know about an evaluation, as plain values; of paths only the names."""
     record = _plain(
         {
@@ -182,17 +182,17 @@ def as_record(outcome: Outcome, context: Context) -> Record:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
     )
-    shared: Record = hide_paths(record)
+    shared: ResultRecord = hide_paths(record)
     return shared
 
 
-def write_record(record: Record, folder: Path) -> None:
+def write_record(record: ResultRecord, folder: Path) -> None:
     """The results of one evaluation; the JSON comes last, so that where it is, all is."""
     atomic_write(folder / MARKDOWN, as_markdown(record))
     atomic_write(folder / JSON, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_record(folder: Path) -> Record | None:
+def read_record(folder: Path) -> ResultRecord | None:
     """The results in a folder; None where there are none that this version can read.
 
     Earlier versions wrote whole paths: of those only the names are left.
@@ -203,7 +203,7 @@ def read_record(folder: Path) -> Record | None:
         return None
     if not isinstance(record, dict) or record.get("version") != FORMAT_VERSION:
         return None
-    shared: Record = hide_paths(record)
+    shared: ResultRecord = hide_paths(record)
     return shared
 
 

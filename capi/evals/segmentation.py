@@ -312,7 +312,7 @@ class KnnSegmentation(SegmentationProtocol):
             blocks=patches.blocks,
             mean=patches.standard.mean,
             scale=patches.standard.scale,
-            neighbours=setting["neighbours"],
+            neighbors=setting["neighbours"],
             distance=setting["distance"],
             ignored=self._ignored,
             clean=not self.ignored_labels_vote,

@@ -7,7 +7,7 @@ are in an order of their own (sorted, or the data set's list), never in that of 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from capi.data.sources import ImageSource
 from capi.types import Int
 
-Task = Literal["classification", "segmentation"]
 NO_ANSWER = -1
 
 

@@ -48,7 +48,7 @@ class SharedEncoding:
         self._job, self._waiting = job, set(range(1, min(self.exchange.size, job.count)))
         own = encoded_here(encoder, job, range(MAIN, job.count, self.exchange.size), encoding)
         for item in range(job.count):
-            assert self._job is job, "another job was begun before this one was done"
+            assert self._job is job, "another job was started before this one was done"
             owner = item % self.exchange.size
             yield next(own) if owner == MAIN else self._asked(owner, item, encoding)
 
@@ -133,7 +133,7 @@ def unpacked(word: bytes, sources: Sequence[object]) -> EncodingJob:
     return job
 
 
-Source = ImageSource | MaskSource
+ReadableSource = ImageSource | MaskSource
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def prepared(processes: Processes) -> Iterator[None]:
     processes.fail_together(failure)
 
 
-def sources_of(data: EvaluationData) -> list[Source]:
+def sources_of(data: EvaluationData) -> list[ReadableSource]:
     """All images and masks of a data set, in one order."""
     if isinstance(data, SegmentationData):
         return [source for part in (data.train, data.test) for source in (part.images, part.masks)]
@@ -184,7 +184,7 @@ class SharedWork:
 
 @contextmanager
 def lead_encoding(
-    processes: Processes, encoder: VisionEncoder, sources: Sequence[Source], encoding: Encoding
+    processes: Processes, encoder: VisionEncoder, sources: Sequence[ReadableSource], encoding: Encoding
 ) -> Iterator[SharedWork]:
     """The main process evaluates, and all of them encode. The others get its result, or its failure."""
     if processes.size == 1:
@@ -207,14 +207,16 @@ def lead_encoding(
         findings.result = work.result
 
 
-def follow_encoding(processes: Processes, encoder: VisionEncoder, sources: Sequence[Source], encoding: Encoding) -> Any:
+def follow_encoding(
+    processes: Processes, encoder: VisionEncoder, sources: Sequence[ReadableSource], encoding: Encoding
+) -> Any:
     """Encode for the main process until it is done; what it found."""
     _refuse_differences(processes, encoder, sources)
     exchange = Exchange(processes)
     return follow(exchange, lambda job: help_encode(exchange, job, encoder, encoding, sources))
 
 
-def _refuse_differences(processes: Processes, encoder: VisionEncoder, sources: Sequence[Source]) -> None:
+def _refuse_differences(processes: Processes, encoder: VisionEncoder, sources: Sequence[ReadableSource]) -> None:
     """Batches of another model or of other images would go into the same score."""
     facts: dict[str, Any] = encoder_facts(encoder)
     processes.refuse_differences("model", json.dumps(facts))

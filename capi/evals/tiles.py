@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from capi.data.decoding import Box, Decoder
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import ImageSource
 from capi.errors import CapiError, nearest
 from capi.evals.extraction import Partial, difference, encoder_description, must_have_room, telling_disk_errors
@@ -95,7 +95,7 @@ def stitch(
     patch, statistics = encoder.patch_size, statistics_of(encoder)
     decoder = Decoder(len(statistics.mean), smallest_side=patch, crop_first=True, max_pixels_in_parts=MOST_PIXELS)
     # What cannot be read in parts is decoded once; the decoder bounds its size.
-    reader = Reader(source, decoder, cache_bytes=2**63)
+    reader = ImageReader(source, decoder, cache_bytes=2**63)
     height, width = image_size(reader, number)
     rows, columns = height // patch, width // patch
     root = getattr(source, "root", None)
@@ -145,7 +145,7 @@ def _identity(name: str, facts: FeatureFacts) -> dict[str, Any]:
 
 def _fill(
     encoder: VisionEncoder,
-    reader: Reader,
+    reader: ImageReader,
     number: int,
     writer: FeatureWriter,
     partial: Partial,
@@ -171,7 +171,7 @@ def _fill(
 
 def _encoded(
     encoder: VisionEncoder,
-    reader: Reader,
+    reader: ImageReader,
     number: int,
     row: Span,
     across: list[Span],

@@ -145,12 +145,12 @@ def position_share(tokens: Float[Tensor, "b n d"]) -> Float[Tensor, ""] | None:
     images = len(tokens)
     if images < 2:
         return None
-    centred = tokens - tokens.mean((0, 1))
-    within_images = centred - centred.mean(1, keepdim=True)
+    centerd = tokens - tokens.mean((0, 1))
+    within_images = centerd - centerd.mean(1, keepdim=True)
     of_position = within_images.mean(0)
     rest = (within_images - of_position).square().sum()
     explained = images * of_position.square().sum() - rest / (images - 1)
-    return explained / centred.square().sum().clamp_min(torch.finfo(tokens.dtype).tiny)
+    return explained / centerd.square().sum().clamp_min(torch.finfo(tokens.dtype).tiny)
 
 
 def position_information(nearest: Int[Tensor, "b n"], shuffles: int = _SHUFFLES) -> Float[Tensor, ""] | None:
@@ -179,8 +179,8 @@ def plain_information(nearest: Int[Tensor, "b n"]) -> Float[Tensor, ""]:
 
 def effective_rank(rows: Float[Tensor, "s d"]) -> Float[Tensor, ""]:
     """How many directions the tokens vary along: the perplexity of their variances along principal axes."""
-    centred = (rows - rows.mean(0)).double() if rows.device.type != "mps" else rows - rows.mean(0)
-    small = centred.T @ centred if len(rows) > rows.shape[1] else centred @ centred.T
+    centerd = (rows - rows.mean(0)).double() if rows.device.type != "mps" else rows - rows.mean(0)
+    small = centerd.T @ centerd if len(rows) > rows.shape[1] else centerd @ centerd.T
     if not torch.isfinite(small).all():
         # Eigenvalues of such a matrix are refused with an exception; what the loss says of the batch comes later.
         return rows.new_full((), torch.nan)

@@ -24,7 +24,7 @@ SEVERAL_SHARES, SEVERAL_ASPECTS, SEVERAL_DRAWN = (0.15, 0.2), (0.75, 1.5), 32
 _ROUNDING = 1e-9
 
 
-class Grid(NamedTuple):
+class PatchGrid(NamedTuple):
     """The patch grid of an image."""
 
     rows: int
@@ -42,18 +42,18 @@ class MaskIndex(NamedTuple):
     predict: Int[Tensor, "b p"]
 
 
-def random_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+def random_mask(grid: PatchGrid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
     """`count` patches drawn uniformly."""
     return _lowest(uniforms(keys, Stream.MASK, grid.size), count)
 
 
-def block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+def block_mask(grid: PatchGrid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
     """One block of `count` patches: log-uniform aspect, uniform place, the excess cut at its lower right end."""
     block = rectangles(grid, block_boxes(grid, count, keys))
     return block & (block.cumsum(1) <= count)
 
 
-def multi_block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+def multi_block_mask(grid: PatchGrid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
     """Blocks that may overlap, one after another until `count` patches are hidden, as BEiT does it.
 
     Their sizes and shapes are those of I-JEPA's target blocks. Of the last one, its upper left part is taken.
@@ -73,7 +73,7 @@ def multi_block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Te
     return _lowest(turn.double() + torch.arange(grid.size, dtype=torch.float64) / grid.size, count)
 
 
-def inverse_block_mask(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+def inverse_block_mask(grid: PatchGrid, count: int, keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
     """Everything but a block of visible patches."""
     return ~block_mask(grid, grid.size - count, keys)
 
@@ -100,7 +100,7 @@ class BlockBoxes(NamedTuple):
     left: Int[Tensor, " b"]
 
 
-def block_boxes(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> BlockBoxes:
+def block_boxes(grid: PatchGrid, count: int, keys: Int[Tensor, " b"]) -> BlockBoxes:
     """Rectangles that hold at least `count` patches and fit the grid."""
     draw_aspect, draw_top, draw_left = uniforms(keys, Stream.MASK, 3).unbind(1)
     # height <= rows and width <= columns hold exactly for aspects in this interval, and it is never empty.
@@ -115,7 +115,7 @@ def block_boxes(grid: Grid, count: int, keys: Int[Tensor, " b"]) -> BlockBoxes:
     return BlockBoxes(height, width, top, left)
 
 
-def rectangles(grid: Grid, boxes: BlockBoxes) -> Bool[Tensor, "b n"]:
+def rectangles(grid: PatchGrid, boxes: BlockBoxes) -> Bool[Tensor, "b n"]:
     """The patches of each rectangle."""
     height, width, top, left = boxes
     row, column = torch.arange(grid.rows), torch.arange(grid.columns)
@@ -124,7 +124,7 @@ def rectangles(grid: Grid, boxes: BlockBoxes) -> Bool[Tensor, "b n"]:
     return (in_rows[:, :, None] & in_columns[:, None, :]).flatten(1)
 
 
-def roll(grid: Grid, mask: Bool[Tensor, "b n"], keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
+def roll(grid: PatchGrid, mask: Bool[Tensor, "b n"], keys: Int[Tensor, " b"]) -> Bool[Tensor, "b n"]:
     """A uniform circular shift in both directions, so that every position is masked equally often."""
     size = torch.tensor(grid, dtype=torch.float64)
     shift = (uniforms(keys, Stream.ROLL, 2) * size).long()
@@ -144,13 +144,13 @@ class MaskSampler:
         mask = look_up(MASKS, kind, "masking.kind")
         self.kind, self.options = kind, options or {}
         check_options(mask, self.options, "masking.options", given=("grid", "count", "keys"), name=kind)
-        # The function itself, since workers that are started anew know no other tables than the package's.
-        self.draw: Callable[[Grid, int, Tensor], Tensor] = partial(mask, **self.options)
+        # The function itself, since spawned workers know only the package's own tables.
+        self.draw: Callable[[PatchGrid, int, Tensor], Tensor] = partial(mask, **self.options)
         self.ratio = ratio
         self.roll = roll
         self.predict = predict
 
-    def counts(self, grid: Grid) -> tuple[int, int, int]:
+    def counts(self, grid: PatchGrid) -> tuple[int, int, int]:
         """How many patches are visible, masked and predicted: the same in every image of this grid."""
         masked = int(grid.size * self.ratio)
         if not 1 <= masked < grid.size:
@@ -167,7 +167,7 @@ class MaskSampler:
             )
         return grid.size - masked, masked, predicted
 
-    def __call__(self, grid: Grid, keys: Int[Tensor, " b"]) -> MaskIndex:
+    def __call__(self, grid: PatchGrid, keys: Int[Tensor, " b"]) -> MaskIndex:
         visible, masked, predicted = self.counts(grid)
         mask = self.draw(grid, masked, keys)
         if self.roll:

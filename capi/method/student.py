@@ -24,12 +24,14 @@ class Student(nn.Module):
     ) -> Float[Tensor, "b p k"]:
         encoded = self.encoder(images, visible_index)
         predictions = self.predictor.predict(encoded, predict_index)
-        logits: Tensor = self.head(predictions)
-        return logits
+        outputs: Tensor = self.head(predictions)
+        return outputs
 
 
 class FusedStudent(Student):
-    """Without a predictor: mask tokens stand in the encoder's own sequence, at all hidden patches."""
+    """Without a network for predictions: mask tokens, which are all that the predictor has, stand in the encoder's own
+    sequence at all hidden patches.
+    """
 
     def forward(
         self,
@@ -38,10 +40,11 @@ class FusedStudent(Student):
         predict_index: Int[Tensor, "b p"],
     ) -> Float[Tensor, "b p k"]:
         hidden = hidden_index(visible_index, len(self.encoder.coordinates(images)))
-        encoded = self.encoder(images, visible_index, self.predictor(hidden))
+        mask_tokens = self.predictor(hidden)
+        encoded = self.encoder(images, visible_index, mask_tokens)
         predictions = self.predictor.predict(encoded, predict_index)
-        logits: Tensor = self.head(predictions)
-        return logits
+        outputs: Tensor = self.head(predictions)
+        return outputs
 
 
 def student_of(*, encoder: PatchEncoder, predictor: Predictor, head: nn.Module) -> Student:

@@ -16,7 +16,7 @@ from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, Head, LinearMap
 from capi.models.layers import Block
-from capi.models.positions import POSITIONS, Grid
+from capi.models.positions import POSITIONS, GridSize
 from capi.models.predictor import PREDICTORS, MaskedPlaces, Predictor, PredictorShape, SplitPredictor
 from capi.models.weightless import without_weights
 from capi.types import IMAGENET, Statistics
@@ -46,7 +46,7 @@ class Architecture:
     registers: int
     channels: int
     positions: str
-    grid: Grid | None
+    grid: GridSize | None
     predictor_kind: str
     predictor_mask_tokens: MaskedPlaces | None
     """Only of `self`: where its mask tokens stand when it predicts."""
@@ -64,14 +64,15 @@ class Architecture:
     """Both only of an `mlp` head."""
 
     def __post_init__(self) -> None:
-        predictor, mlp = PREDICTORS[self.predictor_kind], self.head == "mlp"
+        predictor = PREDICTORS[self.predictor_kind]
         self._only_where("grid", self.positions == "learned", "positions are learned")
         self._only_where("predictor_mask_tokens", "mask_tokens" in predictor.reads, "the predictor is of kind self")
         for name in ("predictor_width", "predictor_depth", "predictor_heads", "predictor_mlp_width"):
             self._only_where(name, "depth" in predictor.reads, "the predictor is not fused")
         self._only_where("outputs", self.head is not None, "there is a head")
-        self._only_where("head_hidden", mlp, "the head is an mlp")
-        self._only_where("head_bottleneck", mlp, "the head is an mlp")
+        sizes = _HEADS[self.head].size_names if self.head else ()
+        self._only_where("head_hidden", "hidden" in sizes, "the head is an mlp")
+        self._only_where("head_bottleneck", "bottleneck" in sizes, "the head is an mlp")
 
     def _only_where(self, name: str, there: bool, condition: str) -> None:
         if there != (getattr(self, name) is not None):
@@ -115,7 +116,7 @@ def _checked(name: str, value: Any, source: str) -> Any:
     return value
 
 
-def _checked_grid(value: Any, source: str) -> Grid | None:
+def _checked_grid(value: Any, source: str) -> GridSize | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) != 2 or not all(_is_count(v, 1, _MOST_ROWS) for v in value):

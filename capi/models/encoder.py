@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError, expect
 from capi.models.layers import Block, final_norm
-from capi.models.positions import POSITIONS, Grid, patch_coordinates, register_coordinates
+from capi.models.positions import POSITIONS, GridSize, patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
 INITIAL_TOKEN_STD = 0.02
@@ -131,7 +131,7 @@ class Encoder(nn.Module):
         channels: int = 3,
         mlp_width: int,
         positions: str = "axial",
-        grid: Grid | None = None,
+        grid: GridSize | None = None,
         drop_rate: float = 0.0,
     ) -> None:
         """`grid` is the native one in patches; only learned positions need it."""

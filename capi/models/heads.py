@@ -26,6 +26,8 @@ class Head(nn.Module):
 
     # Its name in descriptions of a model.
     kind: ClassVar[str]
+    # The arguments, beside widths, that an equal one is built with.
+    size_names: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod
@@ -34,7 +36,7 @@ class Head(nn.Module):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """The arguments, beside widths, that an equal one is built with."""
+        """By `size_names`."""
         return {}
 
     def flop(self, tokens: int) -> int:
@@ -77,7 +79,7 @@ class LinearHead(Head):
 class MlpHead(Head):
     """Three linear layers, then the normalised linear map from the bottleneck to the logits."""
 
-    kind = "mlp"
+    kind, size_names = "mlp", ("hidden", "bottleneck")
 
     def __init__(self, *, width: int, outputs: int, hidden: int = MLP_HIDDEN, bottleneck: int = MLP_BOTTLENECK) -> None:
         super().__init__()

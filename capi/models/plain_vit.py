@@ -304,7 +304,7 @@ class PlainBlock(TransformerBlock):
         return x + _scaled(self.mlp(self.mlp_norm(x)), self.mlp_scale)
 
 
-class Origin(NamedTuple):
+class WeightsOrigin(NamedTuple):
     """Whose weights these are: the name of a baseline, and whether their file was in its own layout."""
 
     baseline: str
@@ -316,7 +316,7 @@ class PlainNetwork(nn.Module):
 
     rotary_periods: Tensor | None
 
-    def __init__(self, architecture: PlainArchitecture, *, origin: "Origin | None" = None) -> None:
+    def __init__(self, architecture: PlainArchitecture, *, origin: WeightsOrigin | None = None) -> None:
         super().__init__()
         of = architecture
         self.architecture, self.origin = of, origin
@@ -445,7 +445,7 @@ class PlainViT(PlainNetwork):
         statistics: Statistics = IMAGENET,
         licence: str = "",
         verified: str = "",
-        origin: Origin | None = None,
+        origin: WeightsOrigin | None = None,
     ) -> None:
         super().__init__(architecture, origin=origin)
         self.statistics, self.licence, self.verified = statistics, licence, verified
@@ -460,7 +460,7 @@ class PlainEncoder(PlainNetwork):
     The class token counts as a register. Predictors take it for one too: its coordinates are those of the first.
     """
 
-    def __init__(self, architecture: PlainArchitecture, *, origin: Origin | None = None) -> None:
+    def __init__(self, architecture: PlainArchitecture, *, origin: WeightsOrigin | None = None) -> None:
         super().__init__(architecture, origin=origin)
         if architecture.causal:
             raise CapiError(

@@ -157,7 +157,7 @@ def _unit_border(count: int, device: torch.device) -> Float[Tensor, "{count} 2"]
     return torch.stack([row, column], dim=-1)[side, torch.arange(count, device=device)]
 
 
-Grid = tuple[int, int]
+GridSize = tuple[int, int]
 
 INITIAL_TABLE_STD = 0.02
 
@@ -171,7 +171,7 @@ class Positions(Protocol):
     """Whether attention turns queries and keys, and keeps tables for it."""
 
     @property
-    def grid(self) -> Grid | None:
+    def grid(self) -> GridSize | None:
         """The native grid; None where any grid is as good."""
         ...
 
@@ -189,7 +189,7 @@ class RotaryPositions:
 
     rotates, grid = True, None
 
-    def __init__(self, variant: RopeVariant, *, width: int, head_width: int, grid: Grid | None) -> None:  # noqa: ARG002 - the contract
+    def __init__(self, variant: RopeVariant, *, width: int, head_width: int, grid: GridSize | None) -> None:  # noqa: ARG002 - the contract
         self.kind: str = variant
         self.variant: RopeVariant = variant
         self.head_width = head_width
@@ -207,14 +207,14 @@ class LearnedPositions(nn.Module):
     kind: str = "learned"
     rotates = False
 
-    def __init__(self, *, width: int, head_width: int, grid: Grid | None) -> None:  # noqa: ARG002 - the contract
+    def __init__(self, *, width: int, head_width: int, grid: GridSize | None) -> None:  # noqa: ARG002 - the contract
         super().__init__()
         assert grid is not None, "learned positions need the rows and columns of their table"
         self.table = nn.Parameter(torch.empty(*grid, width))
         nn.init.trunc_normal_(self.table, std=INITIAL_TABLE_STD)
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> GridSize:
         rows, columns, _ = self.table.shape
         return rows, columns
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from capi.models.costs import FLOAT32, INT64, ActivationPolicy, Counts, TokenSequence, blocks_of, drops
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, final_norm, linear
-from capi.models.positions import POSITIONS, Grid
+from capi.models.positions import POSITIONS, GridSize
 from capi.runtime.plugins import register
 from capi.types import Float, Int
 
@@ -41,7 +41,7 @@ class PredictorShape(NamedTuple):
     context_width: int
     mlp_width: int
     positions: str = "axial"
-    grid: Grid | None = None
+    grid: GridSize | None = None
     drop_rate: float = 0.0
 
 
@@ -97,7 +97,7 @@ class SplitPredictor(Predictor):
         context_width: int,
         mlp_width: int,
         positions: str = "axial",
-        grid: Grid | None = None,
+        grid: GridSize | None = None,
         drop_rate: float = 0.0,
     ) -> None:
         super().__init__()

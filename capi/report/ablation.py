@@ -33,7 +33,7 @@ class Spread:
     """A mean over seeds and their standard deviation, which one seed has not."""
 
     mean: float
-    deviation: float | None
+    std: float | None
     count: int
 
 
@@ -210,9 +210,9 @@ def _paper(row: RowOutcome, column: int) -> float:
 
 
 def _uncertainty(first: Spread, second: Spread) -> float | None:
-    if first.deviation is None or second.deviation is None:
+    if first.std is None or second.std is None:
         return None
-    return 100 * float((first.deviation**2 / first.count + second.deviation**2 / second.count) ** 0.5)
+    return 100 * float((first.std**2 / first.count + second.std**2 / second.count) ** 0.5)
 
 
 def columns_side_by_side(table: TableOutcome) -> list[tuple[int, str]]:
@@ -230,7 +230,7 @@ def score_text(spread: Spread | None) -> str:
     """A mean in per cent, with the deviation over seeds."""
     if spread is None:
         return "-"
-    return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.deviation:.1f}" if spread.deviation is not None else "")
+    return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
 
 
 def paper_score(row: RowOutcome, column: int) -> str:
@@ -279,6 +279,10 @@ def as_plain(table: TableOutcome) -> dict[str, Any]:
     }
 
 
+def _spread_as_plain(spread: Spread | None) -> dict[str, Any] | None:
+    return None if spread is None else {"mean": spread.mean, "deviation": spread.std, "count": spread.count}
+
+
 def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:
     return {
         "name": row.name,
@@ -288,7 +292,10 @@ def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:
         "flop_an_image": None if row.cost is None else row.cost.flop_an_image,
         "images_seen": None if row.cost is None else row.cost.images_seen,
         "scores": {
-            column: None if (spread := row.score(column)) is None else asdict(spread) for column in table.columns
+            column: None
+            if (spread := row.score(column)) is None
+            else {"mean": spread.mean, "deviation": spread.std, "count": spread.count}
+            for column in table.columns
         },
         "runs": [
             {

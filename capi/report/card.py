@@ -74,14 +74,12 @@ def require_licence(licence: str) -> str:
 
 def as_markdown(card: ModelCard) -> str:
     """The whole README.md."""
-    markdown = environment().overlay(finalize=_escaped)
+    markdown = environment().overlay(
+        finalize=lambda value: value if isinstance(value, Markup) else Markup(plain(value))  # noqa: S704 - Markdown has its own escapes
+    )
     # JSON is YAML that cannot be broken out of.
     written = markdown.get_template("card.md").render(card=card, mark=MARK, licence=json.dumps(card.licence))
     return written.rstrip() + "\n"
-
-
-def _escaped(value: object) -> Markup:
-    return value if isinstance(value, Markup) else Markup(plain(value))  # noqa: S704 - Markdown has its own escapes
 
 
 def plain(text: object) -> str:

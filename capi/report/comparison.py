@@ -1,6 +1,6 @@
 """A comparison on disk: comparison.json and .csv for programs, .md and .html for people.
 
-All four are written anew after every cell, so that a look during the comparison shows what is there.
+All four are written again after every cell, so that a look during the comparison shows what is there.
 """
 
 import csv

@@ -84,7 +84,7 @@ def device_power(device: str, name: str | None = None) -> Power:
 
 
 def seconds_of_starts(clock: Column, started_at: Sequence[int]) -> list[float]:
-    """How long each start trained, from records whose clock begins anew at each start and at each roll-back."""
+    """How long each start trained, from records whose clock restarts at each start and at each roll-back."""
     finite = np.isfinite(clock.values)
     steps, seconds = clock.steps[finite], clock.values[finite]
     start = np.zeros(len(steps), np.int64)
@@ -92,8 +92,8 @@ def seconds_of_starts(clock: Column, started_at: Sequence[int]) -> list[float]:
         # Of several starts at one step only the last wrote records.
         start[steps > first] = index
     passed = np.diff(seconds, prepend=0.0)
-    anew = (passed < 0) | (np.diff(start, prepend=0) != 0)
-    spent = np.where(anew, seconds, passed)
+    restarted = (passed < 0) | (np.diff(start, prepend=0) != 0)
+    spent = np.where(restarted, seconds, passed)
     # Whole numbers come back where there was nothing to count.
     return np.bincount(start, weights=spent, minlength=max(len(started_at), 1)).astype(float).tolist()
 

@@ -24,7 +24,7 @@ from capi.report.references import Band, reference_for
 from capi.runtime.lock import is_being_trained
 from capi.runtime.summary import Summary
 from capi.train.checkpoint import Checkpoints
-from capi.train.health import Finding, RunFacts, State, Watchman, number_text, verdict
+from capi.train.health import Finding, FindingState, RunFacts, Watchman, number_text, verdict
 from capi.train.run import run_facts
 from capi.types import Statistics
 from capi.zoo.run_folder import CONFIG, FILE, RunFolder, run_config
@@ -32,7 +32,7 @@ from capi.zoo.run_folder import CONFIG, FILE, RunFolder, run_config
 # Images of a batch for each prototype: with 1/16 the targets stay vague and less is learnt
 # (docs/measurements/small-data.md).
 _IMAGES_A_PROTOTYPE = 1 / 8
-_HEADS: dict[State, tuple[str, str]] = {
+_HEADS: dict[FindingState, tuple[str, str]] = {
     "alarm": ("Not well", "bold red"),
     "look": ("Worth a look", "bold yellow"),
     "well": ("Well", "bold green"),
@@ -63,7 +63,7 @@ class Diagnosis(Summary):
         """Whether anything is wrong."""
         return bool(self.of("alarm"))
 
-    def of(self, state: State) -> list[Finding]:
+    def of(self, state: FindingState) -> list[Finding]:
         """The findings of one kind."""
         return [finding for finding in self.findings if finding.state == state]
 

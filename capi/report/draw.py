@@ -37,9 +37,9 @@ from capi.zoo.build import recorded_target
 from capi.zoo.checkpoint_files import CheckpointFolder, StoredTensors
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import RunFolder, run_config
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
-KINDS = (*PAINTERS, "prototypes")
+PICTURE_KINDS = (*PAINTERS, "prototypes")
 DEFAULT_KINDS = ("pca", "components", "clusters")
 PAGE = "index.html"
 # Photos of the demo that stand in where no images are given, each of another category.
@@ -125,7 +125,7 @@ def draw(
     kinds: Sequence[str] = DEFAULT_KINDS,
     joint: bool = False,
     whole: bool = False,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     overwrite: bool = False,
     console: Console | None = None,
@@ -238,11 +238,14 @@ def _check_request(
         raise CapiError("there is no model to draw with: give at least one")
     if min(sizes, default=1) < 1:
         raise CapiError(f"sizes must be at least 1 pixel, but {list(sizes)} came: give such as 224")
+    choice = f"choose from {', '.join(PICTURE_KINDS)}"
     if not kinds:
-        raise CapiError(f"there is nothing to draw: choose from {', '.join(KINDS)}")
+        raise CapiError(f"there is nothing to draw: {choice}")
     for kind in kinds:
-        if kind not in KINDS:
-            raise CapiError(f'there is no picture "{kind}"{nearest(kind, KINDS)}: choose from {", ".join(KINDS)}')
+        if kind not in PICTURE_KINDS:
+            raise CapiError(
+                f'there is no picture "{kind}"{nearest(kind, PICTURE_KINDS)}: choose from {", ".join(PICTURE_KINDS)}'
+            )
     if "prototypes" in kinds and not prototypes.keys() & models.keys():
         raise CapiError("none of the models has prototypes to draw: give a run folder, or leave that kind out")
     for name in prototypes.keys() & models.keys():

@@ -37,7 +37,7 @@ from capi.zoo.weights import load_run
 FOLDER, INDEX = "prototypes", "index.json"
 # Patches of a strip at most, and their side in pixels.
 PATCHES, SIDE = 8, 64
-NEIGHBOURS = "neighbours"
+NEIGHBORS = "neighbours"
 _QUERIES, _NEAREST = 4, 5
 _PHOTO_SIDE = 128
 
@@ -89,7 +89,7 @@ class TargetEncoder:
         return Features(None, tokens[:, :0], tokens.unflatten(1, (rows, columns)))
 
 
-def write_neighbours(run: Path, source: ImageSource, *, images: int = SAMPLE, encoding: Encoding | None = None) -> Path:
+def write_neighbors(run: Path, source: ImageSource, *, images: int = SAMPLE, encoding: Encoding | None = None) -> Path:
     """Draw a few images and those that are nearest to each by the cosine of their mean patch feature."""
     encoding = encoding or Encoding()
     folder, encoder = RunFolder(run), load_run(run).to(encoding.device)
@@ -102,7 +102,7 @@ def write_neighbours(run: Path, source: ImageSource, *, images: int = SAMPLE, en
         raise CapiError("fewer than two images can be read, so there are no nearest images: give others")
     numbers = list(means)
     vectors = F.normalize(torch.stack(list(means.values())), dim=1)
-    place = folder.pictures / NEIGHBOURS
+    place = folder.pictures / NEIGHBORS
     seen, rows = SizedImages(some, frame, len(statistics_of(encoder).mean)), list[list[dict[str, Any]]]()
     with atomic_folder(place) as made:
         for query in spaced(len(numbers), _QUERIES):

@@ -17,7 +17,7 @@ from capi.runtime.image_files import open_image
 # So many steps of an image are shown, and so many images and prototypes: a page should open at once.
 STEPS_SHOWN, IMAGES_SHOWN, PROTOTYPES_SHOWN = 24, 16, 96
 PIXELS = "pixels.json"
-_NEIGHBOURS_SHOWN = 12
+_NEIGHBORS_SHOWN = 12
 _LARGEST_FILE, _LARGEST_SIDE = 2**22, 8192
 _TYPES = {"PNG": "image/png", "JPEG": "image/jpeg"}
 _SNAPSHOT = re.compile(r"step_(\d+)_(\d+)\.png")
@@ -66,7 +66,7 @@ def read_prototypes(folder: Path) -> tuple[list[PrototypeStrip], str]:
     return strips, " ".join(note for note in notes if note)
 
 
-def read_neighbours(folder: Path) -> list[list[tuple[Picture, float | None]]]:
+def read_neighbors(folder: Path) -> list[list[tuple[Picture, float | None]]]:
     """Rows of a photo and the images nearest to it; what cannot be read is left out."""
     try:
         listed = read_json(folder / "index.json")
@@ -74,13 +74,13 @@ def read_neighbours(folder: Path) -> list[list[tuple[Picture, float | None]]]:
         return []
     rows = []
     for row in listed if isinstance(listed, list) else []:
-        cells = [_neighbour(folder, each) for each in row[:_NEIGHBOURS_SHOWN]] if isinstance(row, list) else []
+        cells = [_neighbor(folder, each) for each in row[:_NEIGHBORS_SHOWN]] if isinstance(row, list) else []
         if cells and all(cells):
             rows.append([cell for cell in cells if cell is not None])
     return rows[:IMAGES_SHOWN]
 
 
-def _neighbour(folder: Path, each: Any) -> tuple[Picture, float | None] | None:
+def _neighbor(folder: Path, each: Any) -> tuple[Picture, float | None] | None:
     name, cosine = (each.get("file"), each.get("cosine")) if isinstance(each, dict) else (None, None)
     picture = read_picture(folder / name) if isinstance(name, str) and Path(name).name == name else None
     return None if picture is None else (picture, float(cosine) if isinstance(cosine, float) else None)

@@ -133,7 +133,7 @@ def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encodin
     folder.mkdir(parents=True, exist_ok=True)
     ignored = sorted(data.ignored)
     for picture in outcome.pictures:
-        frame, number = Frame(encoding.size, kept=None), torch.tensor([picture.number])
+        frame, number = Frame(encoding.size, share=None), torch.tensor([picture.number])
         pixels = StillBatches(data.test.images, frame, number, 1, data.test.masks)[0].images[0]
         photo = photos_of(pixels[None])[0]
         enlarged = max(_SHOWN_HEIGHT // photo.height, 1)
@@ -150,7 +150,7 @@ def draw_predictions(outcome: Outcome, data: SegmentationData, encoding: Encodin
         save_picture(stacked([sheet, legend(names, sheet.width)]), path)
 
 
-Labels = npt.NDArray[np.integer]
+LabelImage = npt.NDArray[np.integer]
 # Steps of the golden angle never come back to a hue that is taken.
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _IGNORED = (255, 255, 255)
@@ -165,19 +165,19 @@ def color_of(label: int) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def colored(labels: Labels, ignored: Sequence[int] = ()) -> Image.Image:
+def colored(labels: LabelImage, ignored: Sequence[int] = ()) -> Image.Image:
     """Every pixel in the colour of its label; ignored ones are white."""
     values = np.unique(labels)
     palette = np.array([_IGNORED if value in ignored else color_of(int(value)) for value in values], dtype=np.uint8)
     return Image.fromarray(palette[np.searchsorted(values, labels)])
 
 
-def overlay(photo: Image.Image, labels: Labels, ignored: Sequence[int] = (), strength: float = 0.55) -> Image.Image:
+def overlay(photo: Image.Image, labels: LabelImage, ignored: Sequence[int] = (), strength: float = 0.55) -> Image.Image:
     """Colours over the photo."""
     return Image.blend(photo.convert("RGB"), colored(labels, ignored), strength)
 
 
-def label_image(labels: Labels) -> Image.Image:
+def label_image(labels: LabelImage) -> Image.Image:
     """Labels as they are, in an image that other programs read: a palette up to 255, 16 bits beyond."""
     strange = labels[(labels < 0) | (labels > 65535)]
     if strange.size:

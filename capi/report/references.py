@@ -152,7 +152,7 @@ def parse_reference(text: str, source: str) -> Reference:
         )
     except (KeyError, TypeError) as error:
         raise CapiError(
-            f"{source} is no file of reference curves ({type(error).__name__}): install capi anew"
+            f"{source} is no file of reference curves ({type(error).__name__}): install capi again"
         ) from error
 
 

@@ -13,7 +13,7 @@ from capi.report.costs import DEFAULT_COSTS, CostAssumptions, cost_of, seconds_o
 from capi.report.doctor import RunReading
 from capi.report.pages.data import Column, PrototypeStrip, RunReport
 from capi.report.pages.run import page, run_pieces
-from capi.report.picture_files import PIXELS, read_emergence, read_neighbours, read_pixel_scores, read_prototypes
+from capi.report.picture_files import PIXELS, read_emergence, read_neighbors, read_pixel_scores, read_prototypes
 from capi.runtime.atomic import atomic_write
 from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml
@@ -108,7 +108,7 @@ class FollowedRun:
             notes=self._notes(),
             emergence=emergence,
             emergence_note=emergence_note,
-            neighbours=read_neighbours(self.folder.pictures / "neighbours"),
+            neighbors=read_neighbors(self.folder.pictures / "neighbours"),
             pixels=read_pixel_scores(self.folder.pictures),
             prototypes=prototypes,
             prototypes_note=prototypes_note,
@@ -146,7 +146,7 @@ class FollowedRun:
         if reader.cut_off:
             notes.append(f"The last line of {FILE} is cut off and was left out.")
         if reader.not_numbers:
-            notes.append(f"Not drawn, since they are no numbers: {', '.join(sorted(reader.not_numbers)[:10])}.")
+            notes.append(f"Not drawn, since they are not numbers: {', '.join(sorted(reader.not_numbers)[:10])}.")
         return notes
 
 

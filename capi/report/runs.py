@@ -3,37 +3,40 @@
 import importlib.util
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from capi.config.schema import Config
-from capi.data.locations import Data, open_images
+from capi.data.locations import DataLocation, open_images
 from capi.data.recorded import RecordedImagesError, open_recorded
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.classification import KnnClassification
-from capi.evals.features import Encoding, Progress, silent
+from capi.evals.features import Encoding, OnProgress, silent
 from capi.evals.raw_pixels import raw_pixel_accuracies
+from capi.method.targets import LossLabel
 from capi.report.costs import CostAssumptions
-from capi.report.galleries import FOLDER, INDEX, NEIGHBOURS, write_gallery, write_neighbours
+from capi.report.galleries import FOLDER, INDEX, NEIGHBORS, write_gallery, write_neighbors
 from capi.report.picture_files import PIXELS
-from capi.report.pictures import curves
 from capi.report.run_report import write_report
 from capi.report.snapshots import Snapshots
-from capi.runtime.atomic import atomic_write
+from capi.runtime.atomic import atomic_open, atomic_write
 from capi.runtime.devices import choose_device
 from capi.runtime.progress import EvaluationProgress
 from capi.train.evaluations import build_evaluations
+from capi.train.health import is_score, metric_of
 from capi.train.loop import Evaluation
 from capi.zoo.build import recorded_loss, recorded_target, statistics
 from capi.zoo.checkpoint_files import CheckpointFolder
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
 
 _LOG = logging.getLogger("capi")
+_PANELS = ("student_loss", "clustering_loss", "target_entropy", "prototype_use", "learning_rate")
 
 
 def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -> Sequence[Evaluation]:
@@ -45,7 +48,7 @@ def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -
     return [Snapshots(source, statistics(config), size, folder.pictures / "snapshots", every)]
 
 
-def conclude(run: Path, data: Data, *, finished: bool, device: torch.device) -> Path | None:
+def conclude(run: Path, data: DataLocation, *, finished: bool, device: torch.device) -> Path | None:
     """The report of a run that has ended. What fails here is logged and does no harm to the run."""
     try:
         if finished:
@@ -80,17 +83,17 @@ def draw_curves(run: Path) -> None:
     folder = RunFolder(run)
     folder.pictures.mkdir(exist_ok=True)
     loss = recorded_loss(folder.record(), run_config(folder))
-    curves.draw_curves(read_metrics(run / FILE), folder.pictures / "curves.png", loss)
+    plot_metrics(read_metrics(run / FILE), folder.pictures / "curves.png", loss)
 
 
 def draw_gallery(
-    run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: Progress = silent
+    run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: OnProgress = silent
 ) -> str:
     """Draw nearest images, and prototypes where the run has any. Returns why its own images cannot be shown, if so."""
     try:
         if _clusters(RunFolder(run)):
             write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
-        write_neighbours(run, images(), encoding=Encoding(device=device, progress=progress))
+        write_neighbors(run, images(), encoding=Encoding(device=device, progress=progress))
     except CapiError as error:
         _LOG.warning("prototypes and nearest images could not be drawn: %s", error)
         return str(error) if isinstance(error, RecordedImagesError) else ""
@@ -104,7 +107,7 @@ def _clusters(folder: RunFolder) -> bool:
 def _is_drawn(folder: RunFolder) -> bool:
     """Whether a run has all the pictures that are drawn at its end, or none can be drawn of it."""
     try:
-        wanted = (NEIGHBOURS, FOLDER) if _clusters(folder) else (NEIGHBOURS,)
+        wanted = (NEIGHBORS, FOLDER) if _clusters(folder) else (NEIGHBORS,)
     except CapiError:
         return True
     return all((folder.pictures / name / INDEX).exists() for name in wanted)
@@ -131,3 +134,42 @@ def report(
         with EvaluationProgress(console) as progress:
             missing = draw_gallery(folder.path, partial(open_recorded, record), device=chosen, progress=progress)
     return write_report(folder.path, None if out is None else Path(out), costs, missing=missing)
+
+
+def series(records: Sequence[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    """Steps and values of a metric, where it was written."""
+    points = [(record["step"], record[key]) for record in records if record.get(key) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def plot_metrics(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLabel) -> None:
+    """One panel for each kind of metric that the target has, into a PNG; `loss` names the student's."""
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise CapiError("curves need an extra: pip install 'capi[pictures]'") from error
+    logged = {key for record in records for key in record}
+    scores = sorted(filter(is_score, logged))
+    metrics = [metric_of(key, loss) for key in _PANELS if key in logged] or [metric_of(key, loss) for key in _PANELS]
+    titles = {metric.key: metric.title for metric in metrics} | {"student_loss": f"{loss.name} of the student"}
+    panels = [(titles[each.key] + (f" ({each.unit})" if each.unit else ""), [each.key]) for each in metrics]
+    panels += [("Evaluations", scores)] if scores else []
+    rows = -(-len(panels) // 3)
+    figure = Figure(figsize=(12, 3.2 * rows), layout="constrained")
+    axes = figure.subplots(rows, 3).flatten()
+    for (title, keys), axis in zip(panels, axes, strict=False):
+        for key in keys:
+            steps, values = series(records, key)
+            axis.plot(steps, values, label=key, linewidth=1.2, marker="o" if len(steps) < 12 else None, markersize=3)
+        axis.set_title(title, fontsize=11)
+        axis.set_xlabel("step")
+        axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+        axis.grid(alpha=0.3)
+        # The title says which metric it is, unless it is that of all scores.
+        if keys[0] in scores:
+            axis.legend(fontsize=8)
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    with atomic_open(path) as file:
+        figure.savefig(file, dpi=110, format="png")

@@ -60,7 +60,7 @@ class RunFrame(PictureFrame):
         return max(round(height * scale), 1), max(round(width * scale), 1)
 
     def box(self, image_size: tuple[int, int]) -> Box:
-        return center_box(image_size, self.height_and_width, kept=1.0)
+        return center_box(image_size, self.height_and_width, share=1.0)
 
 
 def run_frame(size: tuple[int, int], patch_size: int) -> RunFrame:
@@ -153,8 +153,8 @@ def matched(values: Float[Tensor, "s 3"], before: Float[Tensor, "s 3"]) -> Float
 
 def _standardized(values: Float[Tensor, "s m"]) -> Float[Tensor, "s m"]:
     """Around zero and of length one, in float64; what does not vary is zero."""
-    centred = values.double() - values.double().mean(0)
-    return centred / centred.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
+    centerd = values.double() - values.double().mean(0)
+    return centerd / centerd.norm(dim=0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def snapshot_steps(folder: Path) -> list[int]:

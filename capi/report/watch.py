@@ -116,7 +116,9 @@ class WatchServer:
             return None
         pieces = self._pieces(number)
         if match[2] is None:
-            return "text/html", page(pieces, self._live(number))
+            home = "/" if len(self.watched) > 1 and number is not None else None
+            live = Live("" if number is None else f"/run/{number}", self.seconds, home=home)
+            return "text/html", page(pieces, live)
         if match[2] == "parts":
             return "application/json", json.dumps(pieces.digests)
         return _part(pieces, match[3])
@@ -127,16 +129,12 @@ class WatchServer:
         return self.watched[number or 0].pieces()
 
     def _comparison(self, reports: list[RunReport]) -> Pieces:
-        """Made anew when any of the reports is a new one."""
+        """Made again when any of the reports is a new one."""
         compared = self._compared
         if compared is None or any(report is not other for report, other in zip(compared[0], reports, strict=True)):
             links = [f"/run/{index}" for index in range(len(reports))]
             self._compared = compared = (reports, comparison_pieces(reports, links))
         return compared[1]
-
-    def _live(self, number: int | None) -> Live:
-        several = len(self.watched) > 1 and number is not None
-        return Live("" if number is None else f"/run/{number}", self.seconds, home="/" if several else None)
 
 
 def watch(

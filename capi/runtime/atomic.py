@@ -10,7 +10,7 @@ Four things have fixed names, since another process must find them: a download a
 other reasons. A link under such a name is refused before anything is written, and files are opened with O_NOFOLLOW
 (`refuse_link`, `open_nofollow`, `locked`). One process at a time fills them: it holds a lock, that of the run for its
 checkpoints. What was left there counts only if it is of the same work: a download by the tag of the server, an
-extraction by encoder, images and settings in its `progress.json`; a checkpoint never, its folder is made anew.
+extraction by encoder, images and settings in its `progress.json`; a checkpoint never, its folder is made again.
 
 Beside them, folders and their links: none is written through, none leads out of a run folder, and none repeats files.
 """

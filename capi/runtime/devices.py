@@ -131,12 +131,17 @@ def count_cores(processes: int = 1) -> int:
     return max((os.cpu_count() or 1) // processes, 1)
 
 
-def choose_workers(asked: int | None, device: torch.device, *, images: int | None = None, processes: int = 1) -> int:
+def choose_workers(
+    asked: int | None, device: torch.device | None, *, images: int | None = None, processes: int = 1
+) -> int:
     """Processes that read images ahead, for each of `processes` on a machine: as many as are asked for, or by default
-    none where there are few images, one beside a CPU that computes, and all other cores beside an accelerator.
+    none where there are few images, one beside a CPU that computes, and all other cores beside an accelerator. Without
+    a device nothing else computes: all cores.
     """
     if asked is not None:
         return asked
+    if device is None:
+        return count_cores(processes)
     if images is not None and images < FEW_IMAGES:
         return 0
     return 1 if device.type == "cpu" else max(min(count_cores(processes) - 1, MOST_WORKERS), 1)

@@ -14,7 +14,7 @@ from capi.runtime.documents import read_regular, regular_size
 _CODECS = {*features.get_supported_modules(), *features.get_supported_codecs()}
 # Others stay outside: EPS runs another program, for one, and few of the others are about photographs. Pillow opens
 # MPO, a JPEG with several pictures, as JPEG.
-FORMATS = (
+IMAGE_FORMATS = (
     *("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM"),
     # What older releases of Pillow, or builds without the codec, do not read.
     *(kind for kind, codec in (("AVIF", "avif"), ("JPEG2000", "jpg_2000")) if codec in _CODECS),
@@ -33,7 +33,7 @@ def read_image(path: Path) -> bytes:
     return read_regular(path, limit=MAX_IMAGE_BYTES)
 
 
-def open_image(source: Path | bytes, formats: Sequence[str] = FORMATS) -> Image.Image:
+def open_image(source: Path | bytes, formats: Sequence[str] = IMAGE_FORMATS) -> Image.Image:
     """An image of one of these formats; from memory, since Pillow leaves the file open where it does not decode."""
     content = source if isinstance(source, bytes) else read_image(source)
     if "HEIF" in formats and content[4:8] == b"ftyp" and content[8:12] in _HEIF_BRANDS:
@@ -64,9 +64,9 @@ def _missing_reader(content: bytes) -> str | None:
     kind = content[8:12] if content[4:8] == b"ftyp" else b""
     if kind in _HEIF_BRANDS and "HEIF" not in Image.OPEN:
         return "a HEIC photo needs an extra: pip install 'capi[heic]'"
-    if kind in {b"avif", b"avis"} and "AVIF" not in FORMATS:
+    if kind in {b"avif", b"avis"} and "AVIF" not in IMAGE_FORMATS:
         return "an AVIF image needs Pillow 11.3 or later, with its AVIF codec: pip install --upgrade pillow"
-    if content.startswith(_JPEG2000) and "JPEG2000" not in FORMATS:
+    if content.startswith(_JPEG2000) and "JPEG2000" not in IMAGE_FORMATS:
         return "a JPEG 2000 image needs a Pillow that was built with OpenJPEG: pip install --upgrade pillow"
     return None
 

@@ -93,7 +93,7 @@ def check_options(
 
 @dataclass(frozen=True)
 class FileFunction:
-    """A function in a Python file. Processes that are started anew import the file again, since they cannot know it."""
+    """A function in a Python file. Spawned processes import the file again."""
 
     file: str
     name: str

@@ -37,7 +37,7 @@ from capi.errors import CapiError
 TIMEOUT = timedelta(minutes=10)
 # How long processes wait for one that evaluates or writes a report while they have nothing to do.
 PATIENCE = timedelta(hours=24)
-Result = TypeVar("Result")
+Shared = TypeVar("Shared")
 # gloo has no exceptions of its own.
 _OF_THE_NETWORK = re.compile(r"gloo|NCCL|connection (was )?(closed|reset)|timed out|broken pipe|socket", re.IGNORECASE)
 
@@ -118,7 +118,7 @@ class Processes:
             dist.all_reduce(raised, op=dist.ReduceOp.MAX, group=self.control)
         return tuple(map(bool, raised.tolist()))
 
-    def gather(self, value: Result) -> list[Result]:
+    def gather(self, value: Shared) -> list[Shared]:
         """Small values of all processes, in the order of their numbers."""
         if self.size == 1:
             return [value]
@@ -131,9 +131,9 @@ class Processes:
         """How many processes share the cores of this machine."""
         return max(self.gather(self.local_rank)) + 1
 
-    def from_main(self, action: Callable[[], Result]) -> Result:
+    def from_main(self, action: Callable[[], Shared]) -> Shared:
         """What the main process finds, in all of them; also its error."""
-        result: Result | None = None
+        result: Shared | None = None
         with self.together():
             if self.is_main:
                 result = action()

@@ -101,14 +101,14 @@ def clock_time(seconds: float) -> str:
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
-class Telling(ShowsBar):
+class TaskProgress(ShowsBar):
     """Gets how much is done and shows how much is left. Without a console it writes to the log alone."""
 
     def __init__(self, what: str, total: int, console: Console | None = None, done: int = 0) -> None:
         self.what, self.total, self.done, self.first = what, total, done, done
-        # Several threads may have something to tell.
+        # Several threads may report.
         self.counting = Lock()
-        self.begun = self.last_line = time.monotonic()
+        self.start_time = self.last_line = time.monotonic()
         self.bar = None
         if console is not None and console.is_terminal:
             self.bar = _progress(console)
@@ -133,7 +133,7 @@ class Telling(ShowsBar):
 
     def _left(self) -> str:
         done = max(self.done - self.first, 1)
-        return clock_time((time.monotonic() - self.begun) / done * (self.total - self.done))
+        return clock_time((time.monotonic() - self.start_time) / done * (self.total - self.done))
 
 
 class EvaluationProgress(ShowsBar):
@@ -169,7 +169,7 @@ class RunProgress(ShowsBar):
 
     def __init__(self, console: Console, total: int, start: int, title: str) -> None:
         self.console, self.total, self.first = console, total, start
-        self.begun = self.last_line = time.monotonic()
+        self.start_time = self.last_line = time.monotonic()
         self.bar = None
         if console.is_terminal:
             self.bar = _progress(console, transient=False)
@@ -200,4 +200,4 @@ class RunProgress(ShowsBar):
 
     def _seconds_left(self, step: int) -> float:
         done = max(step - self.first, 1)
-        return (time.monotonic() - self.begun) / done * (self.total - step)
+        return (time.monotonic() - self.start_time) / done * (self.total - step)

@@ -5,6 +5,8 @@ The k-NN classification at the end is not the paper's, but has defaults all the 
 
 from typing import Literal
 
+Task = Literal["classification", "segmentation"]
+"""What a protocol judges features by."""
 VectorKind = Literal["mean_patch", "pooled", "both"]
 """Vectors of an image: the mean of its patches, the encoder's pooled vector, or both in a row."""
 

@@ -10,16 +10,16 @@ from capi.runtime.documents import UnfitFileError
 FILE_PAUSES = (0.1, 0.5, 2.0)
 # Errors of files that a retry does not change.
 LASTING = (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError, UnfitFileError)
-Value = TypeVar("Value")
+Returned = TypeVar("Returned")
 
 
 def retry(
-    call: Callable[[], Value],
+    call: Callable[[], Returned],
     *,
     pauses: Sequence[float] | None = None,
     errors: type[Exception] | tuple[type[Exception], ...] = OSError,
     progress: Callable[[], int] = lambda: 0,
-) -> Value:
+) -> Returned:
     """Call again after one of these errors, each time after the next pause; after the last one the error is raised.
 
     An attempt that made `progress` grow begins the pauses again.

@@ -11,13 +11,13 @@ from torch import Tensor
 from capi.config.schema import AdaptConfig, Config, OptimizationConfig
 from capi.data.crops import normalize, recolor
 from capi.data.decoding import Decoder
-from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
-from capi.data.reader import Reader
+from capi.data.loader import BatchShare, Cropping, LoadedBatch, TrainingBatches, load_batches
+from capi.data.reader import ImageReader
 from capi.data.sources import ImageSource
 from capi.data.survey import summarize
 from capi.errors import CapiError, expect
 from capi.method.clustering.precision import choose_products
-from capi.method.masking import Grid, MaskSampler
+from capi.method.masking import MaskSampler, PatchGrid
 from capi.method.student import Student
 from capi.method.targets import Target
 from capi.method.teacher import Teacher
@@ -25,19 +25,19 @@ from capi.models.encoder import Encoder
 from capi.models.layers import TransformerBlock
 from capi.models.plain_vit import PlainEncoder
 from capi.runtime.devices import Transfer, keep_freed_memory
-from capi.runtime.plugins import register
+from capi.runtime.plugins import check_options, register
 from capi.runtime.processes import Processes
 from capi.runtime.randomness import sample_keys
 from capi.train.guard import Guard
 from capi.train.loop import LoopSettings
 from capi.train.muon import Muon
-from capi.train.optimizer import AdamW, Adaptation, Optimizer, OptimizerClass, student_optimizer, target_optimizer
+from capi.train.optimizer import AdamW, Adaptation, MakeOptimizer, Optimizer, student_optimizer, target_optimizer
 from capi.train.recomputation import recompute
 from capi.train.schedules import Schedule
 from capi.train.step import Learner
 from capi.types import MaskedBatch, VisionEncoder
 from capi.zoo.baselines.registry import baseline_named
-from capi.zoo.build import TABLES, build_student, component, run_context, statistics, target_class, target_settings
+from capi.zoo.build import COMPONENTS, build_student, component, run_context, statistics, target_class, target_settings
 from capi.zoo.encoders import open_configured_encoder
 
 
@@ -108,10 +108,9 @@ def hold_frozen(student: Student, config: Config) -> None:
             if trained is not None:
                 trained.requires_grad_(True)
     baseline = config.model.baseline
-    table = encoder.positions if isinstance(encoder, PlainEncoder) else None
-    if baseline and table is not None and baseline_named(baseline.name).layout.positions in ("row", "column"):
+    if baseline and baseline_named(baseline.name).layout.positions in ("row", "column"):
         # Sines and cosines, which are fixed.
-        table.requires_grad_(False)
+        cast("Tensor", encoder.positions).requires_grad_(False)
 
 
 def refuse_layers(config: Config) -> None:
@@ -146,7 +145,7 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
         target=target,
         student_optimizer=student_optimizer(
             student,
-            optimizer=component(_OPTIMIZER, config),
+            optimizer=optimizer_maker(config),
             weight_decay=optimization.weight_decay,
             norm_decay_multiplier=optimization.norm_decay_multiplier,
             patch_embedding_rate_multiplier=optimization.patch_embedding_rate_multiplier,
@@ -174,14 +173,24 @@ def assemble(config: Config, networks: Networks, device: torch.device) -> Learne
 
 
 # What `optimization.optimizer` may name.
-OPTIMIZERS: dict[str, OptimizerClass] = {"adamw": AdamW, "muon": Muon}
+OPTIMIZERS: dict[str, type[Optimizer]] = {"adamw": AdamW, "muon": Muon}
 _OPTIMIZER = "optimization.optimizer"
-TABLES[_OPTIMIZER] = (OPTIMIZERS, Optimizer)
+COMPONENTS[_OPTIMIZER] = (OPTIMIZERS, Optimizer)
 
 
 def register_optimizer(name: str, optimizer: type[Optimizer]) -> None:
     """Make an optimizer of your own known as `optimization.optimizer=NAME` in this process."""
     register(OPTIMIZERS, name, optimizer, _OPTIMIZER, Optimizer)
+
+
+def optimizer_maker(config: Config) -> MakeOptimizer:
+    """The student's optimizer with its options, once it is sure that it takes them."""
+    kind: type[Optimizer] = component(_OPTIMIZER, config)
+    name, options = config.optimization.optimizer, config.optimization.options
+    check_options(kind.__init__, options, "optimization.options", given=["groups"], name=name)
+    if config.adapt.pull and not kind.pulls:
+        raise CapiError(f"adapt.pull has no meaning with optimization.optimizer={name}: leave one of them out")
+    return partial(kind, **options)
 
 
 def resolve_target(config: Config, *, device: torch.device | str = "cpu") -> tuple[Config, VisionEncoder | None]:
@@ -227,28 +236,28 @@ def mask_sampler(config: Config) -> MaskSampler:
     sampler = MaskSampler(
         kind=masking.kind, ratio=masking.ratio, roll=masking.roll, predict=masking.predict, options=masking.options
     )
-    sampler.counts(Grid(*config.grid))
+    sampler.counts(PatchGrid(*config.grid))
     return sampler
 
 
 def masked_batch(config: Config, images: Tensor, step: int) -> MaskedBatch:
     """Normalized images (b c h w) with the masks that a run of this config draws for them at this step."""
     keys = sample_keys(config.seed, step, torch.arange(len(images)))
-    visible_index, predict_index = mask_sampler(config)(Grid(*config.grid), keys)
+    visible_index, predict_index = mask_sampler(config)(PatchGrid(*config.grid), keys)
     return MaskedBatch(images, visible_index.to(images.device), predict_index.to(images.device))
 
 
 class GridMasks:
     """Masks for one grid, as the loader's workers draw them."""
 
-    def __init__(self, sampler: MaskSampler, grid: Grid) -> None:
+    def __init__(self, sampler: MaskSampler, grid: PatchGrid) -> None:
         self.sampler, self.grid = sampler, grid
 
     def __call__(self, keys: Tensor) -> tuple[Tensor, Tensor]:
         return self.sampler(self.grid, keys)
 
 
-def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -> Reader:
+def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -> ImageReader:
     """How the images of a run are read."""
     decoder = Decoder(
         channels=config.model.channels,
@@ -257,7 +266,7 @@ def build_reader(config: Config, source: ImageSource, *, cache_bytes: int = 0) -
         reduced=config.data.reduced_decoding,
         crop_first=True,
     )
-    return Reader(source, decoder, cache_bytes)
+    return ImageReader(source, decoder, cache_bytes)
 
 
 def resolve_steps(config: Config, images: int) -> Config:
@@ -293,7 +302,7 @@ def resolve_statistics(config: Config, source: ImageSource) -> Config:
     return config.model_copy(update={"data": config.data.model_copy(update={"mean": mean, "std": std})})
 
 
-def choose_share(config: Config, processes: Processes) -> Share:
+def choose_share(config: Config, processes: Processes) -> BatchShare:
     """The part of each batch that is this process's."""
     size, micro_batches = config.optimization.batch_size, config.optimization.micro_batches
     if size % (micro_batches * processes.size):
@@ -302,7 +311,7 @@ def choose_share(config: Config, processes: Processes) -> Share:
             f"optimization.batch_size = {size} cannot be shared equally by {parts}: set a multiple of "
             f"{micro_batches * processes.size}"
         )
-    return Share(size, micro_batches, processes.rank, processes.size)
+    return BatchShare(size, micro_batches, processes.rank, processes.size)
 
 
 def training_batches(
@@ -314,7 +323,7 @@ def training_batches(
         build_reader(config, source, cache_bytes=data.cache_mib * 2**20 // max(workers, 1)),
         cropping=Cropping(data.height_and_width, data.crop_scale, data.crop_aspect, data.flip, data.color_jitter),
         share=choose_share(config, processes or Processes()),
-        masks=GridMasks(mask_sampler(config), Grid(*config.grid)),
+        masks=GridMasks(mask_sampler(config), PatchGrid(*config.grid)),
         seed=config.seed,
         window=data.window,
     )

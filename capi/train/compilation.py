@@ -15,7 +15,6 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from capi.method.clustering import OnlineClustering
 from capi.models.layers import TransformerBlock
@@ -70,15 +69,11 @@ def compiler_warning(device: torch.device) -> str | None:
     """Why nothing can be compiled for a device, found by compiling a sum."""
     try:
         values = torch.ones(8, device=device, requires_grad=True)
-        torch.compile(_sum_of_squares)(values).backward()
+        torch.compile(lambda tensor: tensor.square().sum())(values).backward()
     except Exception as error:
         # Whatever a compiler says, it is no reason not to train.
         return _sentence(_reason(error))
     return None
-
-
-def _sum_of_squares(values: Tensor) -> Tensor:
-    return values.square().sum()
 
 
 def _reason(error: BaseException) -> str:

@@ -12,18 +12,18 @@ from capi.config.files import Overrides, Recipe, as_config, override_texts
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusting
 from capi.data.loader import LoadedBatch
-from capi.data.locations import Data, open_images
+from capi.data.locations import DataLocation, open_images
 from capi.data.sources import masks_warning
 from capi.data.survey import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.method.targets import LossLabel
 from capi.runtime.devices import choose_device
 from capi.runtime.summary import Summary
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
-from capi.train.initial_weights import initialise
+from capi.train.initial_weights import initialize
 from capi.types import MaskedBatch
 from capi.zoo import build as networks
 
@@ -63,7 +63,7 @@ def check(
     recipe: Recipe,
     overrides: Overrides = (),
     *,
-    data: Data | None = None,
+    data: DataLocation | None = None,
     device: torch.device | str | None = None,
     rounds: int = 3,
     progress: Callable[[], None] = lambda: None,
@@ -81,9 +81,9 @@ def check(
 
 
 def _checked(
-    config: Config, data: Data | None, device: torch.device, rounds: int, progress: Callable[[], None]
+    config: Config, data: DataLocation | None, device: torch.device, rounds: int, progress: Callable[[], None]
 ) -> RunCheck:
-    visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, _ = mask_sampler(config).counts(PatchGrid(*config.grid))
     if least_bytes(config, visible) > memory_of(device):
         raise CapiError(_too_large(config))
     summary, read_rate, masks = None, None, None
@@ -96,8 +96,8 @@ def _checked(
         config, frozen_encoder = build.resolve_target(config, device=device)
         learner = build_learner(config, device, frozen_encoder)
         # What the run would start from must be there and fit.
-        initialise(learner, config)
-        cost = measure_step(learner, batches, Grid(*config.grid).size, rounds, progress)
+        initialize(learner, config)
+        cost = measure_step(learner, batches, PatchGrid(*config.grid).size, rounds, progress)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CapiError(_too_large(config)) from error
     except RuntimeError as error:
@@ -118,7 +118,7 @@ def _checked(
 def _noise(config: Config, device: torch.device) -> MaskedBatch:
     return random_batch(
         masks=mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=config.optimization.batch_size // config.optimization.micro_batches,
         seed=config.seed,
@@ -126,7 +126,7 @@ def _noise(config: Config, device: torch.device) -> MaskedBatch:
     )
 
 
-def _look_at(config: Config, data: Data) -> tuple[Config, DataSummary, float, list[LoadedBatch], str | None]:
+def _look_at(config: Config, data: DataLocation) -> tuple[Config, DataSummary, float, list[LoadedBatch], str | None]:
     """A sample of the images, the first batch, timed, and a warning where some of them look like masks."""
     source = open_images(data)
     config = build.resolve_steps(build.resolve_statistics(config, source), len(source))
@@ -153,7 +153,7 @@ def least_bytes(config: Config, visible: int) -> int:
     at_once = batch_size // config.optimization.micro_batches
     activations = at_once * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
     # In bfloat16.
-    queue = config.clustering.queue * Grid(*config.grid).size * model.width / 2
+    queue = config.clustering.queue * PatchGrid(*config.grid).size * model.width / 2
     return int(4 * (images + weights + activations + queue))
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from capi.method.clustering import OnlineClustering
 from capi.method.targets import LossLabel, TargetFacts
 
-State = Literal["alarm", "look", "well", "unknown"]
+FindingState = Literal["alarm", "look", "well", "unknown"]
 """Wrong in any run; may have a good reason; well; not known yet."""
 # Records whose median is compared with a range, and how many of them there must be.
 _RECENT, _ENOUGH = 5, 3
@@ -348,7 +348,7 @@ def range_text(limits: tuple[float, float]) -> str:
 class Finding:
     """What there is to say of one thing, and what to do about it."""
 
-    state: State
+    state: FindingState
     title: str
     text: str
     advice: str = ""
@@ -587,7 +587,7 @@ class Watchman:
         share = broken / self.facts.images
         text = f"{broken:.0f} of {self.facts.images} were found to be unreadable ({share:.1%})"
         advice = f"They are named in the log. Repair them: the run stops above data.broken_limit = {limit:g}."
-        state: State = "alarm" if share > limit else "look" if share > _BROKEN else "well"
+        state: FindingState = "alarm" if share > limit else "look" if share > _BROKEN else "well"
         return Finding(state, "Images", text, "" if state == "well" else advice, "broken_images", broken)
 
 

@@ -25,7 +25,7 @@ from capi.errors import CapiError, some_of
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
-from capi.models.plain_vit import Origin, PlainArchitecture, PlainEncoder, PlainNetwork
+from capi.models.plain_vit import PlainEncoder, PlainNetwork
 from capi.models.weightless import without_weights
 from capi.runtime.protocol import PAPER_SIZE
 from capi.train.step import Learner
@@ -71,7 +71,7 @@ class LoadedPart:
 
 
 @dataclass(frozen=True)
-class Initialised:
+class Initialized:
     """What a run started from: for people in `lines`, for its provenance in `record`."""
 
     source: str
@@ -90,7 +90,7 @@ class Initialised:
         return {"encoder": self.source, "sha256": self.sha256, "loaded": loaded, "notes": list(self.notes)}
 
 
-def initialise(learner: Learner, config: Config) -> Initialised | None:
+def initialize(learner: Learner, config: Config) -> Initialized | None:
     """Fill a fresh learner as `init` asks; None where it asks for nothing. Nothing is changed where it is refused."""
     source = config.init.encoder
     if source is None:
@@ -100,7 +100,11 @@ def initialise(learner: Learner, config: Config) -> Initialised | None:
     given, student = _opened(source, learner.device), learner.student
     wanted = architecture_of(given)
     differing = _differences(architecture_of(networks.frozen(student, given.statistics)), wanted)
-    parts = [_compare(name, getattr(student, name), getattr(given, name)) for name in (*_MUST_FIT, "head")]
+    parts = [
+        _compared(name, getattr(student, name).state_dict(), network.state_dict() if network else {})
+        for name in (*_MUST_FIT, "head")
+        for network in [getattr(given, name)]
+    ]
     if config.init.strict:
         _refuse_misfits(source, differing, wanted, parts)
     elif not parts[0].loaded:
@@ -111,7 +115,7 @@ def initialise(learner: Learner, config: Config) -> Initialised | None:
     prototypes, untold = _take_prototypes(learner, source)
     notes = [_unseen(difference) for difference in differing if difference.key in _SHAPELESS]
     notes += _statistics_note(config, given) + untold
-    return Initialised(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
+    return Initialized(source, fingerprint(given.state_dict()), (*parts, *prototypes), tuple(notes))
 
 
 def _opened(source: str, device: torch.device) -> CapiEncoder:
@@ -141,7 +145,9 @@ def adapted_sections(source: str, *, weights: bool = True) -> dict[str, Any]:
         # Refuses a model that cannot be masked before anything is built.
         with without_weights():
             PlainEncoder(trunk)
-        model["baseline"] = _baseline_section(trunk, network.origin)
+        assert network.origin is not None, "an encoder of a file knows where it is from"
+        differing = {key: getattr(trunk, key) for key in BaselineConfig.model_fields if key not in ("name", "layout")}
+        model["baseline"] = {"name": network.origin.baseline, "layout": network.origin.layout, **differing}
         size = [min(trunk.native_size, PAPER_SIZE[0]) // trunk.patch_size * trunk.patch_size] * 2
     else:
         model["positions"] = trunk.positions
@@ -149,12 +155,6 @@ def adapted_sections(source: str, *, weights: bool = True) -> dict[str, Any]:
     mean, std = statistics_of(given)
     data = {"image_size": size[0] if size[0] == size[1] else size, "mean": list(mean), "std": list(std)}
     return {"model": model, "data": data, "init": {"encoder": source, "parts": "encoder"}}
-
-
-def _baseline_section(of: PlainArchitecture, origin: Origin | None) -> dict[str, Any]:
-    assert origin is not None, "an encoder of a file knows where it is from"
-    differing = {name: getattr(of, name) for name in BaselineConfig.model_fields if name not in ("name", "layout")}
-    return {"name": origin.baseline, "layout": origin.layout, **differing}
 
 
 def _network_of(given: VisionEncoder, source: str) -> Encoder | PlainNetwork:
@@ -168,7 +168,7 @@ def _network_of(given: VisionEncoder, source: str) -> Encoder | PlainNetwork:
     return network
 
 
-def _fill_encoder(learner: Learner, config: Config, source: str) -> Initialised:
+def _fill_encoder(learner: Learner, config: Config, source: str) -> Initialized:
     """Student and teacher get the encoder; predictor, head and prototypes stay new."""
     given, own = open_configured_encoder(source, device=learner.device), learner.student.encoder
     state, ours = _network_of(given, source).state_dict(), cast("nn.Module", own).state_dict()
@@ -196,7 +196,7 @@ def _fill_encoder(learner: Learner, config: Config, source: str) -> Initialised:
     learner.teacher.average.load_state_dict(learner.student.state_dict())
     licence = getattr(given, "licence", "")
     notes += _statistics_note(config, given) + ([f"license of these weights: {licence}"] if licence else [])
-    return Initialised(source, fingerprint(state), (part,), ("predictor, head and prototypes: new", *notes))
+    return Initialized(source, fingerprint(state), (part,), ("predictor, head and prototypes: new", *notes))
 
 
 # They are the encoder's own; patch size and channels may change.
@@ -304,10 +304,6 @@ def _unseen(difference: _Difference) -> str:
         f"{difference.key} is {difference.ours}, but these weights were trained with {difference.theirs}: they will "
         "compute something else"
     )
-
-
-def _compare(name: str, own: nn.Module, given: nn.Module | None) -> LoadedPart:
-    return _compared(name, own.state_dict(), {} if given is None else given.state_dict())
 
 
 def _compared(name: str, own: Tensors, given: Tensors) -> LoadedPart:

@@ -46,7 +46,7 @@ class Evaluation(Protocol):
 
 
 @runtime_checkable
-class Progress(Protocol):
+class LoopProgress(Protocol):
     """Shows where the run stands."""
 
     def update(self, step: int, numbers: Sequence[str]) -> None: ...
@@ -82,7 +82,7 @@ class Loop:
     replay_folder: Path
     loggers: Sequence[Logger] = ()
     evaluations: Sequence[Evaluation] = ()
-    progress: Progress | None = None
+    progress: LoopProgress | None = None
     watchman: Watchman | None = None
     processes: Processes = field(default_factory=Processes)
     # The learner as evaluations see it, with whole weights; None in processes that only help to put it together.
@@ -205,9 +205,9 @@ class Loop:
             if self.progress:
                 self.progress.update(self.position.step, bar_parts(values))
         if self._evaluates():
-            begun = time.monotonic()
+            start = time.monotonic()
             self._evaluate()
-            self.evaluated_for += time.monotonic() - begun
+            self.evaluated_for += time.monotonic() - start
         if self._saves() or self.is_best:
             self.save()
 
@@ -236,8 +236,8 @@ class Loop:
 
     def _use_of_device(self, seconds: float) -> dict[str, float]:
         """Since the last record: how much of the device was used, and how long it waited for images."""
-        begun, evaluated, images = self.window
-        trained = max(seconds - begun - (self.evaluated_for - evaluated), 1e-9)
+        window_start, evaluated, images = self.window
+        trained = max(seconds - window_start - (self.evaluated_for - evaluated), 1e-9)
         waited = sum(since.elapsed_time(until) for since, until in self.idle) / 1e3
         speed, peak = (self.images_done - images) / trained, self.peak_images_per_second
         return {

@@ -20,14 +20,15 @@ from typing import IO, Any
 from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write, open_nofollow, refuse_link
 from capi.runtime.documents import read_text
+from capi.runtime.plugins import look_up
 from capi.runtime.privacy import hide_paths
 from capi.train.health import metric_of
 from capi.zoo.run_folder import read_metrics
 
 _LOG = logging.getLogger("capi")
 
-Record = Mapping[str, float | int | None]
-Logger = Callable[[Record], None]
+MetricRecord = Mapping[str, float | int | None]
+Logger = Callable[[MetricRecord], None]
 
 
 class JsonLines:
@@ -37,7 +38,7 @@ class JsonLines:
         self.path = path
         self._file: IO[str] = open_nofollow(path, "a", encoding="utf-8")
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: MetricRecord) -> None:
         # JSON has no NaN; null says as much.
         finite = {key: value if value is not None and math.isfinite(value) else None for key, value in record.items()}
         self._file.write(json.dumps(finite) + "\n")
@@ -71,7 +72,7 @@ def tensorboard(folder: Path, start: int, config: Mapping[str, Any]) -> Logger: 
         def __init__(self) -> None:
             self.cut_after(start)
 
-        def __call__(self, record: Record) -> None:
+        def __call__(self, record: MetricRecord) -> None:
             for key, value in record.items():
                 if key != "step" and value is not None:
                     summary = scalar(key, value)
@@ -103,7 +104,7 @@ def wandb(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # noq
     number = _identifier(folder / ".wandb-id", lambda: secrets.token_hex(8))
     run = library.init(dir=str(folder), name=folder.name, id=number, resume="allow", config=hide_paths(config))
 
-    def log(record: Record) -> None:
+    def log(record: MetricRecord) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=record["step"])
 
     log.close = run.finish  # type: ignore[attr-defined]
@@ -123,7 +124,7 @@ class _MlflowRun:
     def __init__(self, client: Any, number: str) -> None:
         self.client, self.number, self.failed = client, number, False
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: MetricRecord) -> None:
         from mlflow.entities import Metric
 
         now, step = int(1000 * time.time()), int(record["step"] or 0)
@@ -208,7 +209,7 @@ def trackio(folder: Path, start: int, config: Mapping[str, Any]) -> Logger:  # n
             auto_log_cpu=False,
         )
 
-    def log(record: Record) -> None:
+    def log(record: MetricRecord) -> None:
         run.log({key: value for key, value in record.items() if key != "step"}, step=int(record["step"] or 0))
 
     def finish() -> None:
@@ -228,8 +229,9 @@ LOGGERS: dict[str, Callable[[Path, int, Mapping[str, Any]], Logger]] = {
 
 
 def require_loggers(names: Sequence[str]) -> None:
-    """Raise where a logger's library is missing, before anything is written."""
+    """Raise where a logger or its library is missing, before anything is written."""
     for name in names:
+        look_up(LOGGERS, name, "run.loggers", files=False)
         if importlib.util.find_spec(name) is None:
             raise CapiError(f"run.loggers has {name}, which needs an extra: pip install 'capi[{name}]'")
 

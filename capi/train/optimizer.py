@@ -7,9 +7,9 @@ An optimizer of the student is a class that keeps the contract `Optimizer`, and 
 `capi.train.build`; code outside of the package calls `register_optimizer`.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,13 +28,15 @@ EPS = 1e-8
 
 
 class Optimizer(torch.optim.Optimizer):
-    """The contract. A subclass is called with the parameter groups alone.
+    """The contract. A subclass is called with the parameter groups, and with `optimization.options` by name.
 
     A group has `lr` (the rate of this step), `rate_multiplier` (which `set_learning_rate` multiplies it with),
     `weight_decay`, and `matrices`: whether it holds 2-D weights of transformer blocks. Parameters may be sharded over
     processes (DTensor).
     """
 
+    # Whether it heeds the `pull` of a group, towards the weights that a run started from.
+    pulls: ClassVar[bool] = False
     # 1 where a step must change no parameter and no state, else 0: a tensor on the device, which nothing may wait for.
     found_inf: Float[Tensor, ""] | None = None
 
@@ -62,8 +64,11 @@ class AdamW(torch.optim.AdamW, Optimizer):
     its state: W <- W - rate pull (W - W0), decoupled from the gradient as weight decay is.
     """
 
-    def __init__(self, groups: Any) -> None:
-        super().__init__(groups, lr=0.0, betas=BETAS, eps=EPS, fused=True)
+    pulls = True
+
+    def __init__(self, groups: Any, *, betas: Sequence[float] = BETAS, eps: float = EPS) -> None:
+        first, second = betas
+        super().__init__(groups, lr=0.0, betas=(first, second), eps=eps, fused=True)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -116,13 +121,13 @@ class Adaptation:
         return {key: self.rate_multiplier * rate for key, rate in rates.items()}
 
 
-OptimizerClass = Callable[[list[dict[str, Any]]], Optimizer]
+MakeOptimizer = Callable[[list[dict[str, Any]]], Optimizer]
 
 
 def student_optimizer(
     student: Student,
     *,
-    optimizer: OptimizerClass = AdamW,
+    optimizer: MakeOptimizer = AdamW,
     weight_decay: float,
     norm_decay_multiplier: float = 0.1,
     patch_embedding_rate_multiplier: float = 0.2,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from capi.config.files import differences, dump_config
 from capi.config.schema import Config
-from capi.data.locations import Data, describe_data, open_images
+from capi.data.locations import DataLocation, describe_data, open_images
 from capi.data.reader import BrokenImages
 from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource, masks_warning
@@ -32,7 +32,7 @@ from capi.train.cost.hardware import peak_images_per_second
 from capi.train.distribute import distribute, whole_view
 from capi.train.evaluations import build_evaluations
 from capi.train.health import ADVISED, RunFacts, Watchman
-from capi.train.initial_weights import Initialised, initialise
+from capi.train.initial_weights import Initialized, initialize
 from capi.train.loop import Ending, Evaluation, Loop
 from capi.train.metrics import LOGGERS, JsonLines, Logger, close, cut_after, require_loggers
 from capi.train.step import Learner
@@ -84,7 +84,7 @@ class PretrainedRun(Summary):
 def pretrain(
     config: Config,
     *,
-    data: Data,
+    data: DataLocation,
     out: str | Path,
     resume: bool = False,
     extend: bool = False,
@@ -111,12 +111,12 @@ def pretrain(
         images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
         processes.refuse_differences("set of images", images)
         with processes.together():
-            learner, initialised = _begin(given, device) if processes.is_main else (None, None)
-        processes.from_main(lambda: _make_folder(given, initialised))
+            learner, initialized = _begin(given, device) if processes.is_main else (None, None)
+        processes.from_main(lambda: _make_folder(given, initialized))
         with processes.together():
             given.folder.wait_until_seen()
         if processes.is_main:
-            _tell(initialised, console)
+            _tell(initialized, console)
             for warning in _warnings(given):
                 _warn(warning, console)
         compiled = _compiles(given.config, device, processes, console)
@@ -140,7 +140,7 @@ class _Given:
     folder: RunFolder
     source: ImageSource
     facts: dict[str, Any]
-    going_on: bool
+    resumed: bool
     frozen_encoder: VisionEncoder | None
     extended_from: int | None = None
     """The steps that the run had before it was extended."""
@@ -149,7 +149,7 @@ class _Given:
 def _examine(
     config: Config,
     folder: RunFolder,
-    data: Data,
+    data: DataLocation,
     resume: bool,
     extend: bool,
     overwrite: bool,
@@ -159,10 +159,10 @@ def _examine(
 ) -> _Given:
     """Bad input raises here, before anything is written."""
     source = open_images(data, console if processes.is_main else None)
-    going_on = resume and folder.exists
+    resumed = resume and folder.exists
     config = build.resolve_steps(config, len(source))
     extended_from = None
-    if going_on:
+    if resumed:
         # Where the mean and std are `auto`, those that the run found when it was started.
         started = run_config(folder).data
         own = {name: getattr(started, name) for name in ("mean", "std") if getattr(config.data, name) == "auto"}
@@ -174,17 +174,17 @@ def _examine(
         )
     config = build.resolve_statistics(config, source)
     build.mask_sampler(config)
-    networks.component("optimization.optimizer", config)
+    build.optimizer_maker(config)
     build.refuse_layers(config)
     build.refuse_idle_adapt(config)
     config, frozen_encoder = build.resolve_target(config, device=device)
     facts = describe_data(data, source)
-    if going_on:
+    if resumed:
         _refuse_other_run(folder, config, facts, extended_from)
         networks.check_code(folder.record(), config, resumed=True)
         if processes.is_main:
             _refuse_other_shapes(folder, config)
-    elif folder.exists and (overwrite or _is_unbegun(folder)):
+    elif folder.exists and (overwrite or _is_untrained(folder)):
         # Refuses a run of a newer version.
         folder.record()
     else:
@@ -193,13 +193,13 @@ def _examine(
     failure = build.training_batches(config, source, workers=0, processes=processes)[0].failure
     if failure:
         raise CapiError(failure)
-    if processes.is_main and not going_on:
+    if processes.is_main and not resumed:
         measured = quick_statistics(build.build_reader(config, source))
         facts |= {"statistics": measured._asdict()} if measured else {}
     if processes.size > 1:
         chosen_shards(processes, config.distributed.shards)
     require_loggers(config.run.loggers or [])
-    return _Given(config, folder, source, facts, going_on, frozen_encoder, extended_from)
+    return _Given(config, folder, source, facts, resumed, frozen_encoder, extended_from)
 
 
 def _extended(config: Config, folder: RunFolder, extend: bool) -> tuple[Config, int | None]:
@@ -227,25 +227,25 @@ def _extended(config: Config, folder: RunFolder, extend: bool) -> tuple[Config, 
     return config.model_copy(update={"optimization": optimization}), extended_from
 
 
-def _is_unbegun(folder: RunFolder) -> bool:
+def _is_untrained(folder: RunFolder) -> bool:
     """Whether a run was stopped before its first step, so that nothing is lost when another takes its folder."""
     trained = max(Checkpoints(folder.checkpoints).steps(), default=0)
     return trained == 0 and all(record.get("step", 0) == 0 for record in read_metrics(folder.path / FILE))
 
 
-def _begin(given: _Given, device: torch.device) -> tuple[Learner, Initialised | None]:
+def _begin(given: _Given, device: torch.device) -> tuple[Learner, Initialized | None]:
     """A learner with its first weights, fresh or as `init` asks."""
     learner = build.build_learner(given.config, device, given.frozen_encoder)
     # A run that was stopped before its first checkpoint starts over, and so from the same weights.
-    begun = given.going_on and Checkpoints(given.folder.checkpoints).steps()
-    initialised = None if begun else initialise(learner, given.config)
-    if initialised and given.going_on:
-        _refuse_other_weights(given.folder, initialised)
-    return learner, initialised
+    trained = given.resumed and Checkpoints(given.folder.checkpoints).steps()
+    initialized = None if trained else initialize(learner, given.config)
+    if initialized and given.resumed:
+        _refuse_other_weights(given.folder, initialized)
+    return learner, initialized
 
 
-def _make_folder(given: _Given, initialised: Initialised | None) -> None:
-    if given.going_on:
+def _make_folder(given: _Given, initialized: Initialized | None) -> None:
+    if given.resumed:
         if given.extended_from is not None:
             with given.folder.locked():
                 given.folder.note_extension(dump_config(given.config), given.extended_from)
@@ -254,7 +254,7 @@ def _make_folder(given: _Given, initialised: Initialised | None) -> None:
         with given.folder.locked():
             given.folder.clear()
     data = with_sample(given.facts, given.source)
-    origin = {"init": initialised.record} if initialised else {}
+    origin = {"init": initialized.record} if initialized else {}
     record = {"seed": given.config.seed, "data": data, **networks.target_record(given.config), **origin}
     given.folder.create(dump_config(given.config), record)
 
@@ -456,12 +456,12 @@ def _refuse_other_shapes(folder: RunFolder, config: Config) -> None:
         stored.check({f"student.{name}": value for name, value in student.state_dict().items()})
 
 
-def _refuse_other_weights(folder: RunFolder, initialised: Initialised) -> None:
+def _refuse_other_weights(folder: RunFolder, initialized: Initialized) -> None:
     """What `init` names may have changed since a run was started."""
     before = folder.record().get("init", {}).get("sha256")
-    if before != initialised.sha256:
+    if before != initialized.sha256:
         raise CapiError(
-            f"{folder.path} was started from other weights than {initialised.source} holds now, and has no checkpoint "
+            f"{folder.path} was started from other weights than {initialized.source} holds now, and has no checkpoint "
             "yet: restore them, or start again with --overwrite"
         )
 
@@ -499,9 +499,9 @@ def _warn(warning: str, console: Console | None) -> None:
         console.print(f"Warning: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _tell(initialised: Initialised | None, console: Console | None) -> None:
+def _tell(initialized: Initialized | None, console: Console | None) -> None:
     """What a run starts from, before its progress: on the console, or in the log where there is none."""
-    for line in initialised.lines if initialised else ():
+    for line in initialized.lines if initialized else ():
         if console is None:
             _LOG.info(line)
         else:

@@ -28,11 +28,11 @@ from torch import Tensor
 from capi.config.files import dump_config, load_config
 from capi.config.schema import Config
 from capi.errors import CapiError, nearest
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.devices import as_on_accelerator, choose_device, is_accelerator
 from capi.runtime.privacy import hide_path
 from capi.runtime.processes import joined
-from capi.runtime.progress import Telling, default_console
+from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.summary import Summary
 from capi.train import run
 from capi.train.build import build_learner, mask_sampler, masked_batch
@@ -48,7 +48,7 @@ from capi.zoo.checkpoint_files import StoredTensors
 from capi.zoo.run_folder import versions
 
 CHECKS = ("install", "exactness", "step", "memory", "compile", "resume", "processes")
-Status = Literal["passed", "failed", "skipped"]
+CheckStatus = Literal["passed", "failed", "skipped"]
 # Of how far the weights moved in a few steps, and of a loss: sums in another order, of which Adam makes steps of the
 # same length however small a gradient is.
 WEIGHTS_APART, LOSSES_APART = 0.02, 1e-3
@@ -75,7 +75,7 @@ class CheckOutcome:
     """Of one check: a sentence for people, numbers for programs."""
 
     name: str
-    status: Status
+    status: CheckStatus
     sentence: str
     seconds: float
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ def selftest(
     with tempfile.TemporaryDirectory(prefix="capi_selftest_") as folder:
         machine = _CheckedMachine(chosen, Path(folder))
         names = [name for name in CHECKS if name in (only or CHECKS)]
-        with Telling("selftest", len(names), console) as progress:
+        with TaskProgress("selftest", len(names), console) as progress:
             for name in names:
                 outcomes.append(_outcome(name, getattr(machine, name)))
                 if console:
@@ -302,7 +302,8 @@ class _CheckedMachine:
         if not worst < allowed:
             raise CapiError(f"compiled networks lose {worst:.1e} more or less than plain ones")
         times = [
-            measure_step(learner, [batch], Grid(*config.grid).size, 3, lambda: None).seconds for learner in learners
+            measure_step(learner, [batch], PatchGrid(*config.grid).size, 3, lambda: None).seconds
+            for learner in learners
         ]
         numbers = {"losses_apart": worst, "speedup": times[0] / times[1], "seconds_to_compile": ready}
         return f"{numbers['speedup']:.2f} times as fast after {ready:.0f} s, losses {worst:.1e} apart", numbers
@@ -348,7 +349,7 @@ class _CheckedMachine:
         if self.device.type == "mps" or (self.large and self.count == 1):
             raise _Skipped("there is one device, and each process needs its own")
         many, out = (self.count if self.large else 2), self.folder / "together"
-        overrides = [*_TINY, *_RUN, *_QUIET, f"optimization.batch_size={_multiple(8, many)}"]
+        overrides = [*_TINY, *_RUN, *_QUIET, f"optimization.batch_size={-(-8 // many) * many}"]
         if many > 2:
             # The other check's run has another batch.
             alone = self.folder / "alone"
@@ -405,10 +406,6 @@ def _release(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])[:3]]
 
 
-def _multiple(size: int, of: int) -> int:
-    return -(-size // of) * of
-
-
 def _batch(config: Config, device: torch.device) -> Any:
     height, width = config.data.height_and_width
     shape = (config.optimization.batch_size, config.model.channels, height, width)
@@ -450,7 +447,7 @@ def main(path: str, device: str, images: str) -> None:
         whole = build_learner(config, chosen) if processes.is_main else None
         learner = distribute(config, whole, processes, chosen) if processes.size > 1 else whole
         assert learner is not None
-        grid = Grid(*config.grid)
+        grid = PatchGrid(*config.grid)
         batch = random_batch(
             masks=mask_sampler(config),
             grid=grid,

@@ -1,4 +1,4 @@
-"""One iteration of CAPI. Whoever reads this file has read the method."""
+"""One iteration of CAPI: read `train_step`. The mathematics that it calls is in `capi/method`."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +38,9 @@ class Learner:
     clip: float | None = None
     # Keeps batches whose loss is not finite from the weights.
     guard: Guard = field(default_factory=Guard)
-    # Means over all processes; a single one has them already.
+    # Means over all processes; a single one has them already, so `dict` copies them.
     average: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
-    # The tensor of which each process has a part along an axis, as a checkpoint holds it.
+    # The tensor of which each process has a part along an axis, as a checkpoint holds it; a single one has it all.
     spread: Callable[[Tensor, int], Tensor] = lambda value, _: value
     # Of the images it is trained on, for encoders made from it.
     statistics: Statistics | None = None
@@ -92,15 +92,18 @@ def train_step(
     Several micro-batches are one batch: their patches are balanced together and their gradients added up. Where a loss
     is not finite nothing is updated, and `learner.guard` can report it. Nothing here waits for the device.
     """
-    observer, target = observer or NoObserver(), learner.target
-    # The teacher sees the whole image; CAPI assigns its patches to prototypes, balanced over the batch.
+    observer = observer or NoObserver()
+    target = learner.target
+    # The teacher sees the whole image.
     with learner.autocast():
         tokens = [target.tokens(learner.teacher, batch.images) for batch in batches]
     observer.tokens(tokens, target)
+    # CAPI assigns its patches to prototypes, balanced over the batch. Targets of a micro-batch are made when its turn
+    # comes below, before any weight changes.
     target_loss, all_targets = target(tokens, [batch.predict_index for batch in batches], step)
     target_loss.backward()
 
-    # The student sees the visible patches and predicts the targets of some hidden ones.
+    # The student sees the visible patches (in other colors with data.color_jitter) and predicts targets of hidden ones.
     parts = []
     for batch, targets in zip(batches, all_targets, strict=True):
         with learner.autocast():
@@ -122,6 +125,7 @@ def train_step(
         set_learning_rate(optimizer, learner.learning_rate(step), step)
         if learner.clip is not None:
             clip_gradients(optimizer, learner.clip)
+        # torch's own name: where it is 1, step() changes nothing.
         optimizer.found_inf = skipped
         optimizer.step()
         optimizer.zero_grad()

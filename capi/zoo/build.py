@@ -21,7 +21,7 @@ from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, LinearMap
 from capi.models.low_rank import add_low_rank
-from capi.models.plain_vit import Origin, PlainArchitecture, PlainEncoder
+from capi.models.plain_vit import PlainArchitecture, PlainEncoder, WeightsOrigin
 from capi.models.positions import POSITIONS
 from capi.models.predictor import PREDICTORS, Predictor, PredictorShape
 from capi.runtime.plugins import check_options, code_file, import_component, look_up, sha256_of
@@ -30,7 +30,7 @@ from capi.types import Statistics, VisionEncoder
 _LOG = logging.getLogger("capi")
 # The keys that name components, with the tables of what comes with the package, and the class that each must be.
 # `capi.train.build` adds the optimizers.
-TABLES: dict[str, tuple[dict[str, Any], type | None]] = {
+COMPONENTS: dict[str, tuple[dict[str, Any], type | None]] = {
     "target.kind": (TARGETS, Target),
     "masking.kind": (MASKS, None),
     "model.predictor.kind": (PREDICTORS, Predictor),
@@ -69,7 +69,7 @@ def _build_encoder(config: Config) -> Encoder | PlainEncoder:
                 f"data.image_size is {list(config.data.height_and_width)}, but {model.baseline.name} takes images of "
                 f"its own size only: set data.image_size={architecture.native_size}"
             )
-        return PlainEncoder(architecture, origin=Origin(model.baseline.name, model.baseline.layout))
+        return PlainEncoder(architecture, origin=WeightsOrigin(model.baseline.name, model.baseline.layout))
     return Encoder(
         width=model.width,
         depth=model.depth,
@@ -112,7 +112,7 @@ def _build_head(config: Config, target: TargetFacts) -> nn.Module:
     head = look_up(HEADS, model.head, "model.head", files=False)
     if target.has_prototypes:
         return head(width=model.predictor_width, outputs=target.outputs)
-    if model.head != "linear":
+    if model.head != ModelConfig.model_fields["head"].default:
         raise CapiError(
             f"model.head={model.head} leads to prototypes, which target.kind={config.target.kind} has not: leave it out"
         )
@@ -141,7 +141,7 @@ def _build_predictor(config: Config) -> Predictor:
 
 def component(key: str, config: Config) -> Any:
     """What the value of a key names. FILE.py:NAME is imported, if it is trusted, and enters the room's table."""
-    (table, contract), name = TABLES[key], _value(config, key)
+    (table, contract), name = COMPONENTS[key], _value(config, key)
     code, colon, _ = name.rpartition(":")
     if colon:
         import_component(table, name, trusted_place(code), key, contract)
@@ -150,11 +150,11 @@ def component(key: str, config: Config) -> Any:
 
 def code_record(config: Config) -> dict[str, Any]:
     """What run.json says of components that do not come with this package: their files, with their digests."""
-    files = {key: code_file(component(key, config)) for key in TABLES}
+    files = {key: code_file(component(key, config)) for key in COMPONENTS}
     return {key: {"file": str(file), "sha256": sha256_of(file)} for key, file in files.items() if file}
 
 
-def check_code(record: Mapping[str, Any], config: Config, keys: Iterable[str] = TABLES, *, resumed: bool) -> None:
+def check_code(record: Mapping[str, Any], config: Config, keys: Iterable[str] = COMPONENTS, *, resumed: bool) -> None:
     """Files must be what they were when the run was started; a run that is resumed refuses others, but for `trust`."""
     for key in keys:
         noted, file = record.get(CODE, {}).get(key), code_file(component(key, config))
@@ -188,7 +188,7 @@ def _refuse_unread(config: Config, key: str, paths: Iterable[str], spared: Seque
 
 def _check_options(config: Config, key: str, given: Iterable[str]) -> dict[str, Any]:
     """The options of a component, once it is sure that it takes them. `given` are arguments from elsewhere."""
-    kind, (_, contract) = component(f"{key}.kind", config), TABLES[f"{key}.kind"]
+    kind, (_, contract) = component(f"{key}.kind", config), COMPONENTS[f"{key}.kind"]
     # A class that leaves `build` as it is takes them in its constructor.
     inherited = kind.build.__func__ is vars(contract)["build"].__func__
     options: dict[str, Any] = _value(config, f"{key}.options")

@@ -17,7 +17,7 @@ from capi.errors import CapiError
 from capi.runtime.documents import open_regular, read_object
 from capi.runtime.tensor_file import TensorEntry, read_tensor
 from capi.zoo import old_checkpoint
-from capi.zoo.checkpoint_index import Chunk, Shape, Stored, read_index
+from capi.zoo.checkpoint_index import Chunk, Stored, TensorShape, read_index
 
 _LOG = logging.getLogger("capi")
 STATE = "state.json"
@@ -138,7 +138,7 @@ class StoredTensors:
         _cut(local, offsets, begin, end).copy_(_cut(part, chunk.offsets, begin, end))
 
 
-def _local_part(value: Any) -> tuple[Tensor, Shape]:
+def _local_part(value: Any) -> tuple[Tensor, TensorShape]:
     """What this process has of a tensor, and where in the whole that begins."""
     if not hasattr(value, "to_local"):
         return value, (0,) * value.ndim
@@ -146,7 +146,7 @@ def _local_part(value: Any) -> tuple[Tensor, Shape]:
     return value.to_local(), tuple(chunk.offsets)
 
 
-def _cut(part: Tensor, offsets: Shape, begin: list[int], end: list[int]) -> Tensor:
+def _cut(part: Tensor, offsets: TensorShape, begin: list[int], end: list[int]) -> Tensor:
     """The box from `begin` to `end`, in numbers of the whole tensor, of a part that begins at `offsets`."""
     return part[tuple(slice(low - at, high - at) for low, high, at in zip(begin, end, offsets, strict=True))]
 

@@ -18,7 +18,7 @@ from capi.runtime.tensor_file import MOST_AXES, MOST_BYTES, check_size, read_hea
 
 FILES = "*.safetensors"
 _PARTS = "parts"
-Shape = tuple[int, ...]
+TensorShape = tuple[int, ...]
 
 
 class Chunk(NamedTuple):
@@ -27,8 +27,8 @@ class Chunk(NamedTuple):
     file: str
     start: int
     length: int
-    offsets: Shape
-    shape: Shape
+    offsets: TensorShape
+    shape: TensorShape
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Stored:
     """A tensor of a checkpoint."""
 
     dtype: torch.dtype
-    shape: Shape
+    shape: TensorShape
     chunks: list[Chunk]
 
     def check(self, name: str) -> None:
@@ -78,12 +78,12 @@ def read_index(folder: Path) -> Index:
     return index
 
 
-def parts_metadata(parts: Mapping[str, tuple[Shape, Shape]]) -> dict[str, str]:
+def parts_metadata(parts: Mapping[str, tuple[TensorShape, TensorShape]]) -> dict[str, str]:
     """What a header says of parts: {name: (shape of the whole, offsets)}."""
     return {_PARTS: json.dumps(parts)} if parts else {}
 
 
-def _read_parts(metadata: Mapping[str, str]) -> dict[str, tuple[Shape, Shape]]:
+def _read_parts(metadata: Mapping[str, str]) -> dict[str, tuple[TensorShape, TensorShape]]:
     try:
         parts = parse_object(metadata.get(_PARTS, "{}"), "the description of parts of tensors")
         return {name: (_shape(shape), _shape(offsets)) for name, (shape, offsets) in parts.items()}
@@ -91,7 +91,7 @@ def _read_parts(metadata: Mapping[str, str]) -> dict[str, tuple[Shape, Shape]]:
         raise ValueError("parts of tensors that are not described by two shapes") from error
 
 
-def _shape(values: object) -> Shape:
+def _shape(values: object) -> TensorShape:
     if not isinstance(values, list) or len(values) > MOST_AXES:
         raise ValueError(f"a shape that is not a list of at most {MOST_AXES} numbers")
     if not all(type(each) is int and 0 <= each < MOST_BYTES for each in values):

@@ -24,13 +24,13 @@ from capi.zoo.huggingface.files import CONFIG, WEIGHTS, read_transformers
 from capi.zoo.published.registry import RELEASED, similar_names
 from capi.zoo.released import load_released
 from capi.zoo.run_folder import RECORD, RunFolder, run_config
-from capi.zoo.weights import Weights, check_weights, load_exported, load_run
+from capi.zoo.weights import WeightsName, check_weights, load_exported, load_run
 
 TRAINED = (
     "a run folder, a file of `capi export`, a checkpoint in the released layout, a folder in the transformers format, "
     f"a published model ({', '.join(RELEASED)}), or an id of the Hub (owner/name)"
 )
-KINDS = (
+ENCODER_FORMS = (
     f"{TRAINED}; or baseline:NAME (another method's), pixels:PATCH_SIZE (raw patches), untrained:RECIPE (or a run), or "
     "FILE.py:NAME or MODULE:NAME (an encoder of your own)"
 )
@@ -43,10 +43,10 @@ _OURS = ("pixels", "untrained")
 class Trainee(Protocol):
     """Something that is being trained and can give its encoder as it stands, such as a learner."""
 
-    def as_encoder(self, weights: Weights = "teacher") -> CapiEncoder: ...
+    def as_encoder(self, weights: WeightsName = "teacher") -> CapiEncoder: ...
 
 
-def load(model: str | Path, *, weights: Weights = "teacher", trust: Trust = ()) -> CapiEncoder | PlainViT:
+def load(model: str | Path, *, weights: WeightsName = "teacher", trust: Trust = ()) -> CapiEncoder | PlainViT:
     """The frozen encoder of a run folder, of what `capi export` writes (but ONNX), of a checkpoint in the released
     layout, of a published model by its name (`capi models` lists them), or of a Hub id (`owner/name`); or of another
     method, as `baseline:NAME`.
@@ -68,7 +68,7 @@ def _open_baseline(name: str) -> PlainViT:
     return open_baseline(name)
 
 
-def load_weights(model: str | Path | Trainee, weights: Weights = "teacher") -> CapiEncoder:
+def load_weights(model: str | Path | Trainee, weights: WeightsName = "teacher") -> CapiEncoder:
     """The frozen encoder of a path or of a name; `TRAINED` says which there are. Published models are downloaded."""
     if isinstance(model, Trainee):
         check_weights(weights)
@@ -124,7 +124,7 @@ def _similar(name: str) -> str:
 
 
 def open_encoder(
-    model: str | Path | VisionEncoder | Trainee, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
+    model: str | Path | VisionEncoder | Trainee, *, weights: WeightsName = "teacher", device: torch.device | str = "cpu"
 ) -> VisionEncoder:
     """The encoder that a name stands for, that of a learner, or one that is given as it is.
 
@@ -140,7 +140,7 @@ def open_encoder(
 
 
 def open_noted_encoder(
-    name: object, file: str | Path, *, weights: Weights = "teacher", device: torch.device | str = "cpu"
+    name: object, file: str | Path, *, weights: WeightsName = "teacher", device: torch.device | str = "cpu"
 ) -> VisionEncoder:
     """The encoder that a file says it was made with.
 
@@ -200,14 +200,14 @@ def _check_encoder(encoder: VisionEncoder) -> None:
         )
 
 
-def _open(name: str, weights: Weights) -> VisionEncoder:
+def _open(name: str, weights: WeightsName) -> VisionEncoder:
     if Path(name).exists():
         return load_weights(Path(name), weights)
     if is_baseline(name):
         return _open_baseline(name)
     kind, colon, rest = name.rpartition(":")
     if not colon:
-        return _load_named(name, KINDS)
+        return _load_named(name, ENCODER_FORMS)
     if kind == "pixels":
         if not rest.isdecimal() or int(rest) < 1:
             raise CapiError(f'"pixels:{rest}" needs the side of a patch in pixels, such as pixels:16')
@@ -231,7 +231,7 @@ def _own(place: str, attribute: str, name: str) -> VisionEncoder:
     try:
         module = import_code(place)
     except ModuleNotFoundError as error:
-        raise CapiError(f"there is no encoder {name} ({error}): expected {KINDS}") from error
+        raise CapiError(f"there is no encoder {name} ({error}): expected {ENCODER_FORMS}") from error
     encoder: Any = getattr(module, attribute, None)
     if encoder is None:
         raise CapiError(f'{place} has nothing called "{attribute}": expected an encoder, or what makes one when called')

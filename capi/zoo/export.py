@@ -13,9 +13,9 @@ from capi.models.plain_vit import PlainNetwork
 from capi.runtime.protocol import PAPER_SIZE
 from capi.zoo.encoders import Trainee, load_weights
 from capi.zoo.huggingface.files import write_transformers
-from capi.zoo.onnx import OLDEST_OPSET, OnnxExported, Precision, write_onnx
+from capi.zoo.onnx import OLDEST_OPSET, OnnxExported, OnnxPrecision, write_onnx
 from capi.zoo.run_folder import RunFolder
-from capi.zoo.weights import Weights, export_encoder, export_run
+from capi.zoo.weights import WeightsName, export_encoder, export_run
 
 _LOG = logging.getLogger("capi")
 ExportFormat = Literal["safetensors", "released", "transformers", "onnx", "original"]
@@ -27,7 +27,7 @@ class ExportOptions:
 
     image_size: int | None = None
     """transformers: side that images are resized to; None takes the encoder's own, or the paper's."""
-    precision: Precision = "float32"
+    precision: OnnxPrecision = "float32"
     """onnx: what weights are held in."""
     opset: int | None = None
     """onnx: version of the operators."""
@@ -48,9 +48,9 @@ def export(
     out: str | Path,
     *,
     format: ExportFormat = "safetensors",
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     image_size: int | None = None,
-    precision: Precision = "float32",
+    precision: OnnxPrecision = "float32",
     opset: int | None = None,
     pooled: bool = True,
     overwrite: bool = False,
@@ -68,7 +68,7 @@ def write_export(
     out: Path,
     *,
     format: ExportFormat,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     options: ExportOptions | None = None,
     overwrite: bool = False,
 ) -> Exported:
@@ -93,14 +93,14 @@ def _refuse_idle_options(format: str, options: ExportOptions) -> None:
             raise CapiError(f"{name} is an option of --format {owner}, not of {format}: leave it out")
 
 
-def _safetensors(model: str | Path | Trainee, out: Path, weights: Weights, _: ExportOptions) -> Exported:
+def _safetensors(model: str | Path | Trainee, out: Path, weights: WeightsName, _: ExportOptions) -> Exported:
     """Of a run the whole config goes along; of anything else what its weights tell."""
     if isinstance(model, str | Path) and RunFolder(Path(model)).exists:
         return Exported(export_run(Path(model), out, weights))
     return Exported(export_encoder(load_weights(model, weights), out, "safetensors"))
 
 
-def _released(model: str | Path | Trainee, out: Path, weights: Weights, _: ExportOptions) -> Exported:
+def _released(model: str | Path | Trainee, out: Path, weights: WeightsName, _: ExportOptions) -> Exported:
     encoder = load_weights(model, weights)
     size = image_size_of(encoder)
     if size != PAPER_SIZE:
@@ -108,20 +108,20 @@ def _released(model: str | Path | Trainee, out: Path, weights: Weights, _: Expor
     return Exported(export_encoder(encoder, out, "released"))
 
 
-def _transformers(model: str | Path | Trainee, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+def _transformers(model: str | Path | Trainee, out: Path, weights: WeightsName, options: ExportOptions) -> Exported:
     encoder = load_weights(model, weights)
     size = options.image_size or image_size_of(encoder)
     return Exported(write_transformers(encoder, out, image_size=size, overwrite=True))
 
 
-def _onnx(model: str | Path | Trainee, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+def _onnx(model: str | Path | Trainee, out: Path, weights: WeightsName, options: ExportOptions) -> Exported:
     encoder: CapiEncoder = load_weights(model, weights)
     opset = OLDEST_OPSET if options.opset is None else options.opset
     done = write_onnx(encoder, out, opset=opset, precision=options.precision, pooled=options.pooled, overwrite=True)
     return Exported(done.path, done)
 
 
-def _original(model: str | Path | Trainee, out: Path, weights: Weights, options: ExportOptions) -> Exported:
+def _original(model: str | Path | Trainee, out: Path, weights: WeightsName, options: ExportOptions) -> Exported:
     encoder = load_weights(model, weights)
     if not isinstance(encoder.encoder, PlainNetwork):
         # The layout that CAPI's published weights have.
@@ -132,7 +132,7 @@ def _original(model: str | Path | Trainee, out: Path, weights: Weights, options:
     return Exported(write_original(encoder.encoder, out))
 
 
-_WRITERS: dict[str, Callable[[str | Path | Trainee, Path, Weights, ExportOptions], Exported]] = {
+_WRITERS: dict[str, Callable[[str | Path | Trainee, Path, WeightsName, ExportOptions], Exported]] = {
     "safetensors": _safetensors,
     "released": _released,
     "transformers": _transformers,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from capi.runtime.documents import read_regular
 from capi.runtime.tensor_file import DTYPES, MOST_AXES, CutOffError
-from capi.zoo.checkpoint_index import Chunk, Index, Shape, Stored
+from capi.zoo.checkpoint_index import Chunk, Index, Stored, TensorShape
 from capi.zoo.files import load_weights_only
 
 INDEX = ".metadata"
@@ -221,7 +221,7 @@ def _count(value: Any) -> int:
     return value
 
 
-def _size(value: Any) -> Shape:
+def _size(value: Any) -> TensorShape:
     """A torch.Size."""
     if not isinstance(value, _Object) or value.name != "torch.Size":
         raise TypeError("expected a size")

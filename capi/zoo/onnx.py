@@ -38,7 +38,7 @@ from capi.types import Float
 if TYPE_CHECKING:
     from torch.onnx import ONNXProgram
 
-Precision = Literal["float32", "float16", "int8"]
+OnnxPrecision = Literal["float32", "float16", "int8"]
 
 OUTPUTS = ("pooled", "registers", "feature_map")
 # torch writes graphs in the operators of 18 and later; its way down to older sets gives up on some of ours.
@@ -112,7 +112,7 @@ def refuse_opset(opset: int) -> None:
         )
 
 
-def facts(encoder: CapiEncoder, precision: Precision) -> dict[str, str]:
+def facts(encoder: CapiEncoder, precision: OnnxPrecision) -> dict[str, str]:
     """What a user of the file must know, as values of JSON."""
     values = {
         "capi_version": metadata.version("capi"),
@@ -313,7 +313,7 @@ class OnnxExported:
     """A file that was written, and what was measured of it."""
 
     path: Path
-    precision: Precision
+    precision: OnnxPrecision
     opset: int
     size: int
     """Bytes, with those of the weights that lie beside it where they are too large for one file."""
@@ -328,7 +328,7 @@ def write_onnx(
     out: Path,
     *,
     opset: int = OLDEST_OPSET,
-    precision: Precision = "float32",
+    precision: OnnxPrecision = "float32",
     pooled: bool = True,
     overwrite: bool = False,
 ) -> OnnxExported:
@@ -351,7 +351,7 @@ def write_onnx(
 
 
 def _make(
-    encoder: CapiEncoder, folder: Path, name: str, *, opset: int, precision: Precision, pooled: bool
+    encoder: CapiEncoder, folder: Path, name: str, *, opset: int, precision: OnnxPrecision, pooled: bool
 ) -> OnnxExported:
     """The file in a folder of its own, under its name to be: where weights lie beside it, it holds their name."""
     plain = _place(folder, "float32", name)
@@ -411,7 +411,7 @@ def _put(made: OnnxExported, out: Path) -> OnnxExported:
     return OnnxExported(out, made.precision, made.opset, made.size, made.differences, made.seconds)
 
 
-def _place(folder: Path, precision: Precision, name: str) -> Path:
+def _place(folder: Path, precision: OnnxPrecision, name: str) -> Path:
     (folder / precision).mkdir()
     return folder / precision / name
 
@@ -447,7 +447,7 @@ def _refuse_unequal(differences: dict[str, Difference] | None) -> None:
             )
 
 
-def _refuse_overflow(differences: dict[str, Difference], precision: Precision) -> None:
+def _refuse_overflow(differences: dict[str, Difference], precision: OnnxPrecision) -> None:
     for name, difference in differences.items():
         if math.isnan(difference.cosine) or not math.isfinite(difference.absolute):
             raise CapiError(

@@ -30,7 +30,7 @@ from capi.models.weightless import without_weights
 from capi.types import IMAGENET, Statistics
 from capi.zoo.files import read_contents
 
-State = dict[str, Tensor]
+StateDict = dict[str, Tensor]
 
 _LOG = logging.getLogger("capi")
 _DEEPEST = 3
@@ -59,7 +59,7 @@ _OTHERS = {
 _OWN = "this package in its own layout"
 
 
-def find_released(contents: Any, source: str) -> State:
+def find_released(contents: Any, source: str) -> StateDict:
     """The one state dict in the released layout among what a file holds."""
     candidates = {
         place: mapping
@@ -103,9 +103,9 @@ def _owned(mapping: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
     return owned
 
 
-def _plain(mapping: Mapping[Any, Any], source: str) -> State:
+def _plain(mapping: Mapping[Any, Any], source: str) -> StateDict:
     """A dict of tensors by their own names; anything else in there raises."""
-    state: State = {}
+    state: StateDict = {}
     for name, value in mapping.items():
         if not isinstance(name, str) or not isinstance(value, Tensor) or value.layout is not torch.strided:
             raise CapiError(
@@ -192,7 +192,7 @@ def load_released(path: Path) -> CapiEncoder:
     return from_released(read_state(path), source=str(path))
 
 
-def read_state(path: Path) -> State:
+def read_state(path: Path) -> StateDict:
     """The tensors of a `.pth` or `.safetensors` file in the released layout, also where a training checkpoint holds it.
 
     Nothing that a file contains is run.
@@ -200,7 +200,7 @@ def read_state(path: Path) -> State:
     return find_released(read_contents(path), str(path))
 
 
-def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
+def from_released(state: StateDict, source: str = "the checkpoint") -> CapiEncoder:
     """Our modules with the weights of a released state dict, whose tensors they take over where they can."""
     unreal = sorted(key for key, value in state.items() if not value.is_floating_point() or value.is_meta)
     if unreal:
@@ -217,7 +217,7 @@ def from_released(state: State, source: str = "the checkpoint") -> CapiEncoder:
     return model.requires_grad_(False).eval()
 
 
-def to_released(model: CapiEncoder) -> State:
+def to_released(model: CapiEncoder) -> StateDict:
     """A released state dict that computes exactly what `model` computes, whichever rotary variant it has."""
     positions = model.encoder.positions
     assert isinstance(positions, RotaryPositions), "the released layout has rotary positions alone"
@@ -261,7 +261,7 @@ def _table_keys(model: CapiEncoder) -> dict[str, int]:
     }
 
 
-def _build(state: State, variant: RopeVariant, source: str) -> CapiEncoder:
+def _build(state: StateDict, variant: RopeVariant, source: str) -> CapiEncoder:
     """The architecture that the shapes of a state dict speak of."""
     patches = _get(state, "backbone.patch_embed.weight", 4, source)
     if patches.shape[2] != patches.shape[3] or not patches.numel():
@@ -309,7 +309,7 @@ def _statistics(channels: int, source: str) -> Statistics:
     return Statistics((0.5,) * channels, (0.5,) * channels)
 
 
-def _stack_sizes(state: State, stack: str, widths: Sequence[int], source: str) -> dict[str, Any]:
+def _stack_sizes(state: StateDict, stack: str, widths: Sequence[int], source: str) -> dict[str, Any]:
     """Width, depth, heads and MLP width of encoder or predictor; the head width is that of its rotary tables."""
     depth = _depth(state, stack, source)
 
@@ -329,7 +329,7 @@ def _stack_sizes(state: State, stack: str, widths: Sequence[int], source: str) -
     return {"width": width, "depth": depth, "heads": width // head_width, "mlp_width": hidden}
 
 
-def _depth(state: State, stack: str, source: str) -> int:
+def _depth(state: StateDict, stack: str, source: str) -> int:
     pattern = re.compile(rf"{re.escape(_STACKS[stack])}\.blocks\.(0|[1-9]\d*)\.")
     blocks = {int(match[1]): key for key in state if (match := pattern.match(key))}
     if not blocks:
@@ -349,7 +349,7 @@ def _agreed(sizes: Sequence[int], parts_of: int | None = None) -> int:
     return max(counts, key=lambda size: (counts[size], bool(parts_of and size and parts_of % size == 0)))
 
 
-def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
+def _get(state: StateDict, key: str, dimensions: int, source: str) -> Tensor:
     if key not in state:
         raise CapiError(f'{source} lacks the key "{key}" of the released layout')
     if state[key].ndim != dimensions:
@@ -357,7 +357,7 @@ def _get(state: State, key: str, dimensions: int, source: str) -> Tensor:
     return state[key]
 
 
-def _check_keys(state: State, expected: dict[str, tuple[int, ...]], source: str) -> None:
+def _check_keys(state: StateDict, expected: dict[str, tuple[int, ...]], source: str) -> None:
     """Every key there, none too many, each of the shape that the rest of the file asks for."""
     missing = sorted(expected.keys() - state.keys())
     extra = sorted(state.keys() - expected.keys())
@@ -382,7 +382,7 @@ def _table(head_width: int, variant: RopeVariant) -> Tensor:
     return torch.stack([torch.cat([values, zero, values, zero]), torch.cat([zero, values, zero, values])])
 
 
-def _rope_variant(state: State, source: str) -> RopeVariant:
+def _rope_variant(state: StateDict, source: str) -> RopeVariant:
     """The variant that all rotary tables of a file agree on."""
     tables = {key: value for key, value in state.items() if key.endswith(_TABLE_KEY)}
     if not tables:
@@ -407,7 +407,7 @@ def _variant_of(key: str, table: Tensor, source: str) -> RopeVariant:
     )
 
 
-def _reorder_for(variant: RopeVariant, weights: State, model: CapiEncoder) -> State:
+def _reorder_for(variant: RopeVariant, weights: StateDict, model: CapiEncoder) -> StateDict:
     """Swap the middle quarters of each head's query and key channels for `axial`; the swap undoes itself."""
     if variant == "released":
         return weights

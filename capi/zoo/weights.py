@@ -27,7 +27,7 @@ from capi.zoo.huggingface.files import check_statistics, checked_image_size
 from capi.zoo.released import to_released
 from capi.zoo.run_folder import RunFolder, run_config
 
-Weights = Literal["teacher", "student"]
+WeightsName = Literal["teacher", "student"]
 FileFormat = Literal["safetensors", "released"]
 Facts = dict[str, Any]
 _PREFIX: dict[str, str] = {"teacher": "teacher.average.", "student": "student."}
@@ -40,7 +40,7 @@ def check_weights(weights: str) -> None:
         raise CapiError(f'weights="{weights}" is not one of {", ".join(_PREFIX)}')
 
 
-def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
+def load_run(path: Path, weights: WeightsName = "teacher") -> CapiEncoder:
     """The encoder of a run's newest checkpoint, or of `RUN/checkpoints/best` or `step_N`, in evaluation mode."""
     check_weights(weights)
     checkpoint = path if (path / STATE).is_file() else None
@@ -61,7 +61,7 @@ def load_run(path: Path, weights: Weights = "teacher") -> CapiEncoder:
     return model.eval().requires_grad_(False)
 
 
-def export_run(path: Path, out: Path, weights: Weights) -> Path:
+def export_run(path: Path, out: Path, weights: WeightsName) -> Path:
     """Write the encoder of a run as one safetensors file, with the run's config inside."""
     folder = RunFolder(path)
     config, record = run_config(folder), folder.record()

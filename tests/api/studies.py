@@ -21,7 +21,7 @@ SMALL = (
 QUICK = ("workers=0", "iterations=4", "validation_share=0.25")
 
 
-def labelled_photos(folder: Path, images: int = 24) -> Path:
+def labeled_photos(folder: Path, images: int = 24) -> Path:
     """Two classes that differ in colour, and a square in each photo that its mask names."""
     generator = np.random.default_rng(0)
     for name in ("images", "masks"):

@@ -3,12 +3,12 @@ from pathlib import Path
 import pytest
 
 from capi.api.ablation import Study, ablate, plan_study
-from tests.api.studies import QUICK, SMALL, labelled_photos
+from tests.api.studies import QUICK, SMALL, labeled_photos
 
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return labelled_photos(tmp_path_factory.mktemp("photos") / "data")
+    return labeled_photos(tmp_path_factory.mktemp("photos") / "data")
 
 
 @pytest.fixture(scope="session")

@@ -84,10 +84,10 @@ def test__interrupted_it_says_so_and_keeps_what_is_done(
 
 
 def test__a_process_that_was_asked_to_stop_begins_nothing_new(done: Study, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = []
+    started = []
 
     def interrupt(job: AblationJob) -> None:
-        begun.append(job.name)
+        started.append(job.name)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ablation, "finish", interrupt)
@@ -95,10 +95,10 @@ def test__a_process_that_was_asked_to_stop_begins_nothing_new(done: Study, monke
     for job in done.jobs[:3]:
         with pytest.raises(ablation.InterruptionError):
             ablation._finish_unless_stopped(job)
-    assert begun == [done.jobs[0].name]
+    assert started == [done.jobs[0].name]
 
 
-def test__labels_that_do_not_fit_are_told_by_the_first_evaluation(data: Path, tmp_path: Path) -> None:
+def test__labels_that_do_not_fit_are_reported_by_the_first_evaluation(data: Path, tmp_path: Path) -> None:
     given = {"data": data, "out": tmp_path, "scale": "smoke", "device": "cpu"}
     with pytest.raises(CapiError, match=r'pixels could not be judged by csv/attentive: .* no column "breed"'):
         ablate("sinkhorn", SMALL, options=[*QUICK, "label=breed"], **given)

@@ -5,13 +5,13 @@ import pytest
 from capi.api.ablation import StudyData, check_options, curve_evaluations, find_data, score_columns
 from capi.config.experiments import find_scale
 from capi.errors import CapiError
-from tests.api.studies import labelled_photos
+from tests.api.studies import labeled_photos
 
 SMOKE = find_scale("smoke")
 
 
 def test__a_folder_with_a_csv_gives_its_training_images_and_both_tasks(tmp_path: Path) -> None:
-    labels = str(labelled_photos(tmp_path) / "labels.csv")
+    labels = str(labeled_photos(tmp_path) / "labels.csv")
     wanted = StudyData(
         labels,
         {"segmentation": ("csv", {"data": labels}), "classification": ("csv", {"data": labels, "label": "label"})},
@@ -63,7 +63,7 @@ def test__folders_of_classes_and_of_masks_are_known(tmp_path: Path) -> None:
         (lambda path: _written(path, "file,split\n"), "has neither a column mask nor one of label, class, class_id"),
     ],
 )
-def test__a_place_without_labels_is_told(tmp_path: Path, make, message: str) -> None:
+def test__a_place_without_labels_is_reported(tmp_path: Path, make, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         find_data(str(make(tmp_path)))
 
@@ -74,7 +74,7 @@ def _written(folder: Path, content: str) -> Path:
 
 
 def test__options_go_to_the_benchmarks_that_know_them(tmp_path: Path) -> None:
-    data = find_data(str(labelled_photos(tmp_path)))
+    data = find_data(str(labeled_photos(tmp_path)))
     columns = score_columns(data, SMOKE.scores, ["label=kind", "class_names=[a,b,c]", "seed=3"], 32)
     found = {column.name: column.config for column in columns}
     assert list(found) == ["csv/knn-segmentation", "csv/logistic-segmentation", "csv/attentive"]
@@ -95,6 +95,6 @@ def test__options_go_to_the_benchmarks_that_know_them(tmp_path: Path) -> None:
         ("labl=x", "label"),
     ],
 )
-def test__an_option_that_no_benchmark_has_is_told(option: str, message: str) -> None:
+def test__an_option_that_no_benchmark_has_is_reported(option: str, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         check_options(find_data("demo"), (SMOKE.scores, SMOKE.curves), [option])

@@ -4,11 +4,11 @@ import pytest
 
 from capi.api.ablation import PIXELS, UNTRAINED, plan_study
 from capi.errors import CapiError
-from tests.api.studies import SMALL, labelled_photos
+from tests.api.studies import SMALL, labeled_photos
 
 
 def test__every_row_has_every_seed_and_baselines_come_first(tmp_path: Path) -> None:
-    data = labelled_photos(tmp_path / "data")
+    data = labeled_photos(tmp_path / "data")
     study = plan_study("sinkhorn", SMALL, data=str(data), out=tmp_path / "out", scale="smoke", seeds=2)
     runs = ["sinkhorn-standard-seed0", "default-seed0", "sinkhorn-standard-seed1", "default-seed1"]
     assert [job.name for job in study.jobs] == ["pixels", "untrained-seed0", "untrained-seed1", *runs]
@@ -22,7 +22,7 @@ def test__every_row_has_every_seed_and_baselines_come_first(tmp_path: Path) -> N
 
 
 def test__runs_are_evaluated_on_the_way_and_keep_two_pictures(tmp_path: Path) -> None:
-    data = labelled_photos(tmp_path / "data")
+    data = labeled_photos(tmp_path / "data")
     study = plan_study("sinkhorn", SMALL, data=str(data), out=tmp_path / "out", scale="smoke")
     config = study.jobs[-1].config
     assert [(one.benchmark, one.every_steps) for one in config.evaluations] == [
@@ -43,8 +43,8 @@ def test__runs_are_evaluated_on_the_way_and_keep_two_pictures(tmp_path: Path) ->
         ({"data": "nowhere"}, "there is no nowhere"),
     ],
 )
-def test__bad_input_is_told_before_anything_is_written(tmp_path: Path, changes: dict, message: str) -> None:
-    labelled_photos(tmp_path / "data")
+def test__bad_input_is_reported_before_anything_is_written(tmp_path: Path, changes: dict, message: str) -> None:
+    labeled_photos(tmp_path / "data")
     given = {
         "table": "sinkhorn",
         "overrides": SMALL,

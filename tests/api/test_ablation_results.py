@@ -49,8 +49,8 @@ def test__what_has_not_been_run_is_empty(done: Study, tmp_path: Path) -> None:
 def test__a_run_that_broke_off_counts_as_done(done: Study, tmp_path: Path) -> None:
     job = dataclasses.replace(done.jobs[-1], out=tmp_path)
     job.scores.mkdir(parents=True)
-    (job.scores / FAILURE).write_text(json.dumps({"reason": "no number"}))
-    assert outcome_of(job).failure == "no number"
+    (job.scores / FAILURE).write_text(json.dumps({"reason": "out of memory"}))
+    assert outcome_of(job).failure == "out of memory"
     assert outcome_of(job).done
 
 

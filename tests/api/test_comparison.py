@@ -125,7 +125,7 @@ def test__another_label_in_a_csv_makes_a_cell_new(
     assert len(computed) == 2
 
 
-def test__a_file_with_other_weights_is_computed_anew(
+def test__a_file_with_other_weights_is_computed_again(
     colored: Path, tmp_path: Path, computed: list[tuple[str, str]]
 ) -> None:
     source = tmp_path / "weighted.py"
@@ -140,7 +140,7 @@ def test__a_file_with_other_weights_is_computed_anew(
     assert len(computed) == 2
 
 
-def test__an_encoder_whose_code_changed_is_computed_anew(
+def test__an_encoder_whose_code_changed_is_computed_again(
     colored: Path, tmp_path: Path, computed: list[tuple[str, str]]
 ) -> None:
     source = tmp_path / "own.py"
@@ -308,7 +308,7 @@ def test__a_model_given_twice_is_one_row(colored: Path, tmp_path: Path) -> None:
     assert found.models == ("pixels:4",)
 
 
-def test__whatever_goes_wrong_in_an_encoder_is_told_in_its_cell(colored: Path, tmp_path: Path) -> None:
+def test__whatever_goes_wrong_in_an_encoder_is_reported_in_its_cell(colored: Path, tmp_path: Path) -> None:
     call = "def __call__(self, images, *, pooled=True):\n        return [][1]\n"
     code = f"class Wrong:\n    width, patch_size = 3, 8\n    {call}"
     (tmp_path / "wrong.py").write_text(code)

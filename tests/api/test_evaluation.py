@@ -269,7 +269,7 @@ def test__a_picture_shows_the_photo_with_both_labels(masks: list[str], mask_fold
         ("pixels:4", "folder/knn", ["data=CLASSES", "ignored=[1]"], "ignored is an option of knn-segmentation and"),
     ],
 )
-def test__bad_input_is_told_and_leaves_nothing(
+def test__bad_input_is_reported_and_leaves_nothing(
     class_folders: Path,
     mask_folders: Path,
     tmp_path: Path,
@@ -287,7 +287,7 @@ def test__bad_input_is_told_and_leaves_nothing(
     assert not (tmp_path / "out").exists() or list((tmp_path / "out").iterdir()) == []
 
 
-def test__a_place_that_cannot_be_written_is_told_before_the_work(
+def test__a_place_that_cannot_be_written_is_reported_before_the_work(
     classes: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(features, "encode", lambda *_, **__: pytest.fail("the work was done"))
@@ -303,7 +303,7 @@ def test__overrides_go_with_a_name(classes: list[str]) -> None:
         evaluate("pixels:4", config, ["seed=3"])
 
 
-def test__features_that_are_no_numbers_are_an_error(model: CapiEncoder, classes: list[str]) -> None:
+def test__features_that_are_not_finite_are_an_error(model: CapiEncoder, classes: list[str]) -> None:
     with torch.no_grad():
         model.encoder.patch_embedding.weight.fill_(torch.nan)
     with pytest.raises(CapiError, match="no finite numbers"):
@@ -320,7 +320,7 @@ def test__a_broken_image_is_an_error_that_names_it(tmp_path: Path, classes: list
             evaluate("pixels:4", "folder/knn", [*options, *limit])
 
 
-def test__a_file_that_a_table_names_and_is_not_there_is_told_so(tmp_path: Path) -> None:
+def test__a_file_that_a_table_names_and_is_not_there_is_reported_so(tmp_path: Path) -> None:
     build_csv(tmp_path)
     (tmp_path / "photos" / "3.png").unlink()
     with pytest.raises(CapiError, match=f"^there is no file {tmp_path}/photos/3.png: put it there, or take it out"):
@@ -347,7 +347,7 @@ def test__photos_in_both_splits_are_among_the_departures(tmp_path: Path, class_f
     assert f"- {note}" in departures
 
 
-def test__an_unseen_class_is_told_once(tmp_path: Path, class_folders: Path) -> None:
+def test__an_unseen_class_is_reported_once(tmp_path: Path, class_folders: Path) -> None:
     shutil.copytree(class_folders, tmp_path / "data")
     shutil.move(tmp_path / "data" / "train" / "cat", tmp_path / "cat")
     done = evaluate("pixels:4", "folder/knn", [f"data={tmp_path / 'data'}", "image_size=8"])

@@ -72,7 +72,7 @@ def test__photos_of_the_demo_are_shown_whatever_their_split(
     assert asked == [True] * 10
 
 
-def test__a_picture_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
+def test__a_picture_that_cannot_be_written_is_reported_first(tmp_path: Path) -> None:
     (tmp_path / "folder.png").mkdir()
     for name in ("x.txt", "x", "folder.png"):
         with pytest.raises(capi.CapiError, match="cannot be a picture"):

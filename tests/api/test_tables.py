@@ -150,7 +150,7 @@ def test__another_network_of_a_checkpoint_is_said_and_has_no_note_of_the_usual_o
         ("mae_vitl16@encoder", 'no part "encoder"'),
     ],
 )
-def test__what_can_be_no_model_is_told_before_anything_is_run(model: str, message: str) -> None:
+def test__what_can_be_no_model_is_reported_before_anything_is_run(model: str, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         chosen_rows(table_named("main"), [model])
 

@@ -1,11 +1,11 @@
 from pathlib import Path
 
-from tests.api.studies import QUICK, SMALL, labelled_photos
+from tests.api.studies import QUICK, SMALL, labeled_photos
 from tests.cli.conftest import RunHere
 
 
 def test__a_table_is_run_and_its_page_named(run_here: RunHere, tmp_path: Path) -> None:
-    data = labelled_photos(tmp_path / "data")
+    data = labeled_photos(tmp_path / "data")
     options = [word for option in QUICK for word in ("--option", option)]
     ran = run_here(
         *("ablate", "sinkhorn", *SMALL, "--data", data, "--out", tmp_path / "out", "--scale", "smoke"),

@@ -41,7 +41,7 @@ def test__the_five_minutes_work_as_written(run_here: RunHere, tmp_path: Path, mo
     assert capi.load("newer_run").width == 32
 
 
-def test__what_adapt_needs_is_told(run_here: RunHere, tmp_path: Path) -> None:
+def test__what_adapt_needs_is_reported(run_here: RunHere, tmp_path: Path) -> None:
     assert_refused(run_here("adapt", "capi_vitl14_lvd"), "adapt needs --data, images to learn from, and --out")
     assert_refused(
         run_here("adapt", tmp_path / "nothing", "--data", "demo", "--out", tmp_path / "run"), "there is no encoder"

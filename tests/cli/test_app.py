@@ -97,7 +97,7 @@ DEFAULTS = {
 
 
 @pytest.mark.parametrize(("command", "option"), DEFAULTS, ids=" ".join)
-def test__a_default_that_lies_deeper_is_told_by_the_help(command: str, option: str) -> None:
+def test__a_default_that_lies_deeper_is_shown_by_the_help(command: str, option: str) -> None:
     group: Any = typer.main.get_command(shared.app)
     told = next(each.help for each in group.commands[command].params if each.name == option)
     assert re.search(rf"by default .*\b{DEFAULTS[command, option]}\b", told), told
@@ -161,7 +161,9 @@ def test__sentences_are_printed_as_they_are(run_here: RunHere, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test__a_full_disk_is_told_in_a_sentence(run_here: RunHere, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test__a_full_disk_is_reported_in_a_sentence(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     def fail() -> None:
         raise OSError(number, "no room", "x.json")
 

@@ -58,7 +58,9 @@ def test__a_folder_is_packed_and_looked_through(photos: Path, run_here: RunHere)
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test__bad_input_is_told_in_a_sentence(photos: Path, run_here: RunHere, arguments: list[str], message: str) -> None:
+def test__bad_input_is_reported_in_a_sentence(
+    photos: Path, run_here: RunHere, arguments: list[str], message: str
+) -> None:
     assert_refused(run_here(*arguments), message)
     assert not Path("x").exists()
 
@@ -100,12 +102,12 @@ def test__an_interrupted_check_says_what_it_had_found(
     monkeypatch.setattr("capi.data.survey._CHUNK", 2)
     given = []
 
-    def interrupted(self: survey.Telling, count: int = 1) -> None:
+    def interrupted(self: survey.TaskProgress, count: int = 1) -> None:
         given.append(count)
         if len(given) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(survey.Telling, "advance", interrupted)
+    monkeypatch.setattr(survey.TaskProgress, "advance", interrupted)
     (photos / "1.png").write_bytes(b"no image")
     ran = run_here("data", "check", "photos", "--workers", "1")
     assert ran.code == 130

@@ -126,7 +126,9 @@ def test__moving_pictures_are_counted(photos: Path, run_here: RunHere) -> None:
     assert rows(ran.stdout)["images"] == "11; 11 can be read, 0 cannot"
 
 
-def test__a_range_far_from_the_configs_is_told_by_every_command(deep: Path, run_here: RunHere, tmp_path: Path) -> None:
+def test__a_range_far_from_the_configs_is_reported_by_every_command(
+    deep: Path, run_here: RunHere, tmp_path: Path
+) -> None:
     ran = run_here("data", "check", deep, "--workers", "1")
     assert AUTO in rows(ran.stdout)["range"]
     # Three digits, of numbers that three places would round to 0.007 and 0.001.

@@ -66,7 +66,7 @@ def test__the_released_mean_over_heads_changes_probes_a_little(run_here: RunHere
         torch.testing.assert_close(value, heads[1][name], rtol=0, atol=2e-3)
 
 
-def test__from_labelled_images_to_labels_in_two_commands(run_here: RunHere, work: Path) -> None:
+def test__from_labeled_images_to_labels_in_two_commands(run_here: RunHere, work: Path) -> None:
     assert run_here("evaluate", "pixels:4", "folder/knn", "data=classes", SMALL, "--out", "out").code == 0
     ran = run_here(
         "predict", "pixels:4", "out/probe.safetensors", "classes/val", "classes/train/ant/0.png", "--out", "p"
@@ -154,7 +154,7 @@ def test__a_table_of_the_paper_says_what_is_missing(
     assert "missing in 4 cells: no data: expected imagenet" in ran.stdout
 
 
-def test__a_cell_that_failed_is_told_and_ends_with_1(run_here: RunHere, work: Path) -> None:
+def test__a_cell_that_failed_is_reported_and_ends_with_1(run_here: RunHere, work: Path) -> None:
     words = ["pixels:4", "nowhere[b]", "--on", "folder/knn", "--out", "cmp", "data=classes", SMALL]
     ran = run_here("compare", *words)
     assert ran.code == 1

@@ -43,7 +43,7 @@ def test__class_folders_give_labels(run_here: RunHere, work: Path) -> None:
     file = read_features(work / "f.safetensors")
     assert file.facts.classes == ["ant", "bee", "cat"]
     assert file.labels == [name.split("/")[0] for name in file.names]
-    # A split above the class folders: which of the two is the class cannot be told.
+    # A split above the class folders: which of the two is the class cannot be known.
     assert run_here("extract", "pixels:4", "classes", "--image-size", "8", "--out", "g.safetensors").code == 0
     assert read_features(work / "g.safetensors").labels is None
 
@@ -86,7 +86,7 @@ def test__maps_of_large_images_come_with_their_pictures(run_here: RunHere, work:
     ],
     ids=" ".join,
 )
-def test__options_of_tiles_that_do_not_fit_are_told(
+def test__options_of_tiles_that_do_not_fit_are_reported(
     run_here: RunHere, work: Path, words: list[str], sentence: str
 ) -> None:
     ran = run_here("extract", "pixels:4", "classes", "--out", "maps", *words)

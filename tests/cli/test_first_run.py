@@ -37,11 +37,11 @@ def photos(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     random, root = np.random.default_rng(0), tmp_path / "my photos"
     rows, columns = np.mgrid[:64, :64]
     for number in range(96):
-        colours, horizon, radius = random.integers(0, 256, (3, 3)), random.integers(16, 48), random.integers(10, 24)
+        colors, horizon, radius = random.integers(0, 256, (3, 3)), random.integers(16, 48), random.integers(10, 24)
         down, across = abs(rows - random.integers(16, 48)), abs(columns - random.integers(16, 48))
         shape = np.hypot(down, across) if number % 2 else np.maximum(down, across)
         layer = np.where(shape < radius, 2, rows > horizon)
-        pixels = colours[layer] + random.normal(0, 8, (64, 64, 3))
+        pixels = colors[layer] + random.normal(0, 8, (64, 64, 3))
         folder = root / ("square", "disc")[number % 2] if request.param == "classes" else root
         folder.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number}.png")

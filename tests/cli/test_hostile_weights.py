@@ -26,9 +26,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused_at_once(run_here: RunHere, words: list[object], message: str) -> None:
     """In one sentence, within seconds, and in little more memory than before."""
-    begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ran = run_here(*words)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 * 1024
     assert_refused(ran, message)
 

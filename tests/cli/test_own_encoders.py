@@ -39,11 +39,11 @@ def work(tmp_path: Path, class_folders: Path, monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=" ".join,
 )
-def test__an_exception_inside_is_told_in_one_sentence(run_here: RunHere, work: Path, words: list[str]) -> None:
+def test__an_exception_inside_is_reported_in_one_sentence(run_here: RunHere, work: Path, words: list[str]) -> None:
     assert_refused(run_here(*words), SENTENCE)
 
 
-def test__an_exception_while_labelling_is_told_in_one_sentence(run_here: RunHere, work: Path) -> None:
+def test__an_exception_while_labeling_is_reported_in_one_sentence(run_here: RunHere, work: Path) -> None:
     options = ["folder/knn", "data=classes", "image_size=8", "--out", "out"]
     assert run_here("evaluate", "mine.py:Mine", *options).code == 0
     ran = run_here("predict", "bad.py:Mine", "out/probe.safetensors", "classes/val", "--out", "p")
@@ -67,7 +67,7 @@ def test__the_traceback_is_there_for_those_who_ask(run_here: RunHere, work: Path
     assert "AttributeError: 'Mine' object has no attribute 'blocks'" in ran.stderr
 
 
-def test__a_grid_that_contradicts_the_patch_size_is_told(run_here: RunHere, work: Path) -> None:
+def test__a_grid_that_contradicts_the_patch_size_is_reported(run_here: RunHere, work: Path) -> None:
     (work / "mine.py").write_text(GOOD.replace("patch_size = 3, 4", "patch_size = 3, 8"))
     ran = run_here("evaluate", "mine.py:Mine", "folder/knn", "data=classes", "image_size=8")
     assert_refused(ran, "2 x 2 patches for images of 8 x 8 pixels, but its patch_size of 8 makes 1 x 1")

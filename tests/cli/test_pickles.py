@@ -171,7 +171,7 @@ COMMANDS: dict[str, Callable[[Path], list[object]]] = {
         ("torch.serialization._get_layout", False),
     ],
 )
-def test__a_hostile_index_changes_nothing_and_is_told(
+def test__a_hostile_index_changes_nothing_and_is_reported(
     run_here: RunHere, old_run: Path, name: str, called: bool, command: str
 ) -> None:
     crafted(old_run, name, called=called)

@@ -24,7 +24,7 @@ from capi.api import race
 from capi.evals.feature_files import read_features, write_parquet
 from capi.evals.fitted_probes import load_probe, save_probe
 from capi.report.watch import WatchServer
-from tests.api.studies import QUICK, SMALL, labelled_photos
+from tests.api.studies import QUICK, SMALL, labeled_photos
 from tests.cli.conftest import RunHere
 from tests.cli.tiny_runs import TREE, draw_images
 from tests.evals.datasets.layouts import build_folder
@@ -59,7 +59,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 
 @pytest.fixture
 def run(run_here: RunHere, places: Places) -> Path:
-    """A run that every place of it is told by its absolute path: data, weights to start from, evaluations."""
+    """A run that every place of it gets by its absolute path: data, weights to start from, evaluations."""
     draw_images(places.photos)
     build_folder(places.classes)
     # Results warn of an image that is in both splits.
@@ -169,7 +169,7 @@ def test__results_predictions_comparisons_and_pictures_name_no_place(
     ]
     for command in commands:
         ran = run_here(*command)
-        # A model of a comparison that is missing is told with exit code 1.
+        # A model of a comparison that is missing is reported with exit code 1.
         assert ran.code == (command[0] == "compare"), (command, ran.stderr)
     assert_nameless(tmp_path, *all_files(shared))
     assert "untrained:run" in (shared / "compared" / "comparison.md").read_text()
@@ -188,7 +188,7 @@ def test__comments_and_errors_name_no_place(run_here: RunHere, run: Path, places
         config.write_text(f"# images: {odd}\n{text}")
         assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
         assert_nameless(tmp_path, page)
-        # Keys that no config has are told in an error.
+        # Keys that no config has are reported in an error.
         config.write_text(text + json.dumps(f"unknown of {odd}\n{odd}") + ": 1\n")
         assert run_here("report", run, "--out", page, "--device", "cpu").code == 0
         assert "The config cannot be read" in page.read_text()
@@ -330,7 +330,7 @@ def test__results_of_earlier_versions_are_shared_without_places(
     assert "classes of classes instead of the paper" in (hub / "README.md").read_text()
 
 
-def test__neighbours_are_found_by_a_file_that_names_no_place(
+def test__neighbors_are_found_by_a_file_that_names_no_place(
     run_here: RunHere, run: Path, places: Places, tmp_path: Path
 ) -> None:
     features, sheet = places.project / "features.safetensors", places.project / "sheet.png"
@@ -382,7 +382,7 @@ def test__a_watched_run_that_cannot_be_read_names_no_place(run: Path, tmp_path: 
 
 
 def test__pages_of_a_study_name_no_place(run_here: RunHere, places: Places, tmp_path: Path) -> None:
-    data, out = labelled_photos(places.disk / "photos"), places.project / "study"
+    data, out = labeled_photos(places.disk / "photos"), places.project / "study"
     options = [word for option in QUICK for word in ("--option", option)]
     words = ["ablate", "sinkhorn", *SMALL, "--data", data, "--out", out, "--scale", "smoke", "--device", "cpu"]
     ran = run_here(*words, *options)

@@ -8,7 +8,7 @@ from capi.cli.evaluation import print_record
 from capi.cli.terminal import Terminal, print_scores
 
 
-def test__a_record_is_told_as_it_is_even_where_it_looks_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test__a_record_is_reported_as_it_is_even_where_it_looks_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
     print_record(
         {
             "benchmark": "folder/knn",
@@ -48,7 +48,7 @@ def test__a_table_that_is_too_wide_is_printed_in_parts_and_no_number_is_cut(widt
     for _, numbers in rows:
         assert all(number in shown for number in numbers)
     assert all(name.split()[0] in shown for name in columns)
-    # Each part names its rows anew.
+    # Each part names its rows again.
     heads = sum(line.startswith("model") for line in shown.splitlines())
     assert shown.count("pixels:16") == heads
     assert (heads == 1) == (width == 200)

@@ -36,7 +36,7 @@ def test__report_says_where_it_wrote(run_here: RunHere, run: Path, tmp_path: Pat
     assert "100" in other.read_text(encoding="utf-8")
 
 
-def test__doctor_ends_with_1_when_an_alarm_rings(run_here: RunHere, run: Path) -> None:
+def test__doctor_ends_with_1_on_an_alarm(run_here: RunHere, run: Path) -> None:
     well = run_here("doctor", run)
     assert well.code == 0
     assert "finished" in well.stdout
@@ -51,7 +51,7 @@ def test__doctor_ends_with_1_when_an_alarm_rings(run_here: RunHere, run: Path) -
 
 
 @pytest.mark.parametrize("command", ["doctor", "report", "watch"])
-def test__a_folder_that_is_no_run_is_told_in_a_sentence(run_here: RunHere, tmp_path: Path, command: str) -> None:
+def test__a_folder_that_is_no_run_is_reported_in_a_sentence(run_here: RunHere, tmp_path: Path, command: str) -> None:
     ran = run_here(command, tmp_path)
     assert ran.code == 2
     assert "no run" in ran.stderr

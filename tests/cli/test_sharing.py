@@ -20,7 +20,7 @@ def run(small_config: Config, tmp_path: Path) -> Path:
     return make_run(small_config, tmp_path / "run")
 
 
-def test__models_are_listed_with_licence_and_how_they_were_verified(run_here: RunHere) -> None:
+def test__models_are_listed_with_license_and_how_they_were_verified(run_here: RunHere) -> None:
     ran = run_here("models", "--all")
     assert ran.code == 0
     for word in ("capi_vitl14_lvd", "capi_vitl14_in22k", "ViT-L/14", "303 M", "LVD-142M", "Apache-2.0", "i22k.pth"):
@@ -45,8 +45,8 @@ def test__models_fit_a_terminal_and_no_name_is_cut(
     lines = run_here("models", "--all").stdout.splitlines()
     assert max(map(len, lines)) <= width
     assert not [line for line in lines if "\N{HORIZONTAL ELLIPSIS}" in line]
-    begun = {line.split()[0].rstrip("*") for line in lines if line.strip()}
-    assert begun >= {*BASELINES, *RELEASED}
+    names = {line.split()[0].rstrip("*") for line in lines if line.strip()}
+    assert names >= {*BASELINES, *RELEASED}
 
 
 def test__without_all_the_list_fits_one_screen(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:

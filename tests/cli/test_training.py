@@ -55,7 +55,7 @@ def test__check_reports_the_cost_of_a_step(run_here: RunHere) -> None:
         assert word in result.stdout
 
 
-def test__a_short_run_is_told_in_seconds(run_here: RunHere) -> None:
+def test__a_short_run_is_reported_in_seconds(run_here: RunHere) -> None:
     result = run_here(
         "pretrain", "tiny4", "--check", *SMALL, "optimization.steps=2", "--rounds", "1", "--device", "cpu"
     )

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import capi
-from tests.api.studies import QUICK, labelled_photos
+from tests.api.studies import QUICK, labeled_photos
 from tests.api.studies import SMALL as SMALL_STUDY
 from tests.cli.conftest import RunHere, assert_refused
 
@@ -138,13 +138,13 @@ def test__overrides_of_demo_and_ablate_name_it_too(run_here: RunHere, work: Path
     sentence, start = "is a PixelEncoder, whose weights a run cannot start from", "init.encoder=evil.py:make"
     assert_refused(run_here("demo", start, "data.workers=0", "--out", "demo", "--device", "cpu"), sentence)
     assert (work / "marker").exists()
-    data = labelled_photos(work / "labelled")
+    data = labeled_photos(work / "labelled")
     options = [word for option in QUICK for word in ("--option", option)]
     words = ["sinkhorn", *SMALL_STUDY, start, "--data", data, "--out", "study", "--scale", "smoke", *options]
     assert sentence in run_here("ablate", *words, "--device", "cpu").stderr
 
 
-def test__functions_trust_what_they_are_told_to(work: Path) -> None:
+def test__functions_trust_the_files_they_are_given(work: Path) -> None:
     config = capi.load_config("tiny4", [*SMALL, *NAMED])
     call: Callable[..., object] = lambda out, **options: capi.pretrain(  # noqa: E731
         config, data="photos", out=out, device="cpu", **options

@@ -76,7 +76,7 @@ def test__short_names_stand_for_tables() -> None:
         (lambda: plan_table("sinkhorn", find_scale("mini"), ["model.widht=3"]), "model.width"),
     ],
 )
-def test__unknown_names_are_told_with_the_nearest(call, message: str) -> None:
+def test__unknown_names_are_answered_with_the_nearest(call, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         call()
 

@@ -2,15 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from capi.config.benchmarks import PROTOCOLS, KnnConfig, KnnSegmentationConfig, LinearConfig
+from capi.config.benchmarks import PROTOCOL_CONFIGS, KnnConfig, KnnSegmentationConfig, LinearConfig
 from capi.config.files import EXAMPLE, load_benchmark, split_name
 from capi.errors import CapiError
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOL_CONFIGS)
 def test__a_name_is_a_data_set_and_a_protocol(protocol: str) -> None:
     config = load_benchmark(f"pets/{protocol}")
-    assert config == PROTOCOLS[protocol](dataset="pets")
+    assert config == PROTOCOL_CONFIGS[protocol](dataset="pets")
     assert split_name(f"pets/{protocol}", "") == ("pets", protocol)
 
 
@@ -46,7 +46,7 @@ def test__what_was_written_to_the_results_can_be_read_back() -> None:
         ("demo/", [], "expected DATASET/PROTOCOL"),
         ("/knn", [], "expected DATASET/PROTOCOL"),
         ("a/b/knn", [], "expected DATASET/PROTOCOL"),
-        ("demo/kn", [], 'no protocol "kn"; did you mean "knn"? (there are attentive, knn,'),
+        ("demo/kn", [], 'no protocol "kn"; did you mean "knn"? (there are knn, attentive,'),
         ("demo/knn", ["neighbor=[3]"], 'no key "neighbor"; did you mean "neighbors"?'),
         ("demo/knn", ["standardize=false"], "an option of knn-segmentation and logistic-segmentation, not of knn"),
         ("demo/knn", ["iterations=5"], "demo/knn: iterations is an option of attentive and linear, not of knn"),
@@ -75,7 +75,7 @@ def test__what_was_written_to_the_results_can_be_read_back() -> None:
         ("nowhere.yaml", [], "there is no file nowhere.yaml: give DATASET/PROTOCOL"),
     ],
 )
-def test__what_does_not_fit_is_told_in_one_sentence(name: str, overrides: list[str], message: str) -> None:
+def test__what_does_not_fit_is_reported_in_one_sentence(name: str, overrides: list[str], message: str) -> None:
     with pytest.raises(CapiError) as caught:
         load_benchmark(name, overrides)
     assert message in str(caught.value)
@@ -88,7 +88,7 @@ def test__an_entry_that_does_not_fit_is_the_only_complaint() -> None:
 
 
 def test__the_example_of_an_override_is_an_option_of_every_benchmark() -> None:
-    for protocol in PROTOCOLS:
+    for protocol in PROTOCOL_CONFIGS:
         assert load_benchmark(f"demo/{protocol}", [EXAMPLE]) != load_benchmark(f"demo/{protocol}")
 
 

@@ -3,12 +3,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig, KnnSegmentationConfig, SegmentationConfig
-from capi.evals.fitted_probes import KINDS
+from capi.config.benchmarks import PROTOCOL_CONFIGS, BenchmarkConfig, KnnSegmentationConfig, SegmentationConfig
+from capi.evals.fitted_probes import PROBES
 from capi.evals.probes import PAPER_GRID
 from capi.runtime.protocol import PAPER_STRENGTHS
 
-EVERY = pytest.mark.parametrize("kind", PROTOCOLS.values(), ids=PROTOCOLS)
+EVERY = pytest.mark.parametrize("kind", PROTOCOL_CONFIGS.values(), ids=PROTOCOL_CONFIGS)
 
 
 @EVERY
@@ -18,28 +18,28 @@ def test__every_field_is_documented(kind: type[BenchmarkConfig]) -> None:
 
 
 def test__a_protocol_is_known_by_the_name_in_its_config() -> None:
-    for name, kind in PROTOCOLS.items():
+    for name, kind in PROTOCOL_CONFIGS.items():
         assert kind(dataset="demo").protocol == name
     # What an evaluation saves is known by the same names.
-    assert set(PROTOCOLS) == set(KINDS)
+    assert set(PROTOCOL_CONFIGS) == set(PROBES)
 
 
 def test__tasks_follow_from_the_name() -> None:
-    for name, kind in PROTOCOLS.items():
+    for name, kind in PROTOCOL_CONFIGS.items():
         assert kind.task == ("segmentation" if name.endswith("segmentation") else "classification")
         assert issubclass(kind, SegmentationConfig) == (kind.task == "segmentation")
 
 
 def test__the_defaults_are_the_paper_s() -> None:
     for name in ("attentive", "linear"):
-        probe = PROTOCOLS[name](dataset="demo")
+        probe = PROTOCOL_CONFIGS[name](dataset="demo")
         settings = [(rate, decay) for decay in probe.weight_decays for rate in probe.learning_rates]
         assert settings == [(setting.learning_rate, setting.weight_decay) for setting in PAPER_GRID]
         assert len(settings) == 30
-    neighbours = KnnSegmentationConfig(dataset="demo")
-    assert (neighbours.neighbors, neighbours.distances) == ((1, 3, 10, 30), ("l2", "cosine"))
-    assert neighbours.ignored_labels_vote
-    logistic = PROTOCOLS["logistic-segmentation"](dataset="demo")
+    neighbors = KnnSegmentationConfig(dataset="demo")
+    assert (neighbors.neighbors, neighbors.distances) == ((1, 3, 10, 30), ("l2", "cosine"))
+    assert neighbors.ignored_labels_vote
+    logistic = PROTOCOL_CONFIGS["logistic-segmentation"](dataset="demo")
     assert logistic.strengths == PAPER_STRENGTHS
     assert logistic.strengths == pytest.approx([10.0 ** (-6 + 11 * step / 7) for step in range(8)])
     assert (logistic.strengths[0], logistic.strengths[-1]) == pytest.approx((1e-6, 1e5))

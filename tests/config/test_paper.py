@@ -10,7 +10,7 @@ from capi.config.experiments import result_tables, table_named
 from capi.config.files import load_config, recipe_names, recipe_text
 from capi.config.paper import FIGURE_ONLY, describe_results, paper_models, paper_table, paper_tables, results_of
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import mask_sampler
 from capi.zoo.build import build_student
 
@@ -240,7 +240,7 @@ def test__variants_have_the_parameters_of_their_design(
 @pytest.mark.parametrize("name", MODELS)
 def test__a_recipe_validates_and_builds(name: str) -> None:
     config = load_config(name)
-    visible, masked, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, masked, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     assert (predicted, visible + masked) == (7, config.grid[0] * config.grid[1])
     model = config.model
     assert _parameters(name)["encoder"] >= _encoder_parameters(

@@ -8,7 +8,7 @@ from capi.config.files import load_config, recipe_names, recipe_text, recipe_tit
 from capi.config.paper import paper_models
 from capi.config.schema import CONFIG_VERSION
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train import build
 from capi.train.build import build_learner, mask_sampler, resolve_target
 from capi.train.cost.plan import planned_cost
@@ -72,7 +72,7 @@ def test__the_demo_trains_the_network_that_a_folder_of_photos_gets() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test__validates_and_builds(name: str) -> None:
     config = load_config(name)
-    visible, masked, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, masked, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     assert visible > 0
     assert 0 < predicted <= masked
     with torch.device("meta"):
@@ -122,7 +122,7 @@ def test__a_distillation_trains_with_a_teacher_of_the_width_that_it_names(monkey
     resolved, teacher = resolve_target(config)
     assert resolved == config
     learner = build_learner(config, frozen_encoder=teacher)
-    masks = mask_sampler(config)(Grid(*config.grid), torch.arange(2))
+    masks = mask_sampler(config)(PatchGrid(*config.grid), torch.arange(2))
     report = train_step(learner, [MaskedBatch(torch.randn(2, 3, 56, 56), *masks)], step=0)
     assert report.student_loss.isfinite()
     monkeypatch.setattr(build, "open_configured_encoder", lambda *_, **__: StandIn(768))

@@ -55,6 +55,6 @@ def test__an_option_goes_only_to_protocols_that_have_it() -> None:
     assert asked_for(table.rows[3], table.columns[0]).name == "imagenet/attentive"
 
 
-def test__a_misspelt_table_finds_its_neighbour() -> None:
+def test__a_misspelt_table_finds_its_neighbor() -> None:
     with pytest.raises(CapiError, match='no table "densee"; did you mean "dense"'):
         table_named("densee")

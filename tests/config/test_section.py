@@ -1,12 +1,12 @@
 import pytest
 from pydantic import ValidationError
 
-from capi.config.schema import Count, NotNegative, Positive, Section, Share
+from capi.config.schema import Count, NotNegative, OpenFraction, Positive, Section
 
 
 class Example(Section):
     count: Count = 1
-    share: Share = 0.5
+    share: OpenFraction = 0.5
     positive: Positive = 1.0
     not_negative: NotNegative = 0.0
     """What it is for."""

@@ -39,7 +39,7 @@ def test__area_and_aspect_stay_within_their_ranges(size: tuple[int, int], scale:
 
 
 def test__area_is_uniform_aspect_is_log_uniform_and_the_place_is_uniform() -> None:
-    # Up to half of the area at an aspect of up to 4 / 3 always fits, so nothing is drawn anew.
+    # Up to half of the area at an aspect of up to 4 / 3 always fits, so nothing is drawn again.
     boxes = np.array([random_box((3000, 3000), draws, (0.1, 0.5), ASPECT) for draws in DRAWS])
     across, down = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
     uniform = [
@@ -82,23 +82,23 @@ def test__where_nothing_fits_the_largest_in_the_middle_is_taken(size: tuple[int,
         assert random_box(size, draws, (0.6, 1.0), ASPECT) == expected
 
 
-def test__the_centre_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
+def test__the_center_is_what_a_resize_to_256_and_a_cut_to_224_keep() -> None:
     assert center_box((256, 256), (224, 224)) == Box(16, 16, 240, 240)
     assert center_box((512, 1024), (224, 224)) == Box(512 - 224, 32, 512 + 224, 480)
-    assert center_box((300, 200), (224, 224), kept=1.0) == pytest.approx((0, 50, 200, 250))
+    assert center_box((300, 200), (224, 224), share=1.0) == pytest.approx((0, 50, 200, 250))
 
 
 @pytest.mark.parametrize("size", [(40, 400), (400, 40), (123, 77)])
 @pytest.mark.parametrize("target", [(224, 224), (32, 24), (14, 98)])
-def test__the_centre_has_the_aspect_of_the_target_and_touches_two_sides(
+def test__the_center_has_the_aspect_of_the_target_and_touches_two_sides(
     size: tuple[int, int], target: tuple[int, int]
 ) -> None:
-    box = center_box(size, target, kept=1.0)
+    box = center_box(size, target, share=1.0)
     across, down = box.right - box.left, box.bottom - box.top
     assert across / down == pytest.approx(target[1] / target[0])
     assert (box.left + box.right, box.top + box.bottom) == pytest.approx((size[1], size[0]))
     assert min(size[1] - across, size[0] - down) == pytest.approx(0)
-    smaller = center_box(size, target, kept=0.5)
+    smaller = center_box(size, target, share=0.5)
     assert (smaller.right - smaller.left, smaller.bottom - smaller.top) == pytest.approx((across / 2, down / 2))
 
 

@@ -15,10 +15,10 @@ from PIL import Image, ImageFile
 
 from capi.data import decoding
 from capi.data.crops import center_box
-from capi.data.decoding import JPEG_FACTORS, Box, BrokenImageError, Decoded, Decoder, PillowPicture, Shape
+from capi.data.decoding import JPEG_FACTORS, Box, BrokenImageError, Decoded, Decoder, ImageShape, PillowPicture
 from tests.data.pictures import Pixels, encoded, noise, photo
 
-COLOUR = noise(21, 34, 3)
+COLOR = noise(21, 34, 3)
 LOSSLESS = {"PNG": {}, "WEBP": {"lossless": True}, "TIFF": {}, "BMP": {}, "PPM": {}}
 ORIENTATIONS: dict[int, Callable[[Pixels], Pixels]] = {
     1: lambda image: image,
@@ -48,12 +48,12 @@ def oriented(orientation: int) -> Image.Exif:
 
 @pytest.mark.parametrize("kind", LOSSLESS)
 def test__lossless_formats_give_the_stored_pixels_from_a_path_and_from_memory(kind: str, tmp_path: Path) -> None:
-    content = encoded(COLOUR, kind, **LOSSLESS[kind])
+    content = encoded(COLOR, kind, **LOSSLESS[kind])
     (tmp_path / "image").write_bytes(content)
     for source in (content, tmp_path / "image"):
         picture = Decoder().open(source)
         assert (picture.shape.height, picture.shape.width) == (21, 34)
-        assert np.array_equal(picture.decode(), COLOUR)
+        assert np.array_equal(picture.decode(), COLOR)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "WEBP"])
@@ -64,27 +64,27 @@ def test__lossy_formats_are_close_to_what_was_stored(kind: str) -> None:
     assert distance(decoded, image) < 4 < distance(decoded, image[:, ::-1])
 
 
-def test__grey_fills_all_channels_and_colour_becomes_grey_for_one() -> None:
-    grey = Decoder().open(encoded(COLOUR[:, :, 0], "PNG"))
-    assert np.array_equal(grey.crop(whole(COLOUR), (21, 34)), np.stack([COLOUR[:, :, 0]] * 3))
-    one = Decoder(channels=1).open(encoded(COLOUR, "PNG")).crop(whole(COLOUR), (21, 34))
+def test__gray_fills_all_channels_and_color_becomes_gray_for_one() -> None:
+    gray = Decoder().open(encoded(COLOR[:, :, 0], "PNG"))
+    assert np.array_equal(gray.crop(whole(COLOR), (21, 34)), np.stack([COLOR[:, :, 0]] * 3))
+    one = Decoder(channels=1).open(encoded(COLOR, "PNG")).crop(whole(COLOR), (21, 34))
     assert one.shape == (1, 21, 34)
     # The weights of ITU-R 601.
-    assert np.abs(one[0] - COLOUR @ np.array([0.299, 0.587, 0.114])).max() < 1
+    assert np.abs(one[0] - COLOR @ np.array([0.299, 0.587, 0.114])).max() < 1
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
 def test__what_is_transparent_is_laid_on_white(mode: str) -> None:
     image = noise(16, 16, len(mode))
-    colour, alpha = image[:, :, :-1].astype(np.float64), image[:, :, -1:] / 255
+    color, alpha = image[:, :, :-1].astype(np.float64), image[:, :, -1:] / 255
     decoded = Decoder().open(encoded(Image.fromarray(image, mode), "PNG")).decode()
-    assert np.abs(decoded - (colour * alpha + 255 * (1 - alpha))).max() <= 1
+    assert np.abs(decoded - (color * alpha + 255 * (1 - alpha))).max() <= 1
 
 
-def test__a_transparent_colour_of_grey_and_colour_images_is_white() -> None:
-    for image, transparent in ((COLOUR[:, :, 0], 95), (COLOUR, tuple(COLOUR[3, 4].tolist()))):
+def test__a_transparent_color_of_gray_and_color_images_is_white() -> None:
+    for image, transparent in ((COLOR[:, :, 0], 95), (COLOR, tuple(COLOR[3, 4].tolist()))):
         decoded = Decoder().open(encoded(image, "PNG", transparency=transparent)).decode()
-        full = np.broadcast_to(image.reshape(21, 34, -1), COLOUR.shape)
+        full = np.broadcast_to(image.reshape(21, 34, -1), COLOR.shape)
         hidden = (full == transparent).all(2)
         assert hidden.any()
         assert (decoded[hidden] == 255).all()
@@ -104,7 +104,7 @@ def test__palettes_are_looked_up_and_their_transparent_entry_is_white(kind: str,
 
 
 @pytest.mark.parametrize(("kind", "within"), [("TIFF", 1), ("JPEG", 3)])
-def test__cmyk_becomes_the_colour_that_is_seen(kind: str, within: int) -> None:
+def test__cmyk_becomes_the_color_that_is_seen(kind: str, within: int) -> None:
     ink = np.empty((16, 16, 4), dtype=np.uint8)
     ink[:] = (200, 30, 90, 60)
     decoded = Decoder().open(encoded(Image.fromarray(ink, "CMYK"), kind)).decode()
@@ -137,8 +137,8 @@ def test__floats_are_fractions_of_full_scale_and_integers_without_one_are_refuse
 @pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", ORIENTATIONS)
 def test__images_are_turned_as_their_tag_says(kind: str, orientation: int) -> None:
-    expected = ORIENTATIONS[orientation](COLOUR)
-    picture = Decoder().open(encoded(COLOUR, kind, exif=oriented(orientation), **LOSSLESS[kind]))
+    expected = ORIENTATIONS[orientation](COLOR)
+    picture = Decoder().open(encoded(COLOR, kind, exif=oriented(orientation), **LOSSLESS[kind]))
     assert (picture.shape.height, picture.shape.width) == expected.shape[:2]
     assert np.array_equal(picture.decode(), expected)
 
@@ -158,8 +158,8 @@ def test__a_reduced_jpeg_is_turned_too(orientation: int) -> None:
 def test__the_factor_is_the_largest_that_leaves_the_crop_as_large_as_the_target(side: int, target: int) -> None:
     expected = max(factor for factor in (1, *JPEG_FACTORS) if factor == 1 or side / factor >= target)
     for box in (Box(3, 5, 3 + side, 5 + 2000), Box(5, 3, 5 + 2000, 3 + side)):
-        assert Shape(3000, 3000, reducible=True).factor(box, (target, target)) == expected
-        assert Shape(3000, 3000, reducible=False).factor(box, (target, target)) == 1
+        assert ImageShape(3000, 3000, reducible=True).factor(box, (target, target)) == expected
+        assert ImageShape(3000, 3000, reducible=False).factor(box, (target, target)) == 1
 
 
 def test__jpegs_alone_are_reduced_and_for_training_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +230,8 @@ def test__resizing_is_the_antialiased_bicubic_of_torch(size: tuple[int, int]) ->
 
 
 def test__a_crop_of_whole_pixels_at_its_own_size_is_a_slice() -> None:
-    cropped = Decoder().open(encoded(COLOUR, "PNG")).crop(Box(5, 2, 25, 20), (18, 20))
-    assert np.array_equal(cropped, COLOUR[2:20, 5:25].transpose(2, 0, 1))
+    cropped = Decoder().open(encoded(COLOR, "PNG")).crop(Box(5, 2, 25, 20), (18, 20))
+    assert np.array_equal(cropped, COLOR[2:20, 5:25].transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF"])
@@ -280,7 +280,7 @@ def test__too_many_pixels_are_refused_without_decoding(
 
 def test__a_larger_limit_than_pillows_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    assert np.array_equal(Decoder().open(encoded(COLOUR, "PNG")).decode(), COLOUR)
+    assert np.array_equal(Decoder().open(encoded(COLOR, "PNG")).decode(), COLOR)
 
 
 def test__an_image_smaller_than_a_patch_is_refused() -> None:
@@ -293,12 +293,12 @@ def test__an_image_smaller_than_a_patch_is_refused() -> None:
 @pytest.mark.parametrize("kind", ["EPS", "ICO", "PCX"])
 def test__formats_that_are_not_about_photographs_are_refused(kind: str) -> None:
     with pytest.raises(BrokenImageError, match="no image that can be read"):
-        Decoder().open(encoded(COLOUR, kind))
+        Decoder().open(encoded(COLOR, kind))
 
 
 def test__an_image_whose_size_alone_is_asked_leaves_no_file_open(tmp_path: Path) -> None:
     for kind in ("JPEG", "TIFF", "ICO"):
-        (tmp_path / kind).write_bytes(encoded(COLOUR, kind))
+        (tmp_path / kind).write_bytes(encoded(COLOR, kind))
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for kind in ("JPEG", "TIFF"):
@@ -356,7 +356,7 @@ def test__colors_of_16_bits_keep_their_depth_in_a_png(tmp_path: Path) -> None:
 
 
 def test__a_box_beyond_the_image_by_a_hair_gets_no_dark_edge() -> None:
-    box = center_box((239, 239), (224, 224), kept=1.0)
+    box = center_box((239, 239), (224, 224), share=1.0)
     assert box.left < 0
     for channels in (3, 5):
         image = np.full((239, 239, channels), 200, dtype=np.uint8)

@@ -113,6 +113,6 @@ def test__a_part_of_a_split_and_other_formats_are_refused(folder: Path, tmp_path
         open_hub(f"hf://{tmp_path}/photos?streaming=true")
 
 
-def test__offline_is_told_at_once(datasets: Any) -> None:
+def test__offline_is_reported_at_once(datasets: Any) -> None:
     with pytest.raises(CapiError, match=r"could not be opened \(HF_HUB_OFFLINE is set\): .*check the name"):
         open_hub("hf://nobody/nothing?split=train")

@@ -81,7 +81,7 @@ def test__the_built_in_photos_have_categories() -> None:
         ("demo", "vall", "label", 'have no split "vall"; did you mean "val"?'),
     ],
 )
-def test__what_lists_no_images_is_told(
+def test__what_lists_no_images_is_reported(
     folder: Path, table: Path, data: str, split: str | None, label: str, message: str
 ) -> None:
     written = {

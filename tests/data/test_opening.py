@@ -99,14 +99,14 @@ def test__shards_and_columns_are_the_ones_that_were_named(root: Path) -> None:
         ([], "no images are named"),
     ],
 )
-def test__bad_names_are_told(root: Path, name: Any, message: str) -> None:
+def test__bad_names_are_reported(root: Path, name: Any, message: str) -> None:
     (root / "shards" / "notes.txt").touch()
     (root / "photos.tar.gz").touch()
     with pytest.raises(CapiError, match=message):
         open_images(name)
 
 
-def test__a_folder_without_images_is_told(root: Path) -> None:
+def test__a_folder_without_images_is_reported(root: Path) -> None:
     (root / "empty").mkdir()
     with pytest.raises(CapiError, match="empty holds no images"):
         open_images("empty")

@@ -153,12 +153,12 @@ def test__far_positions_and_many_images_stay_exact() -> None:
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test__shares_of_processes_hold_every_image_once_a_pass(processes: int) -> None:
-    from capi.data.loader import Share
+    from capi.data.loader import BatchShare
 
     order, batch = WindowShuffle(ENDS, 0, 9), 6
     seen: list[int] = []
     for step in range(11):
         for process in range(processes):
-            samples = Share(batch, 1, process, processes).samples(0)
+            samples = BatchShare(batch, 1, process, processes).samples(0)
             seen += order.images(step * batch + samples).tolist()
     assert sorted(seen) == sorted(2 * list(range(33)))

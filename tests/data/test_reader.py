@@ -7,7 +7,7 @@ import tifffile
 from PIL import Image
 
 from capi.data.decoding import Box, BrokenImageError, Decoder
-from capi.data.reader import Reader, read_bytes
+from capi.data.reader import ImageReader, read_bytes
 from capi.data.sources import EncodedImages, Files
 from tests.data.pictures import encoded, noise, photo
 
@@ -41,7 +41,7 @@ def assorted() -> list[bytes]:
 
 def test__a_crop_is_the_same_from_the_cache_and_from_the_file() -> None:
     source = Counted(assorted())
-    cached = Reader(source, Decoder(reduced=True), PLENTY)
+    cached = ImageReader(source, Decoder(reduced=True), PLENTY)
     boxes = [Box(0, 0, 240, 240), Box(10, 20, 120, 140), Box(30, 7, 80, 60), Box(0.5, 0.25, 239.5, 239.75)]
     requests = [(index, box) for index in range(5) for box in boxes]
     for index, box in requests:
@@ -50,7 +50,7 @@ def test__a_crop_is_the_same_from_the_cache_and_from_the_file() -> None:
     from_cache = [cached.crop(index, box, (48, 56)) for index, box in requests]
     assert not source.asked
     for (index, box), crop in zip(requests, from_cache, strict=True):
-        fresh = Reader(EncodedImages(source.names, source.contents), Decoder(reduced=True))
+        fresh = ImageReader(EncodedImages(source.names, source.contents), Decoder(reduced=True))
         again = fresh.crop(index, box, (48, 56))
         assert crop.dtype == again.dtype
         assert np.array_equal(crop, again)
@@ -60,7 +60,7 @@ def test__a_crop_is_the_same_from_the_cache_and_from_the_file() -> None:
 def test__sizes_are_those_that_are_seen_with_and_without_the_cache() -> None:
     expected = [(240, 320), (320, 240), (240, 250), (240, 250), (240, 250)]
     for room in (0, PLENTY):
-        reader = Reader(EncodedImages(list("abcde"), assorted()), Decoder(reduced=True), room)
+        reader = ImageReader(EncodedImages(list("abcde"), assorted()), Decoder(reduced=True), room)
         for _ in range(2):
             assert [reader.size(index) for index in range(5)] == expected
             for index in range(5):
@@ -70,7 +70,7 @@ def test__sizes_are_those_that_are_seen_with_and_without_the_cache() -> None:
 def test__the_cache_keeps_what_fits_and_never_more() -> None:
     # Decoded sizes of 400, 1600, 400, 400 and 400 bytes: Pillow keeps a pixel in four.
     source = Counted([encoded(noise(side, 10, 3, seed=side), "PNG") for side in (10, 40, 10, 10, 10)])
-    reader = Reader(source, Decoder(), cache_bytes=1300)
+    reader = ImageReader(source, Decoder(), cache_bytes=1300)
     for _ in range(3):
         for index in range(5):
             reader.crop(index, Box(0, 0, 10, 10), (5, 5))
@@ -81,7 +81,7 @@ def test__the_cache_keeps_what_fits_and_never_more() -> None:
 
 def test__without_a_cache_nothing_is_kept() -> None:
     source = Counted([encoded(noise(10, 10), "PNG")])
-    reader = Reader(source, Decoder())
+    reader = ImageReader(source, Decoder())
     for _ in range(3):
         reader.crop(0, Box(0, 0, 10, 10), (5, 5))
     assert (reader.used, source.asked) == (0, [0, 0, 0])
@@ -89,7 +89,7 @@ def test__without_a_cache_nothing_is_kept() -> None:
 
 def test__size_and_crop_read_a_file_once() -> None:
     source = Counted([encoded(noise(10, 10, seed=seed), "PNG") for seed in range(3)])
-    reader = Reader(source, Decoder())
+    reader = ImageReader(source, Decoder())
     for index in (2, 0, 1):
         height, width = reader.size(index)
         reader.crop(index, Box(0, 0, width, height), (5, 5))
@@ -104,7 +104,7 @@ def test__a_file_is_opened_once_for_its_kind_and_its_bytes(
     opened: list[str] = []
     os_open = os.open
     monkeypatch.setattr(os, "open", lambda path, *rest: opened.append(str(path)) or os_open(path, *rest))
-    reader = Reader(Files(tmp_path, [name]), Decoder())
+    reader = ImageReader(Files(tmp_path, [name]), Decoder())
     monkeypatch.setattr(Path, "open", lambda *_: pytest.fail("opened a second time"))
     reader.size(0)
     # Of a TIFF the beginning is looked at, tifffile reads the tags, and Pillow its pixels.
@@ -120,7 +120,7 @@ def test__bytes_come_from_files_and_from_memory(tmp_path: Path) -> None:
 def test__many_channels_are_read_in_parts_and_not_kept(tmp_path: Path) -> None:
     image = noise(60, 80, 5)
     tifffile.imwrite(tmp_path / "a.tif", image, photometric="minisblack", planarconfig="contig", tile=(16, 16))
-    reader = Reader(Files(tmp_path, ["a.tif"]), Decoder(channels=5), PLENTY)
+    reader = ImageReader(Files(tmp_path, ["a.tif"]), Decoder(channels=5), PLENTY)
     assert reader.size(0) == (60, 80)
     assert np.array_equal(reader.crop(0, Box(3, 4, 43, 54), (50, 40)), image[4:54, 3:43].transpose(2, 0, 1))
     assert reader.used == 0
@@ -130,7 +130,7 @@ def test__a_broken_image_is_broken_each_time_and_others_are_not(tmp_path: Path) 
     content = encoded(noise(100, 100, 3), "JPEG")
     (tmp_path / "half.jpg").write_bytes(content[: len(content) // 2])
     (tmp_path / "good.jpg").write_bytes(content)
-    reader = Reader(Files(tmp_path, ["half.jpg", "gone.jpg", "good.jpg"]), Decoder(), PLENTY)
+    reader = ImageReader(Files(tmp_path, ["half.jpg", "gone.jpg", "good.jpg"]), Decoder(), PLENTY)
     for index in (0, 0, 1, 1, 0):
         with pytest.raises(BrokenImageError):
             reader.crop(index, Box(0, 0, 100, 100), (10, 10))
@@ -144,7 +144,7 @@ def test__a_source_that_cannot_be_read_is_a_broken_image(monkeypatch: pytest.Mon
     monkeypatch.setattr(EncodedImages, "read", fail)
     monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", (0.0, 0.0))
     with pytest.raises(BrokenImageError, match="Input/output error"):
-        Reader(EncodedImages(["a"], [b""]), Decoder()).size(0)
+        ImageReader(EncodedImages(["a"], [b""]), Decoder()).size(0)
 
 
 def test__a_read_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +153,7 @@ def test__a_read_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.Monk
         EncodedImages, "read", lambda self, index: _raise(errors.pop()) if errors else read(self, index)
     )
     monkeypatch.setattr("capi.runtime.retry.FILE_PAUSES", (0.0, 0.0))
-    assert Reader(EncodedImages(["a"], [encoded(noise(9, 8), "PNG")]), Decoder()).size(0) == (9, 8)
+    assert ImageReader(EncodedImages(["a"], [encoded(noise(9, 8), "PNG")]), Decoder()).size(0) == (9, 8)
     assert not errors
 
 

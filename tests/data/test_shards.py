@@ -8,11 +8,11 @@ import pytest
 
 from capi.data import shards as shards_module
 from capi.data.decoding import BrokenImageError, Decoder
-from capi.data.loader import Cropping, LoadedBatch, Share, TrainingBatches, load_batches
-from capi.data.reader import Reader
+from capi.data.loader import BatchShare, Cropping, LoadedBatch, TrainingBatches, load_batches
+from capi.data.reader import ImageReader
 from capi.data.shards import Shards, make_index, open_shards
 from capi.errors import CapiError
-from capi.method.masking import Grid, MaskSampler
+from capi.method.masking import MaskSampler, PatchGrid
 from tests.data.shard_files import plain, with_webdataset, write_shards, write_tar
 
 COUNTS = [5, 7, 0, 3, 8]
@@ -23,13 +23,13 @@ def source(tmp_path: Path) -> Shards:
     return open_shards(write_shards(tmp_path, COUNTS))
 
 
-def batches(source: Shards, share: Share, window: int | None = None) -> TrainingBatches:
+def batches(source: Shards, share: BatchShare, window: int | None = None) -> TrainingBatches:
     sampler = MaskSampler(kind="random", ratio=0.5, roll=False, predict=2)
     return TrainingBatches(
-        Reader(source, Decoder(smallest_side=4)),
+        ImageReader(source, Decoder(smallest_side=4)),
         cropping=Cropping(size=(16, 16)),
         share=share,
-        masks=lambda keys: sampler(Grid(4, 4), keys),
+        masks=lambda keys: sampler(PatchGrid(4, 4), keys),
         seed=3,
         window=window,
     )
@@ -61,7 +61,7 @@ def test__webdataset_finds_the_same_images(source: Shards) -> None:
 
 def test__few_open_files_are_enough(source: Shards, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards_module, "OPEN_FILES", 2)
-    few = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is started anew gets it
+    few = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is spawned gets it
     before = len(os.listdir("/proc/self/fd"))
     for number in (0, 22, 6, 13, 1, 21, 7, 14):
         assert few.read(number) == plain(number)
@@ -107,13 +107,13 @@ def test__one_process_scans_while_others_wait(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("window", [None, 6])
 def test__every_image_is_on_exactly_one_process_in_each_pass(source: Shards, window: int | None) -> None:
-    whole = batches(source, Share(6), window)
+    whole = batches(source, BatchShare(6), window)
     seen = [number for step in range(23) for number in numbers(whole, step)]
     for start in range(0, 6 * 23, 23):
         assert sorted(seen[start : start + 23]) == list(range(23))
     assert [number for step in range(5) for number in shown(whole[step])] == seen[:30]
     for processes in (2, 3):
-        parts = [batches(source, Share(6, 1, process, processes), window) for process in range(processes)]
+        parts = [batches(source, BatchShare(6, 1, process, processes), window) for process in range(processes)]
         steps = [(step, part) for step in range(23) for part in parts]
         assert seen == [number for step, part in steps for number in numbers(part, step)]
         assert [number for part in parts for number in shown(part[4])] == seen[24:30]
@@ -123,7 +123,7 @@ def test__every_image_is_on_exactly_one_process_in_each_pass(source: Shards, win
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test__neither_workers_nor_a_restart_change_the_order(tmp_path: Path) -> None:
     source = open_shards(write_shards(tmp_path, [9, 8]))
-    data = batches(source, Share(4), window=1)
+    data = batches(source, BatchShare(4), window=1)
     expected = [shown(data[step]) for step in range(10)]
     for workers, start in ((3, 0), (2, 7)):
         loaded = [shown(batch) for (batch,) in load_batches(data, start, 10, workers=workers)]
@@ -136,7 +136,7 @@ def test__a_shard_that_shrinks_gives_broken_images_and_the_rest_goes_on(source: 
         file.truncate(shard.stat().st_size // 2)
     with pytest.raises(BrokenImageError, match="the file ends before byte"):
         source.read(22)
-    batch = batches(source, Share(23))[0]
+    batch = batches(source, BatchShare(23))[0]
     assert batch.failure is None
     assert batch.broken
     assert all(name.startswith("004.tar/") and "file ends" in reason for name, reason in batch.broken.items())

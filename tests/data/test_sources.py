@@ -138,7 +138,7 @@ def test__a_csv_names_the_images_of_its_training_split(tmp_path: Path) -> None:
         ("", "has no column"),
     ],
 )
-def test__a_csv_without_images_is_told(tmp_path: Path, content: str | None, message: str) -> None:
+def test__a_csv_without_images_is_reported(tmp_path: Path, content: str | None, message: str) -> None:
     path = tmp_path / "labels.csv"
     if content is not None:
         path.write_text(content)
@@ -204,7 +204,8 @@ def test__what_reads_a_format_is_named_where_it_is_missing(
     Image.new("RGB", (32, 24)).save(tmp_path / f"photo.{ending}")
     monkeypatch.delitem(Image.OPEN, "HEIF")
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    monkeypatch.setattr(image_files, "FORMATS", [name for name in image_files.FORMATS if name not in {kind, "HEIF"}])
+    formats = [name for name in image_files.IMAGE_FORMATS if name not in {kind, "HEIF"}]
+    monkeypatch.setattr(image_files, "IMAGE_FORMATS", formats)
     with pytest.raises(OSError, match=re.escape(advice)):
         open_image(tmp_path / f"photo.{ending}", ["JPEG", "HEIF"])
     whole = (tmp_path / f"photo.{ending}").read_bytes()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from capi.data.decoding import Decoder
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import EncodedImages
 from capi.data.survey import (
     QUICK_SAMPLE,
@@ -17,9 +17,9 @@ from capi.types import IMAGENET, Statistics
 from tests.data.pictures import Pixels, encoded, noise, photo
 
 
-def reader(images: list[Pixels | bytes], ending: str = "png") -> Reader:
+def reader(images: list[Pixels | bytes], ending: str = "png") -> ImageReader:
     contents = [image if isinstance(image, bytes) else encoded(image, "PNG") for image in images]
-    return Reader(EncodedImages([f"{number}.{ending}" for number in range(len(images))], contents), Decoder())
+    return ImageReader(EncodedImages([f"{number}.{ending}" for number in range(len(images))], contents), Decoder())
 
 
 def test__mean_and_deviation_are_those_of_all_pixels() -> None:

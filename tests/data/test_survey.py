@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from capi.data.decoding import Decoder
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import EncodedImages, Files, ImageSource, image_folder, masks_warning
 from capi.data.survey import _joined, summarize, survey
 from capi.errors import CapiError
@@ -18,7 +18,7 @@ def memory(contents: list[bytes]) -> EncodedImages:
 
 @pytest.fixture(scope="module")
 def mixed() -> EncodedImages:
-    """Photos of several sizes and formats, copies, one that was scaled and saved anew, and broken ones."""
+    """Photos of several sizes and formats, copies, one that was scaled and saved again, and broken ones."""
     photos = [photo(96 + 2 * number, 128, seed=7 * number) for number in range(12)]
     contents = [encoded(pixels, "PNG" if number < 4 else "JPEG") for number, pixels in enumerate(photos)]
     smaller = Image.fromarray(photos[2]).resize((96, 75), Image.Resampling.LANCZOS)
@@ -66,7 +66,7 @@ def test__close_bits_are_joined_as_by_comparing_all() -> None:
 
 
 def test__the_statistics_are_those_that_auto_takes(mixed: EncodedImages) -> None:
-    found, auto = survey(mixed, Decoder(reduced=True)), summarize(Reader(mixed, Decoder(reduced=True)))
+    found, auto = survey(mixed, Decoder(reduced=True)), summarize(ImageReader(mixed, Decoder(reduced=True)))
     assert found.mean == pytest.approx(auto.mean, abs=1e-12)
     assert found.std == pytest.approx(auto.std, abs=1e-12)
 
@@ -94,7 +94,7 @@ def test__when_nothing_can_be_read_it_says_so() -> None:
     assert (found.readable, len(found.broken), found.mean, found.copies) == (0, 2, [], 0)
 
 
-def test__grey_and_many_channels(tmp_path: Path) -> None:
+def test__gray_and_many_channels(tmp_path: Path) -> None:
     found = survey(memory([encoded(noise(20, 20), "PNG")]), Decoder(channels=1))
     assert len(found.mean) == 1
 
@@ -109,7 +109,7 @@ def test__an_error_of_reading_is_a_broken_image(monkeypatch: pytest.MonkeyPatch)
     assert survey(Failing(["a"], [b""]), Decoder()).broken == {"a": "Input/output error"}
 
 
-def test__what_is_missing_to_read_any_image_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__what_is_missing_to_read_any_image_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.fromarray(noise(8, 8)).save(tmp_path / "a.tif")
     monkeypatch.setattr("capi.data.tiff.has_tiff_reader", lambda: False)
     source: ImageSource = image_folder(tmp_path)

@@ -46,13 +46,13 @@ def test__parquet_rows_are_read_by_number_and_row_groups_are_blocks(tmp_path: Pa
     assert source.block_ends.tolist() == [4, 8, 10, 13]
     order = order_of(source, 0, window=4)
     assert isinstance(order, WindowShuffle)
-    again = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is started anew gets it
+    again = pickle.loads(pickle.dumps(source))  # noqa: S301 - as a worker that is spawned gets it
     assert again.read(5) == plain(5)
 
 
 def test__a_row_group_is_decoded_once_while_it_is_kept(tmp_path: Path) -> None:
     files = write_parquet(tmp_path, [12])
-    for limit, expected in ((tables.KEPT_BYTES, [0, 1, 2]), (1, [0, 1, 0, 1, 2, 0])):
+    for limit, expected in ((tables.GROUP_CACHE_BYTES, [0, 1, 2]), (1, [0, 1, 0, 1, 2, 0])):
         source, asked = open_parquet_files(files), []
         group = source._group
         source._groups.make = lambda block, asked=asked, group=group: (asked.append(block), group(block))[1]
@@ -167,4 +167,4 @@ def test__memory_for_row_groups_is_bounded_by_bytes(tmp_path: Path) -> None:
     for number in np.random.default_rng(0).permutation(40):
         source.read(int(number))
         assert source._groups.used <= source._groups.limit
-    assert tables.KEPT_BYTES == 2**30
+    assert tables.GROUP_CACHE_BYTES == 2**30

@@ -189,7 +189,7 @@ def test__pages_without_a_name_are_channels_where_the_model_has_as_many() -> Non
 
 
 @pytest.mark.parametrize("planar", [False, True])
-def test__colours_of_16_bits_keep_their_depth(planar: bool) -> None:
+def test__colors_of_16_bits_keep_their_depth(planar: bool) -> None:
     """Pillow reads the high byte alone, or nothing."""
     image = noise(20, 30, 3, dtype=np.uint16) >> 4
     stored = np.moveaxis(image, 2, 0) if planar else image

@@ -103,12 +103,12 @@ def test__the_image_of_the_caller_stays_as_it_is(model: CapiEncoder) -> None:
         ((8,), "8 x 8"),
     ],
 )
-def test__a_size_that_the_encoder_cannot_take_is_told(model: CapiEncoder, size: Any, fitting: str) -> None:
+def test__a_size_that_the_encoder_cannot_take_is_reported(model: CapiEncoder, size: Any, fitting: str) -> None:
     with pytest.raises(CapiError, match=f"multiples of the patch size 4, such as {fitting}$"):
         transform(model, size)
 
 
-def test__what_is_no_image_is_told(tmp_path: Path, model: CapiEncoder) -> None:
+def test__what_is_no_image_is_reported(tmp_path: Path, model: CapiEncoder) -> None:
     (tmp_path / "text.jpg").write_text("no image")
     for images, message in (
         (tmp_path / "nowhere.jpg", r"there is no file .*nowhere\.jpg"),

@@ -20,9 +20,9 @@ def common_slowly(labels: list[int], ignored: set[int]) -> int:
     return min(counts, key=lambda label: (-counts[label], label))
 
 
-def blocks_voted_slowly(blocks: Tensor, neighbours: Tensor, ignored: set[int], ties: str = "smallest") -> Tensor:
-    voted = torch.empty(len(neighbours), *blocks.shape[1:], dtype=blocks.dtype)
-    for patch, numbers in enumerate(neighbours):
+def blocks_voted_slowly(blocks: Tensor, neighbors: Tensor, ignored: set[int], ties: str = "smallest") -> Tensor:
+    voted = torch.empty(len(neighbors), *blocks.shape[1:], dtype=blocks.dtype)
+    for patch, numbers in enumerate(neighbors):
         chosen = blocks[numbers]
         common = common_slowly(chosen.flatten().tolist(), ignored)
         for row in range(blocks.shape[1]):
@@ -75,50 +75,50 @@ def test__ignored_labels_do_not_count(kind: torch.dtype) -> None:
 @pytest.mark.parametrize("ties", ["smallest", "nearest"])
 @pytest.mark.parametrize("clean", [False, True])
 @pytest.mark.parametrize("k", [1, 2, 3, 10])
-def test__every_pixel_takes_the_label_of_the_most_neighbours(k: int, clean: bool, ties: str) -> None:
+def test__every_pixel_takes_the_label_of_the_most_neighbors(k: int, clean: bool, ties: str) -> None:
     blocks = torch.tensor([0, 3, 4, 9, 255])[torch.randint(5, (40, 3, 2))].to(torch.uint8)
     # Every patch of the bank has a label that counts.
     blocks[:, 0, 0] = torch.randint(3, 5, (40,))
-    neighbours = torch.stack([torch.randperm(40)[:k] for _ in range(60)])
-    expected = blocks_voted_slowly(blocks, neighbours, {0, 255} if clean else set(), ties)
-    voted = vote_blocks(blocks, neighbours, ignored={0, 255}, clean=clean, ties=ties)
+    neighbors = torch.stack([torch.randperm(40)[:k] for _ in range(60)])
+    expected = blocks_voted_slowly(blocks, neighbors, {0, 255} if clean else set(), ties)
+    voted = vote_blocks(blocks, neighbors, ignored={0, 255}, clean=clean, ties=ties)
     assert torch.equal(voted, expected)
     assert bool(is_counted(voted, {0, 255}).all()) is clean
 
 
 @pytest.mark.parametrize("k", [181, 300])
-def test__many_neighbours_are_counted_rightly(k: int) -> None:
+def test__many_neighbors_are_counted_rightly(k: int) -> None:
     blocks = torch.randint(3, (400, 2, 2))
-    neighbours = torch.stack([torch.randperm(400)[:k] for _ in range(5)])
-    assert torch.equal(vote_blocks(blocks, neighbours), blocks_voted_slowly(blocks, neighbours, set()))
+    neighbors = torch.stack([torch.randperm(400)[:k] for _ in range(5)])
+    assert torch.equal(vote_blocks(blocks, neighbors), blocks_voted_slowly(blocks, neighbors, set()))
     same = torch.full((400, 2, 2), 5, dtype=torch.uint8)
-    assert (vote_blocks(same, neighbours) == 5).all()
+    assert (vote_blocks(same, neighbors) == 5).all()
 
 
 def test__the_vote_does_not_depend_on_how_it_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks, neighbours = torch.randint(4, (30, 2, 2), dtype=torch.uint8), torch.randint(30, (50, 4))
-    whole = vote_blocks(blocks, neighbours)
+    blocks, neighbors = torch.randint(4, (30, 2, 2), dtype=torch.uint8), torch.randint(30, (50, 4))
+    whole = vote_blocks(blocks, neighbors)
     monkeypatch.setattr("capi.evals.patches._LABELS_AT_A_TIME", 100)
-    assert torch.equal(vote_blocks(blocks, neighbours), whole)
+    assert torch.equal(vote_blocks(blocks, neighbors), whole)
 
 
-def test__tied_labels_go_to_the_smallest_or_to_the_nearest_neighbour() -> None:
+def test__tied_labels_go_to_the_smallest_or_to_the_nearest_neighbor() -> None:
     blocks = torch.tensor([4, 2, 9], dtype=torch.uint8).view(3, 1, 1)
-    neighbours = torch.tensor([[1, 0, 2], [2, 1, 0], [0, 1, 2]])
-    assert vote_blocks(blocks, neighbours).flatten().tolist() == [2, 2, 2]
-    assert vote_blocks(blocks, neighbours, ties="nearest").flatten().tolist() == [2, 9, 4]
+    neighbors = torch.tensor([[1, 0, 2], [2, 1, 0], [0, 1, 2]])
+    assert vote_blocks(blocks, neighbors).flatten().tolist() == [2, 2, 2]
+    assert vote_blocks(blocks, neighbors, ties="nearest").flatten().tolist() == [2, 9, 4]
 
 
 def test__pixels_without_a_voice_take_the_commonest_label_of_the_blocks() -> None:
     blocks = torch.tensor([[[255, 1, 1]], [[255, 2, 255]]], dtype=torch.uint8)
-    neighbours = torch.tensor([[1, 0]])
-    assert vote_blocks(blocks, neighbours, ignored=[255]).tolist() == [[[255, 1, 1]]]
-    assert vote_blocks(blocks, neighbours, ignored=[255], clean=True).tolist() == [[[1, 1, 1]]]
-    assert vote_blocks(blocks, neighbours, ignored=[255], ties="nearest").tolist() == [[[255, 2, 255]]]
-    assert vote_blocks(blocks, neighbours, ignored=[255], clean=True, ties="nearest").tolist() == [[[1, 2, 1]]]
+    neighbors = torch.tensor([[1, 0]])
+    assert vote_blocks(blocks, neighbors, ignored=[255]).tolist() == [[[255, 1, 1]]]
+    assert vote_blocks(blocks, neighbors, ignored=[255], clean=True).tolist() == [[[1, 1, 1]]]
+    assert vote_blocks(blocks, neighbors, ignored=[255], ties="nearest").tolist() == [[[255, 2, 255]]]
+    assert vote_blocks(blocks, neighbors, ignored=[255], clean=True, ties="nearest").tolist() == [[[1, 2, 1]]]
 
 
-def test__neighbours_without_any_label_that_counts_are_an_error() -> None:
+def test__neighbors_without_any_label_that_counts_are_an_error() -> None:
     blocks = torch.full((2, 1, 3), 255, dtype=torch.uint8)
     with pytest.raises(CapiError, match="nothing but ignored labels"):
         vote_blocks(blocks, torch.tensor([[0, 1]]), ignored=[255], clean=True)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from capi.config.benchmarks import PROTOCOLS, BenchmarkConfig
+from capi.config.benchmarks import PROTOCOL_CONFIGS, BenchmarkConfig
 from capi.config.files import load_benchmark, parse_config
 from capi.config.schema import Config
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.errors import CapiError
 from capi.evals import build
 from capi.evals.build import build_encoding, build_protocol, count_images, load_data
@@ -75,11 +75,11 @@ def data_of(config: BenchmarkConfig, class_folders: Path, mask_folders: Path) ->
     return build.load_segmentation("masks", mask_folders, DataOptions(ignored=frozenset({255})))
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOL_CONFIGS)
 def test__every_option_of_a_config_arrives(
     protocol: str, class_folders: Path, mask_folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = PROTOCOLS[protocol]
+    kind = PROTOCOL_CONFIGS[protocol]
     data = data_of(kind(dataset=""), class_folders, mask_folders)
     asked = watch_readers(monkeypatch, data)
     values = DATA | ENCODING | PROTOCOL
@@ -109,10 +109,10 @@ def watch_readers(monkeypatch: pytest.MonkeyPatch, data: Any) -> list[Any]:
     return asked
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("protocol", PROTOCOL_CONFIGS)
 def test__a_protocol_leaves_nothing_to_its_own_defaults(protocol: str, class_folders: Path, mask_folders: Path) -> None:
     """An option of a protocol that no config names could never be changed."""
-    config = PROTOCOLS[protocol](dataset="")
+    config = PROTOCOL_CONFIGS[protocol](dataset="")
     built = build_protocol(config, data_of(config, class_folders, mask_folders), Encoding())
     named = {name for _, name, _ in PROTOCOL.values()} | {"data", "encoding"}
     assert {field.name for field in fields(built)} <= named  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def test__images_have_the_size_of_the_run_unless_another_is_named(
     assert seen == {size}
 
 
-def test__images_are_normalised_as_in_the_run(evaluated: Config) -> None:
+def test__images_are_normalized_as_in_the_run(evaluated: Config) -> None:
     tree = evaluated.model_dump(mode="json")
     tree["data"] |= {"mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0]}
     config = parse_config(tree)
@@ -244,13 +244,13 @@ def test__images_are_normalised_as_in_the_run(evaluated: Config) -> None:
 
 def test__images_are_read_once_over_several_evaluations(evaluated: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    crop = Reader.crop
+    crop = ImageReader.crop
 
-    def watched(self: Reader, number: int, *arguments: Any) -> Any:
+    def watched(self: ImageReader, number: int, *arguments: Any) -> Any:
         read.append(number)
         return crop(self, number, *arguments)
 
-    monkeypatch.setattr(Reader, "crop", watched)
+    monkeypatch.setattr(ImageReader, "crop", watched)
     (evaluation,) = build_evaluations(evaluated, CPU)
     learner = build_learner(evaluated)
     first = evaluation.run(learner, 0)
@@ -259,7 +259,9 @@ def test__images_are_read_once_over_several_evaluations(evaluated: Config, monke
     assert len(read) == 18 + 6
 
 
-def test__evaluations_of_one_benchmark_are_told_apart(evaluated: Config, tmp_path: Path, class_folders: Path) -> None:
+def test__evaluations_of_one_benchmark_are_distinguished(
+    evaluated: Config, tmp_path: Path, class_folders: Path
+) -> None:
     (settings,) = evaluated.model_dump(mode="json")["evaluations"]
     file = tmp_path / "mine.yaml"
     file.write_text(f"benchmark: folder/knn\ndata: {class_folders}\nneighbors: [1]\n")
@@ -294,7 +296,7 @@ def test__any_protocol_may_be_run_on_the_way(
         ({"benchmark": "nowhere.yaml"}, "there is no file nowhere.yaml"),
     ],
 )
-def test__what_cannot_be_evaluated_is_told_at_once(
+def test__what_cannot_be_evaluated_is_reported_at_once(
     small_config: Config, evaluation: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(CapiError) as caught:

@@ -19,7 +19,7 @@ from tests.evals.toys import (
     answered,
     beside_choice,
     colored_data,
-    labelled,
+    labeled,
     shades,
 )
 
@@ -32,17 +32,17 @@ def protocol(data: ClassificationData, **options: object) -> KnnClassification:
 
 
 def noisy() -> ClassificationData:
-    """Classes that cannot all be told apart."""
+    """Classes that cannot all be distinguished."""
     return colored_data(train=20, test=12, spread=180, size=(12, 8))
 
 
-def their_accuracies(train: Tensor, labels: Tensor, test: Tensor, answers: Tensor, neighbours: int, vote: str) -> float:
+def their_accuracies(train: Tensor, labels: Tensor, test: Tensor, answers: Tensor, neighbors: int, vote: str) -> float:
     """scikit-learn's score of unit vectors, with votes by similarity."""
 
     def weights(distances: np.ndarray) -> np.ndarray:
         return np.exp((1 - distances) / 0.07)
 
-    theirs = KNeighborsClassifier(neighbours, metric="cosine", weights=weights if vote == "weighted" else "uniform")
+    theirs = KNeighborsClassifier(neighbors, metric="cosine", weights=weights if vote == "weighted" else "uniform")
     return theirs.fit(train.double().numpy(), labels.numpy()).score(test.double().numpy(), answers.numpy())
 
 
@@ -55,7 +55,7 @@ def test__classes_that_can_be_seen_are_all_recognised() -> None:
 def test__every_setting_is_scored_as_scikit_learn_scores_it() -> None:
     # Odd numbers of neighbours of 2 classes cannot tie.
     hard = {"spread": 700, "size": (12, 8)}
-    train, test = labelled([0, 1] * 20, **hard), answered([0, 1] * 15, seed=1, **hard)
+    train, test = labeled([0, 1] * 20, **hard), answered([0, 1] * 15, seed=1, **hard)
     data, encoder = ClassificationData(("red", "green"), train, {"test": test}), RandomPatches()
     outcome = protocol(data, neighbors=(1, 3, 7), validation_share=0.3).run(encoder)
 
@@ -90,12 +90,12 @@ def test__equally_near_images_count_in_their_order() -> None:
         def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
             return Features(None, torch.zeros(len(images), 0, 3), torch.ones(len(images), 3, 2, 3))
 
-    data = ClassificationData(tuple(COLORS), labelled([2, 1, 0, 1]), {"test": answered([2, 2, 1])})
+    data = ClassificationData(tuple(COLORS), labeled([2, 1, 0, 1]), {"test": answered([2, 2, 1])})
     assert protocol(data, **ALONE).run(Constant()).main == pytest.approx(2 / 3)
 
 
 def test__a_single_setting_needs_no_held_out_images() -> None:
-    data = ClassificationData(("red", "green"), labelled([0, 1]), {"test": answered([1, 0, 0])})
+    data = ClassificationData(("red", "green"), labeled([0, 1]), {"test": answered([1, 0, 0])})
     outcome = protocol(data, **ALONE).run(PatchColors())
     assert outcome.main == 1.0
     assert outcome.chosen == {"feature": "mean_patch", "vote": "majority", "neighbours": 1, "validation": None}
@@ -125,7 +125,7 @@ def test__the_feature_asked_for_is_used() -> None:
 
 
 def test__a_class_that_only_the_test_has_is_a_warning() -> None:
-    data = ClassificationData(tuple(COLORS), labelled([0, 1] * 6), {"own": answered([0, 1, 2])})
+    data = ClassificationData(tuple(COLORS), labeled([0, 1] * 6), {"own": answered([0, 1, 2])})
     outcome = protocol(data).run(PatchColors())
     assert beside_choice(outcome) == ["own: blue occur in the test but not in training, and cannot be recognised"]
     assert outcome.main == pytest.approx(2 / 3)
@@ -134,7 +134,7 @@ def test__a_class_that_only_the_test_has_is_a_warning() -> None:
 def test__many_unseen_classes_are_counted_and_mapped_ones_are_numbers() -> None:
     names = tuple(f"class {number}" for number in range(9))
     test = AnsweredImages(shades([0] * 9), torch.arange(9)[:, None])
-    data = ClassificationData(names, labelled([0, 1]), {"own": test})
+    data = ClassificationData(names, labeled([0, 1]), {"own": test})
     assert class_warnings(data) == [
         "own: class 2, class 3, class 4, class 5, class 6 and 2 more occur in the test but not in training, and cannot "
         "be recognised"
@@ -159,7 +159,7 @@ def test__several_answers_subsets_and_maps_are_scored() -> None:
         "mapped": AnsweredImages(images, asked, mapping),
         "restricted": AnsweredImages(images, asked, mapping, restricted=True),
     }
-    data = ClassificationData(tuple(COLORS), labelled([0, 1, 2] * 5), tests)
+    data = ClassificationData(tuple(COLORS), labeled([0, 1, 2] * 5), tests)
     outcome = protocol(data, **ALONE).run(PatchColors())
     assert outcome.scores == {
         "several": pytest.approx(2 / 3),
@@ -185,7 +185,7 @@ def broken(data: ClassificationData, **changes: object) -> ClassificationData:
     [
         ({"train": LabeledImages(shades([]), torch.zeros(0, dtype=torch.long))}, "training split has no images"),
         ({"train": LabeledImages(shades([0, 1]), torch.tensor([0]))}, "training split has 2 images, but 1 labels"),
-        ({"train": labelled([1, 1, 1])}, r"all training images are of one class \(green\)"),
+        ({"train": labeled([1, 1, 1])}, r"all training images are of one class \(green\)"),
         ({"train": LabeledImages(shades([0, 1]), torch.tensor([0, 3]))}, "go from 0 to 3, but there are 3 classes"),
         ({"train": LabeledImages(shades([0, 1]), torch.tensor([-1, 1]))}, "go from -1 to 1"),
         ({"tests": {}}, "no test split"),
@@ -207,14 +207,14 @@ def test__data_that_cannot_be_scored_is_an_error(changes: dict[str, object], mes
         protocol(broken(colored_data(), **changes), **ALONE).run(PatchColors())
 
 
-def test__more_neighbours_than_images_are_left_out_with_a_warning() -> None:
+def test__more_neighbors_than_images_are_left_out_with_a_warning() -> None:
     # 24 images, of which 2 are held out.
     outcome = protocol(colored_data(), neighbors=(1, 22, 23, 100)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 22}
     assert beside_choice(outcome) == ["neighbours [23, 100] were not tried: there are 22 images"]
 
 
-def test__fewer_images_than_any_number_of_neighbours_are_an_error() -> None:
+def test__fewer_images_than_any_number_of_neighbors_are_an_error() -> None:
     with pytest.raises(CapiError, match="24 labelled images are fewer than the 25 neighbours"):
         protocol(colored_data(), **{**ALONE, "neighbors": (25,)}).run(PatchColors())
 
@@ -247,7 +247,7 @@ def test__the_held_out_images_follow_from_the_seed() -> None:
     assert grids[0] == grids[1] != grids[2]
 
 
-def test__departures_notes_and_the_size_are_told() -> None:
+def test__departures_notes_and_the_size_are_reported() -> None:
     data = replace(colored_data(), notes=("one image is missing",))
     outcome = protocol(data, encoding=Encoding(size=(13, 8)), validation_share=0.2).run(PatchColors())
     assert outcome.deviations == [
@@ -265,4 +265,4 @@ def test__the_probe_is_the_classifier_that_was_scored() -> None:
     probe = outcome.probe
     assert (probe.kind, probe.size, probe.classes) == ("knn", (12, 8), {0: "red", 1: "green", 2: "blue"})
     assert len(probe.model.bank) == 24
-    assert (probe.model.feature, probe.model.neighbours) == (outcome.chosen["feature"], outcome.chosen["neighbours"])
+    assert (probe.model.feature, probe.model.neighbors) == (outcome.chosen["feature"], outcome.chosen["neighbours"])

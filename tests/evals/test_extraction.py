@@ -211,7 +211,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test__what_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path, source: Files, change: Change) -> None:
+def test__what_was_started_otherwise_is_not_resumed(tmp_path: Path, source: Files, change: Change) -> None:
     out = tmp_path / "x.safetensors"
     with pytest.raises(InterruptionError):
         extract_features(PixelEncoder(4), source, out, encoding=at_size(progress=interrupting(5)), labels=["a"] * COUNT)
@@ -223,7 +223,7 @@ def test__what_was_begun_otherwise_is_not_gone_on_with(tmp_path: Path, source: F
     assert len(read_features(out)) == COUNT
 
 
-def test__other_images_are_not_taken_for_those_begun_with(tmp_path: Path, source: Files) -> None:
+def test__other_images_are_not_taken_for_those_it_was_started_with(tmp_path: Path, source: Files) -> None:
     out = tmp_path / "x.safetensors"
     elsewhere = Files(Path(shutil.copytree(source.root, tmp_path / "copy")), [source.name(i) for i in range(COUNT)])
     fewer = Files(source.root, [source.name(i) for i in range(COUNT - 1)])
@@ -234,7 +234,7 @@ def test__other_images_are_not_taken_for_those_begun_with(tmp_path: Path, source
             extract_features(PixelEncoder(4), other, out, encoding=at_size())
 
 
-def test__encoders_without_fingerprint_are_told_apart_by_what_is_said_of_them(tmp_path: Path, source: Files) -> None:
+def test__encoders_without_fingerprint_are_distinguished_by_what_is_said_of_them(tmp_path: Path, source: Files) -> None:
     out = tmp_path / "x.safetensors"
     one = {"model": Path("one"), "layers": (1, 2)}
     with pytest.raises(InterruptionError):
@@ -269,7 +269,7 @@ def test__a_file_that_is_there_stays_until_the_new_one_is_complete(tmp_path: Pat
     assert len(read_features(out)) == COUNT
 
 
-def test__a_full_disk_is_told_and_what_was_done_is_kept(
+def test__a_full_disk_is_reported_and_what_was_done_is_kept(
     tmp_path: Path, source: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, write = tmp_path / "x.safetensors", FeatureWriter.write
@@ -286,7 +286,7 @@ def test__a_full_disk_is_told_and_what_was_done_is_kept(
     assert extract_features(Counting(), source, out, encoding=at_size()).resumed_at == 6
 
 
-def test__too_little_room_is_told_at_once(tmp_path: Path, source: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__too_little_room_is_reported_at_once(tmp_path: Path, source: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     needed = COUNT * 3 * 4
     for free, name, fits in (
         (needed, "a.safetensors", True),
@@ -336,7 +336,7 @@ def test__images_in_memory_have_no_root(tmp_path: Path) -> None:
     assert file.facts.root is None
 
 
-def test__a_size_that_patches_do_not_fill_becomes_the_nearest_one_and_is_told(
+def test__a_size_that_patches_do_not_fill_becomes_the_nearest_one_and_is_reported(
     tmp_path: Path, source: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = extract_features(Counting(), source, tmp_path / "x.safetensors", encoding=Encoding(size=(17, 23)))
@@ -377,7 +377,7 @@ def test__requests_that_make_no_sense_are_errors(
     assert not partial_of(out).exists()
 
 
-def test__names_that_parquet_cannot_hold_are_told_before_the_work(tmp_path: Path, source: Files) -> None:
+def test__names_that_parquet_cannot_hold_are_reported_before_the_work(tmp_path: Path, source: Files) -> None:
     name = b"caf\xe9.png".decode("utf-8", "surrogateescape")
     strange = EncodedImages([name], [encoded(photo(20, 30), "PNG")])
     encoder = Counting()

@@ -15,7 +15,7 @@ from capi.evals.features import (
     EncodedBatch,
     Encoding,
     EncodingJob,
-    Rows,
+    FeatureRows,
     allocate,
     encode,
     encoded_batches,
@@ -53,7 +53,7 @@ def source() -> EncodedImages:
     return source_of([noise(15, 20, 3, seed=seed) for seed in range(7)])
 
 
-def normalised(model: CapiEncoder) -> CapiEncoder:
+def normalized(model: CapiEncoder) -> CapiEncoder:
     model.statistics = Statistics(MEAN, STD)
     return model
 
@@ -78,11 +78,11 @@ def test__the_size_is_the_nearest_that_patches_fill(
     assert (fitted.batch_size, fitted.workers) == (5, 2)
 
 
-def test__features_are_those_of_the_encoder_for_normalised_images(model: CapiEncoder, images: Tensor) -> None:
-    centre, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
+def test__features_are_those_of_the_encoder_for_normalized_images(model: CapiEncoder, images: Tensor) -> None:
+    center, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     with torch.no_grad():
-        expected = model((images / 255 - centre) / scale)
-    found = encode(normalised(model), images, SMALL, pooled=True)
+        expected = model((images / 255 - center) / scale)
+    found = encode(normalized(model), images, SMALL, pooled=True)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert encode(model, images, SMALL).pooled is None
 
@@ -175,7 +175,7 @@ def test__features_do_not_depend_on_the_batch_or_the_workers(
 
 @pytest.mark.parametrize("place", ["pooled", "registers", "feature_map"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test__features_that_are_no_numbers_are_an_error(images: Tensor, place: str, value: float) -> None:
+def test__features_that_are_not_finite_are_an_error(images: Tensor, place: str, value: float) -> None:
     class Broken(PatchColors):
         def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
             features = super().__call__(images)._replace(registers=torch.zeros(len(images), 2, 3))
@@ -296,7 +296,7 @@ def test__kept_images_are_read_once(source: EncodedImages) -> None:
     assert counted.reads == 7 + 2 + 7
 
 
-def test__a_source_that_takes_the_place_of_another_is_read_anew() -> None:
+def test__a_source_that_takes_the_place_of_another_is_read_again() -> None:
     encoding = Encoding(size=(8, 8), image_cache={})
     for seed in range(20):
         # Each source dies before the next is made, which may get its address.
@@ -311,7 +311,7 @@ def test__no_more_images_are_kept_than_memory_is_meant_for(
 ) -> None:
     counted = CountedSource(source.names, source.contents)
     encoding = Encoding(size=(4, 4), image_cache={})
-    monkeypatch.setattr(features_module, "KEPT_BYTES", 5 * 3 * 4 * 4)
+    monkeypatch.setattr(features_module, "PIXEL_CACHE_BYTES", 5 * 3 * 4 * 4)
     for _ in range(2):
         for numbers in (torch.arange(4), torch.arange(4, 6)):
             list(encoded_batches(PatchColors(), counted, encoding, numbers=numbers))
@@ -323,7 +323,7 @@ def test__rows_are_the_same_in_memory_and_in_a_file(tmp_path: Path) -> None:
     values = torch.arange(60, dtype=torch.float32).view(10, 2, 3)
     found = []
     for folder in (None, tmp_path / "new"):
-        rows = Rows(12, Encoding(folder=folder, memory_bytes=100), "numbers")
+        rows = FeatureRows(12, Encoding(folder=folder, memory_bytes=100), "numbers")
         for part in values.split(4):
             rows.append(part)
         found.append(rows.filled)
@@ -339,7 +339,7 @@ def test__few_rows_stay_in_memory(tmp_path: Path) -> None:
 
 
 def test__rows_that_were_never_filled_are_none(tmp_path: Path) -> None:
-    assert len(Rows(3, Encoding(), "none").filled) == 0
+    assert len(FeatureRows(3, Encoding(), "none").filled) == 0
 
 
 def test__vectors_of_a_single_feature_map_are_plain_means() -> None:

@@ -32,7 +32,7 @@ def knn(**options: object) -> KnnClassifier:
         "bank": torch.randn(20, 6),
         "labels": torch.arange(20) % 3,
         "feature": "mean_patch",
-        "neighbours": 4,
+        "neighbors": 4,
         "vote": "majority",
         "temperature": 0.07,
         "classes": 4,
@@ -46,7 +46,7 @@ def knn_segmenter(**options: object) -> KnnSegmenter:
         "blocks": torch.randint(3, (20, 2, 2), dtype=torch.uint8),
         "mean": torch.zeros(6),
         "scale": torch.ones(6),
-        "neighbours": 3,
+        "neighbors": 3,
         "distance": "l2",
         "ignored": (),
         "clean": False,
@@ -93,10 +93,10 @@ def slow_vote(labels: list[int], closeness: list[float], vote: str, temperature:
 
 
 @pytest.mark.parametrize("vote", ["majority", "weighted"])
-def test__neighbours_vote_as_a_slow_count_says(vote: str) -> None:
+def test__neighbors_vote_as_a_slow_count_says(vote: str) -> None:
     labels = torch.randint(3, (60, 8))
     closeness = torch.rand(60, 8, dtype=torch.float64).sort(1, descending=True).values
-    found = vote_confidences(labels, closeness, neighbours=6, classes=5, vote=vote, temperature=0.1)
+    found = vote_confidences(labels, closeness, neighbors=6, classes=5, vote=vote, temperature=0.1)
     rows = zip(labels[:, :6].tolist(), closeness[:, :6].tolist(), strict=True)
     expected = [slow_vote(row, near, vote, 0.1) for row, near in rows]
     assert found.argmax(1).tolist() == expected
@@ -105,27 +105,27 @@ def test__neighbours_vote_as_a_slow_count_says(vote: str) -> None:
 
 def test__confidences_are_shares_of_the_votes() -> None:
     labels, closeness = torch.tensor([[2, 0, 0, 2, 1]]), torch.linspace(1, 0.8, 5).double()[None]
-    found = vote_confidences(labels, closeness, neighbours=4, classes=4, vote="majority", temperature=0.07)
+    found = vote_confidences(labels, closeness, neighbors=4, classes=4, vote="majority", temperature=0.07)
     torch.testing.assert_close(found, torch.tensor([[0.5, 0, 0.5, 0]]).double(), atol=1e-8, rtol=0)
 
 
-def test__at_a_low_temperature_the_nearest_neighbour_decides() -> None:
+def test__at_a_low_temperature_the_nearest_neighbor_decides() -> None:
     labels, closeness = torch.tensor([[1, 0, 0]]), torch.tensor([[1.0, 0.9, 0.8]]).double()
-    found = vote_confidences(labels, closeness, neighbours=3, classes=2, vote="weighted", temperature=1e-3)
+    found = vote_confidences(labels, closeness, neighbors=3, classes=2, vote="weighted", temperature=1e-3)
     torch.testing.assert_close(found, torch.tensor([[0.0, 1.0]]).double(), atol=1e-8, rtol=0)
 
 
-def test__a_tie_goes_to_the_class_of_the_nearest_neighbour() -> None:
+def test__a_tie_goes_to_the_class_of_the_nearest_neighbor() -> None:
     closeness = torch.ones(2, 4, dtype=torch.float64)
     labels = torch.tensor([[2, 0, 0, 2], [0, 2, 2, 0]])
     for vote in ("majority", "weighted"):
-        found = vote_confidences(labels, closeness, neighbours=4, classes=3, vote=vote, temperature=0.07)
+        found = vote_confidences(labels, closeness, neighbors=4, classes=3, vote=vote, temperature=0.07)
         assert found.argmax(1).tolist() == [2, 0]
 
 
 def test__the_nearest_training_images_vote() -> None:
     bank = torch.tensor([[1.0, 0], [0.9, 0.1], [0, 1], [0.1, 0.9], [0.2, 0.8]])
-    classifier = knn(bank=bank, labels=torch.tensor([1, 1, 3, 3, 0]), neighbours=3, feature="pooled")
+    classifier = knn(bank=bank, labels=torch.tensor([1, 1, 3, 3, 0]), neighbors=3, feature="pooled")
     asked = torch.tensor([[2.0, 0.1], [0.1, 5.0]])
     features = Features(asked, torch.zeros(2, 0, 2), torch.zeros(2, 1, 1, 2))
     found = classifier.judge(classifier.inputs(features))
@@ -172,7 +172,7 @@ def slow_segmentation(probe: KnnSegmenter, feature_map: Tensor) -> Tensor:
         for row in range(rows):
             for column in range(columns):
                 asked = (feature_map[image, row, column].double() - probe.mean) / probe.scale
-                order = (bank - asked).norm(dim=1).sort(stable=True).indices[: probe.neighbours]
+                order = (bank - asked).norm(dim=1).sort(stable=True).indices[: probe.neighbors]
                 for y in range(height):
                     for x in range(width):
                         voters = [int(probe.blocks[number, y, x]) for number in order]
@@ -182,8 +182,8 @@ def slow_segmentation(probe: KnnSegmenter, feature_map: Tensor) -> Tensor:
     return result
 
 
-def test__neighbours_vote_at_every_pixel_of_a_patch() -> None:
-    probe = knn_segmenter(mean=torch.randn(6), scale=torch.rand(6) + 0.5, neighbours=5, ties="nearest")
+def test__neighbors_vote_at_every_pixel_of_a_patch() -> None:
+    probe = knn_segmenter(mean=torch.randn(6), scale=torch.rand(6) + 0.5, neighbors=5, ties="nearest")
     features = features_of(2)
     found = probe.segment(features, (4, 6))
     assert torch.equal(found, slow_segmentation(probe, features.feature_map))

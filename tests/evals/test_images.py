@@ -7,7 +7,7 @@ from PIL import ExifTags, Image
 
 from capi.data.crops import Frame, center_box, crop_draws, flips, random_box
 from capi.data.decoding import Decoder
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import EncodedImages, Files, image_folder
 from capi.errors import CapiError
 from capi.evals.images import AugmentedBatches, ReadBatch, StillBatches, read_in_order, shuffled
@@ -28,13 +28,13 @@ def all_of(batches: StillBatches, workers: int = 0) -> list[ReadBatch]:
 def test__pixels_are_those_of_the_middle_at_full_decoding(tmp_path: Path, name: str) -> None:
     write_noise(tmp_path / name, 160, 256)
     source = image_folder(tmp_path)
-    ours = StillBatches(source, Frame((16, 8), kept=0.5), torch.tensor([0]), 1)[0].images
+    ours = StillBatches(source, Frame((16, 8), share=0.5), torch.tensor([0]), 1)[0].images
     # Half of the largest 2:1 rectangle, 160 x 80, in the middle of 160 x 256.
     box = (128 - 20, 80 - 40, 128 + 20, 80 + 40)
     whole = Image.open(tmp_path / name).resize((8, 16), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
     assert ours.dtype == torch.uint8
     assert torch.equal(ours[0], torch.tensor(np.asarray(whole)).permute(2, 0, 1))
-    reduced = Reader(source, Decoder(reduced=True)).crop(0, center_box((160, 256), (16, 8), 0.5), (16, 8))
+    reduced = ImageReader(source, Decoder(reduced=True)).crop(0, center_box((160, 256), (16, 8), 0.5), (16, 8))
     assert (reduced == ours[0].numpy()).all() == name.endswith("png")
 
 
@@ -45,7 +45,7 @@ def test__the_middle_is_what_resizing_to_256_and_cutting_224_keeps() -> None:
 
 def test__the_whole_image_is_squeezed_into_the_frame() -> None:
     image = noise(20, 30, 3)
-    ours = StillBatches(source_of([image]), Frame((8, 8), kept=None), torch.tensor([0]), 1)[0].images[0]
+    ours = StillBatches(source_of([image]), Frame((8, 8), share=None), torch.tensor([0]), 1)[0].images[0]
     theirs = Image.fromarray(image).resize((8, 8), Image.Resampling.BICUBIC, reducing_gap=3.0)
     assert torch.equal(ours, torch.tensor(np.asarray(theirs)).permute(2, 0, 1))
 
@@ -80,7 +80,7 @@ def test__random_crops_are_cut_before_they_are_resized() -> None:
 def test__masks_are_cut_as_their_images_are_and_come_with_them(kept: float | None) -> None:
     arrays = [noise(72, 54, seed=seed) for seed in range(3)]
     images = source_of([array.repeat(3).reshape(*array.shape, 3) for array in arrays])
-    frame = Frame((8, 6), kept=kept)
+    frame = Frame((8, 6), share=kept)
     batch = StillBatches(images, frame, torch.tensor([2, 0, 1]), 3, Masks(arrays))[0]
     box = frame.box((72, 54))
     # The pixel in the middle of each cell.
@@ -94,7 +94,7 @@ def test__masks_are_cut_as_their_images_are_and_come_with_them(kept: float | Non
 def test__labels_are_never_mixed_and_may_exceed_a_byte() -> None:
     labels = noise(31, 17, seed=3).astype(np.int64) * 300
     batch = StillBatches(
-        source_of([noise(31, 17, 3)]), Frame((13, 11), kept=None), torch.tensor([0]), 1, Masks([labels])
+        source_of([noise(31, 17, 3)]), Frame((13, 11), share=None), torch.tensor([0]), 1, Masks([labels])
     )[0]
     assert batch.masks is not None
     assert batch.masks.shape == (1, 13, 11)
@@ -137,7 +137,7 @@ def test__a_broken_image_in_memory_is_an_error_that_names_it() -> None:
 def test__several_workers_give_the_batches_that_none_give() -> None:
     images = source_of([noise(12 + seed, 16, 3, seed=seed) for seed in range(5)])
     masks = Masks([noise(12 + seed, 16, seed=seed) for seed in range(5)])
-    still = StillBatches(images, Frame((8, 8), kept=None), torch.arange(5), 2, masks)
+    still = StillBatches(images, Frame((8, 8), share=None), torch.arange(5), 2, masks)
     augmented = AugmentedBatches(images, Frame((8, 8)), torch.arange(5), 3, seed=4)
     for batches, count in ((still, len(still)), (augmented, 4)):
         alone, together = (list(read_in_order(batches, range(count), workers=workers)) for workers in (0, 2))
@@ -205,7 +205,7 @@ def test__an_image_with_a_mask_is_not_turned(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 3
     Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
-    source, frame = image_folder(tmp_path), Frame((8, 8), kept=None)
+    source, frame = image_folder(tmp_path), Frame((8, 8), share=None)
     with_mask = StillBatches(source, frame, torch.tensor([0]), 1, Masks([np.zeros((8, 8), dtype=np.uint8)]))[0]
     alone = StillBatches(source, frame, torch.tensor([0]), 1)[0]
     assert torch.equal(with_mask.images[0], torch.from_numpy(pixels).permute(2, 0, 1))

@@ -34,9 +34,9 @@ def problem(name: str) -> Problem:
     distance = {"separable": 6.0, "noisy": 0.7, "unbalanced": 0.7}.get(name, 1.5)
     shares = torch.tensor([0.85, 0.09, 0.04, 0.02] if name == "unbalanced" else [1.0] * classes)
     labels = torch.multinomial(shares, samples, replacement=True, generator=generator)
-    centres = distance * normal(classes, width)
+    centers = distance * normal(classes, width)
     mixing = normal(width, width)
-    features = torch.cat([centres[labels] + normal(samples, width), distance * normal(100, width)]) @ mixing
+    features = torch.cat([centers[labels] + normal(samples, width), distance * normal(100, width)]) @ mixing
     if name == "badly scaled":
         features = features * 10.0 ** torch.linspace(-2, 2, width) + 30 * torch.arange(width)
     if name == "constant channel":
@@ -118,8 +118,8 @@ def test__rare_classes_are_fitted_to_the_end_beside_a_weak_penalty(seed: int) ->
     generator = torch.Generator().manual_seed(seed)
     classes, width, samples = 10, 16, 1500
     labels = torch.multinomial(torch.arange(1, classes + 1) ** -1.5, samples + 4000, True, generator=generator)
-    centres = 0.3 * torch.randn(classes, width, generator=generator)
-    latent = torch.randn(samples + 4000, width, generator=generator) + centres[labels]
+    centers = 0.3 * torch.randn(classes, width, generator=generator)
+    latent = torch.randn(samples + 4000, width, generator=generator) + centers[labels]
     axes = torch.linalg.qr(torch.randn(width, width, generator=generator)).Q
     features = (latent / torch.arange(1, width + 1).sqrt()) @ axes
     features = (features - features[:samples].mean(0)) / features[:samples].std(0)
@@ -133,8 +133,8 @@ def test__rare_classes_are_fitted_to_the_end_beside_a_weak_penalty(seed: int) ->
     predicted, expected = ours.predict(held_out), torch.from_numpy(theirs.predict(held_out.double().numpy()))
     assert torch.equal(predicted, expected)
     scores = [SegmentationScore(range(classes), []) for _ in range(2)]
-    for score, labelled in zip(scores, (predicted, expected), strict=True):
-        score.update(truth, labelled)
+    for score, labeled in zip(scores, (predicted, expected), strict=True):
+        score.update(truth, labeled)
     assert scores[0].mean_iou() == scores[1].mean_iou()
 
 

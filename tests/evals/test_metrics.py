@@ -152,6 +152,6 @@ def test__tests_without_answers_are_errors() -> None:
         right_answers(torch.randn(3, 2), torch.zeros(3, 1).long(), torch.tensor([-1, -1]), restricted=True)
 
 
-def test__scores_that_are_no_numbers_are_errors() -> None:
+def test__scores_that_are_not_finite_are_errors() -> None:
     with pytest.raises(CapiError, match="scores are NaN"):
         answered_accuracy(torch.tensor([[0.0, math.nan]]), torch.zeros(1, 1).long())

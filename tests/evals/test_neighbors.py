@@ -18,11 +18,11 @@ SCIKIT_METRIC = {"cosine": "cosine", "l2": "euclidean"}
 FEW_BYTES = 12_000
 
 
-def labelled_clouds(count: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
+def labeled_clouds(count: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """Five overlapping clouds, so that neighbours disagree."""
     labels = torch.randint(5, (count,))
-    centres = torch.randn(5, 12, generator=torch.Generator().manual_seed(7))
-    return centres[labels] + torch.randn(count, 12) + offset, labels
+    centers = torch.randn(5, 12, generator=torch.Generator().manual_seed(7))
+    return centers[labels] + torch.randn(count, 12) + offset, labels
 
 
 def nearest_slowly(features: Tensor, queries: Tensor, k: int, distance: str) -> Tensor:
@@ -43,7 +43,7 @@ def voted_slowly(labels: list[int]) -> int:
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("k", [1, 3, 10, 300])
 def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) -> None:
-    (features, _), (queries, _) = labelled_clouds(300, offset), labelled_clouds(200, offset)
+    (features, _), (queries, _) = labeled_clouds(300, offset), labeled_clouds(200, offset)
     theirs = TheirNeighbors(n_neighbors=k, metric=SCIKIT_METRIC[distance], algorithm="brute")
     distances, nearest = theirs.fit(features.double().numpy()).kneighbors(queries.double().numpy())
     if distance == "cosine" and offset:
@@ -58,7 +58,7 @@ def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) ->
 
 @pytest.mark.parametrize("distance", DISTANCES)
 def test__votes_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -> None:
-    (features, labels), (queries, _) = labelled_clouds(300), labelled_clouds(200)
+    (features, labels), (queries, _) = labeled_clouds(300), labeled_clouds(200)
     theirs = KNeighborsClassifier(10, metric=SCIKIT_METRIC[distance]).fit(features.double().numpy(), labels.numpy())
     found = NearestNeighbors(10, distance).fit(features).kneighbors(queries)
     votes = class_votes(labels[found.index], found.closeness, 10, 5)
@@ -69,8 +69,8 @@ def test__votes_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -> N
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-def test__fewer_neighbours_are_the_first_of_more(distance: Distance) -> None:
-    (features, _), (queries, _) = labelled_clouds(90), labelled_clouds(30)
+def test__fewer_neighbors_are_the_first_of_more(distance: Distance) -> None:
+    (features, _), (queries, _) = labeled_clouds(90), labeled_clouds(30)
     most = NearestNeighbors(30, distance).fit(features).kneighbors(queries)
     for k in (1, 3, 10):
         fewer = NearestNeighbors(k, distance).fit(features).kneighbors(queries)
@@ -115,7 +115,7 @@ def test__is_exact_for_awkward_vectors(distance: Distance, chunk_bytes: int, mak
 @pytest.mark.parametrize("chunk_bytes", [FEW_BYTES, 2**28])
 @pytest.mark.parametrize("distance", DISTANCES)
 def test__a_vector_of_the_bank_finds_itself(distance: Distance, chunk_bytes: int) -> None:
-    features = labelled_clouds(80, offset=300.0)[0]
+    features = labeled_clouds(80, offset=300.0)[0]
     features[50:] = features[torch.randint(50, (30,))]
     first = [next(other for other in range(80) if features[other].equal(row)) for row in features]
     found = NearestNeighbors(3, distance, chunk_bytes=chunk_bytes).fit(features).kneighbors(features)
@@ -124,7 +124,7 @@ def test__a_vector_of_the_bank_finds_itself(distance: Distance, chunk_bytes: int
 
 
 @pytest.mark.parametrize("chunk_bytes", [1500, 2**28])
-def test__equally_distant_neighbours_count_in_the_order_of_the_training_set(chunk_bytes: int) -> None:
+def test__equally_distant_neighbors_count_in_the_order_of_the_training_set(chunk_bytes: int) -> None:
     # Whole numbers on a small grid: distances are exact, and many are equal.
     features, queries = torch.randint(3, (400, 2)), torch.randint(3, (40, 2))
     squares = (queries[:, None] - features[None]).square().sum(2)
@@ -133,7 +133,7 @@ def test__equally_distant_neighbours_count_in_the_order_of_the_training_set(chun
     assert search.kneighbors(queries.float()).index.tolist() == expected
 
 
-def test__copies_beyond_the_neighbours_are_dropped_and_only_those() -> None:
+def test__copies_beyond_the_neighbors_are_dropped_and_only_those() -> None:
     # The second vector is as long as the first, and is no copy of it.
     vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 3.0]], dtype=torch.float64)[torch.randint(3, (60,))]
     kept = module._first_copies(vectors, vectors.square().sum(1), 4).tolist()
@@ -158,7 +158,7 @@ def test__more_vectors_than_are_looked_at_first_are_too_close_to_tell(distance: 
 def test__the_result_does_not_depend_on_how_the_work_is_cut(
     distance: Distance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (features, _), (queries, _) = labelled_clouds(700), labelled_clouds(50)
+    (features, _), (queries, _) = labeled_clouds(700), labeled_clouds(50)
     whole = NearestNeighbors(5, distance).fit(features).kneighbors(queries)
     cut = NearestNeighbors(5, distance, chunk_bytes=FEW_BYTES).fit(features)
     assert cut.block_rows_ < 100
@@ -173,7 +173,7 @@ def test__the_result_does_not_depend_on_how_the_work_is_cut(
 
 @pytest.mark.parametrize("distance", DISTANCES)
 def test__vectors_are_standardised_on_the_way(distance: Distance) -> None:
-    (features, _), (queries, _) = labelled_clouds(90, offset=5.0), labelled_clouds(30, offset=5.0)
+    (features, _), (queries, _) = labeled_clouds(90, offset=5.0), labeled_clouds(30, offset=5.0)
     mean, scale = features.mean(0), torch.rand(12) + 0.1
     expected = NearestNeighbors(8, distance).fit((features.double() - mean) / scale)
     before = features.clone()
@@ -183,13 +183,13 @@ def test__vectors_are_standardised_on_the_way(distance: Distance) -> None:
     assert torch.equal(features, before)
 
 
-def test__a_search_that_is_changed_finds_anew() -> None:
-    (features, _), (queries, _) = labelled_clouds(90, offset=1.0), labelled_clouds(30, offset=1.0)
+def test__a_search_that_is_changed_finds_again() -> None:
+    (features, _), (queries, _) = labeled_clouds(90, offset=1.0), labeled_clouds(30, offset=1.0)
     search = NearestNeighbors(8, "l2").fit(features)
     assert torch.equal(search.kneighbors(queries).index, search.kneighbors(queries).index)
     search.distance = "cosine"
     assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 8, "cosine"))
-    others = labelled_clouds(90, offset=1.0)[0]
+    others = labeled_clouds(90, offset=1.0)[0]
     assert torch.equal(search.fit(others).kneighbors(queries).index, nearest_slowly(others, queries, 8, "cosine"))
 
 
@@ -209,7 +209,7 @@ def test__a_bank_that_there_is_room_for_is_prepared_once(
     assert torch.equal(torch.cat(found), torch.cdist(asked.double(), bank.double()).topk(3, largest=False).indices)
 
 
-def test__a_bank_is_prepared_anew_for_other_features() -> None:
+def test__a_bank_is_prepared_again_for_other_features() -> None:
     search = NearestNeighbors(1, "l2", chunk_bytes=8000)
     first, second = torch.randn(60, 8), torch.randn(60, 8)
     for bank in (first, second, first):
@@ -225,7 +225,7 @@ def test__vectors_without_direction_are_at_a_right_angle_to_all() -> None:
 
 
 def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    (features, _), (queries, _) = labelled_clouds(900), labelled_clouds(30)
+    (features, _), (queries, _) = labeled_clouds(900), labeled_clouds(30)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     seen = []
@@ -247,7 +247,7 @@ def test__all_rounding_errors_are_within_the_bound() -> None:
     bank = module._points(torch.randn(500, 40, dtype=torch.float64) + 3, "l2")
     queries = module._points(torch.randn(50, 40, dtype=torch.float64) * 5, "l2")
     block = module._Block.of(bank, 0, 5, "cpu")
-    shifted = queries.vectors - block.centre
+    shifted = queries.vectors - block.center
     unit = shifted.norm(dim=1).max().item()
     ratio = block.unit / unit
     products = torch.nn.functional.pad((shifted / unit).float(), (0, 1), value=ratio) @ block.products[:500].T
@@ -267,7 +267,7 @@ def test__tied_votes_go_to_the_class_of_the_nearest_member(k: int) -> None:
     assert (torch.tensor(expected) != labels[:, :k].mode(dim=1).values).any()
     assert class_votes(labels, torch.zeros(labels.shape), k, 6).sum(1).tolist() == [k] * 500
     shares = vote_confidences(
-        labels, torch.zeros(labels.shape), neighbours=k, classes=6, vote="majority", temperature=0.07
+        labels, torch.zeros(labels.shape), neighbors=k, classes=6, vote="majority", temperature=0.07
     )
     assert shares.argmax(1).tolist() == expected
 
@@ -284,14 +284,14 @@ def test__weighted_votes_sum_the_exponential_of_similarities() -> None:
     torch.testing.assert_close(flat, class_votes(labels, closeness, 5, 4))
 
 
-def test__more_voters_than_neighbours_are_an_error() -> None:
+def test__more_voters_than_neighbors_are_an_error() -> None:
     with pytest.raises(CapiError, match="5 neighbours cannot vote where 4 were found"):
         class_votes(torch.zeros(2, 4).long(), torch.zeros(2, 4), 5, 3)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test__values_that_are_not_finite_are_errors(value: float) -> None:
-    features, _ = labelled_clouds(20)
+    features, _ = labeled_clouds(20)
     broken = features.clone()
     broken[3, 2] = value
     with pytest.raises(CapiError, match="no finite numbers"):
@@ -300,8 +300,8 @@ def test__values_that_are_not_finite_are_errors(value: float) -> None:
         NearestNeighbors(5).fit(features).kneighbors(broken)
 
 
-def test__neighbours_that_cannot_be_asked_are_errors() -> None:
-    features, _ = labelled_clouds(9)
+def test__neighbors_that_cannot_be_asked_are_errors() -> None:
+    features, _ = labeled_clouds(9)
     NearestNeighbors(9).fit(features)
     with pytest.raises(CapiError, match="9 training vectors are fewer than the 10 neighbours"):
         NearestNeighbors(10).fit(features)

@@ -6,14 +6,14 @@ import torch
 from capi.evals.fitted_probes import LinearClassifier, Probe
 from capi.evals.results import Outcome, departures, precision_notes, size_notes
 
-PAPER = {"share": 0.1, "standardize": True, "neighbours": (1, 3, 10), "names": ("l2", "cosine")}
+PAPER = {"share": 0.1, "standardize": True, "neighbors": (1, 3, 10), "names": ("l2", "cosine")}
 
 
 @dataclass(frozen=True)
 class Protocol:
     share: float = 0.1
     standardize: bool = True
-    neighbours: tuple[int, ...] = (1, 3, 10)
+    neighbors: tuple[int, ...] = (1, 3, 10)
     names: tuple[str, ...] = ("l2", "cosine")
     more: dict[str, int] = field(default_factory=dict)
 
@@ -28,7 +28,7 @@ def test__the_papers_own_settings_are_no_departure() -> None:
     [
         (Protocol(share=0.25), "share: 0.25 instead of 0.1"),
         (Protocol(standardize=False), "standardize: False instead of True"),
-        (Protocol(neighbours=(5,)), "neighbours: 5 instead of 1, 3, 10"),
+        (Protocol(neighbors=(5,)), "neighbors: 5 instead of 1, 3, 10"),
         (Protocol(names=("cosine",)), "names: cosine instead of l2, cosine"),
     ],
 )

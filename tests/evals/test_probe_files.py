@@ -12,7 +12,7 @@ from torch import nn
 
 from capi.errors import CapiError
 from capi.evals.fitted_probes import (
-    KINDS,
+    PROBES,
     AttentiveClassifier,
     KnnClassifier,
     KnnSegmenter,
@@ -38,7 +38,7 @@ MODELS: dict[str, Any] = {
         blocks=torch.randint(3, (20, 2, 2), dtype=torch.uint8),
         mean=torch.randn(WIDTH),
         scale=torch.rand(WIDTH) + 1,
-        neighbours=3,
+        neighbors=3,
         distance="cosine",
         ignored=(0, 255),
         clean=True,
@@ -65,7 +65,7 @@ def predictions(probe: Probe) -> torch.Tensor:
 
 
 def test__every_kind_of_probe_is_tried_here() -> None:
-    assert set(MODELS) == set(KINDS)
+    assert set(MODELS) == set(PROBES)
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -220,4 +220,4 @@ def test__an_encoder_without_weights_cannot_be_recognised_which_is_said(caplog: 
     encoder = PatchColors()
     linear = LinearClassifier(torch.zeros(2, encoder.width), torch.zeros(2), "mean_patch")
     Probe("linear", linear, {0: "a", 1: "b"}, (8, 8), encoder_facts(encoder)).refuse_other(encoder)
-    assert "cannot be told" in caplog.text
+    assert "it is unknown whether" in caplog.text

@@ -34,10 +34,10 @@ def test__every_size_and_distance_is_scored_as_scikit_learn_scores_it() -> None:
     found = raw_pixel_accuracies(LabeledImages(train, labels), AnsweredImages(test, answers[:, None]), ENCODING)
     expected = {}
     for side in (4, 8, 16, 32):
-        centre = small(train, side).mean(0)
+        center = small(train, side).mean(0)
         for distance, metric in (("cosine", "cosine"), ("l2", "euclidean")):
-            theirs = KNeighborsClassifier(1, metric=metric).fit((small(train, side) - centre).numpy(), labels.numpy())
-            score = theirs.score((small(test, side) - centre).numpy(), answers.numpy())
+            theirs = KNeighborsClassifier(1, metric=metric).fit((small(train, side) - center).numpy(), labels.numpy())
+            score = theirs.score((small(test, side) - center).numpy(), answers.numpy())
             expected[f"{side} px, {distance}"] = score
     assert len(set(expected.values())) > 1
     assert found == pytest.approx(expected)

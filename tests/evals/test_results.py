@@ -141,7 +141,7 @@ def test__results_are_not_replaced_by_accident(tmp_path: Path) -> None:
             refuse_results(tmp_path / "results.json", overwrite)
 
 
-def test__a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test__a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     make_folder(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()

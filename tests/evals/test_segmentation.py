@@ -316,7 +316,7 @@ def _patches(count: int) -> Any:
     return Patches(torch.zeros(count, 2), torch.zeros(count, 2, 2, dtype=torch.uint8), labels, plain)
 
 
-def test__each_deviation_is_told_and_no_other() -> None:
+def test__each_deviation_is_reported_and_no_other() -> None:
     data = replace(plain_data(), notes=("one image is missing",))
     outcome = KnnSegmentation(
         data, Encoding(size=(13, 8)), standardize=False, neighbors=(1, 2), ignored_labels_vote=False
@@ -334,7 +334,7 @@ def test__each_deviation_is_told_and_no_other() -> None:
     assert logistic.deviations[0].startswith("strengths: 0.5, 2 instead of 1e-06, ")
 
 
-def test__more_neighbours_than_patches_are_left_out_with_a_warning() -> None:
+def test__more_neighbors_than_patches_are_left_out_with_a_warning() -> None:
     # 10 images of 6 patches, of which 3 are held out.
     outcome = protocol("knn", plain_data(), neighbors=(1, 42, 43)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 42}

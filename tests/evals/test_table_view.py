@@ -44,7 +44,7 @@ def test__ours_stands_beside_the_papers_number() -> None:
     assert shown_score(mine, mine.entries[1], CELLS, True) == "-"
 
 
-def test__each_reason_is_told_once_with_its_cells() -> None:
+def test__each_reason_is_reported_once_with_its_cells() -> None:
     assert missing_cells(VIEW, CELLS) == {"out of <memory>": ["MAE: SUN"], "no data": ["<b>mine</b>: ImageNet val"]}
 
 

@@ -145,7 +145,7 @@ def test__a_job_may_be_left_in_the_middle() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("broken", [(5, 9), (9, 5), (0, 2), (3,), (10,)], ids=str)
-def test__the_first_failure_in_order_is_told(size: int, broken: tuple[int, ...]) -> None:
+def test__the_first_failure_in_order_is_reported(size: int, broken: tuple[int, ...]) -> None:
     files = list(photos().contents)
     for number in broken:
         files[number] = b"no picture"

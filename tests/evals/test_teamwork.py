@@ -210,7 +210,7 @@ def test__one_process_goes_on_where_three_failed(
 
 
 @pytest.mark.long
-def test__bad_input_is_told_once(three: Callable[[str], list[dict[str, Any]]], work: Path) -> None:
+def test__bad_input_is_reported_once(three: Callable[[str], list[dict[str, Any]]], work: Path) -> None:
     assert_refused(three("missing"), "nowhere is missing")
     assert_refused(three("broken"), "the encoder gives values that are no finite numbers")
     assert_refused(three("other data"), "process 2 was started with another data than process 0")
@@ -219,7 +219,9 @@ def test__bad_input_is_told_once(three: Callable[[str], list[dict[str, Any]]], w
 
 
 @pytest.mark.long
-def test__a_comparison_is_that_of_one_process_and_a_cell_that_fails_is_told_once(work: Path, tmp_path: Path) -> None:
+def test__a_comparison_is_that_of_one_process_and_a_cell_that_fails_is_reported_once(
+    work: Path, tmp_path: Path
+) -> None:
     models = [str(work / "run"), f"{work / 'broken.py'}:Broken"]
     yaml = {
         "knn.yaml": f"benchmark: folder/knn\ndata: {work / 'folder'}\nencode_batch: 4\n",

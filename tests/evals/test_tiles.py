@@ -139,7 +139,7 @@ def test__tiles_are_whole_patches_and_overlap_by_an_eighth(caplog: pytest.LogCap
         tiling_of(Places(), 64, 64)
 
 
-def test__what_does_not_fit_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test__what_does_not_fit_is_reported_in_a_sentence(tmp_path: Path) -> None:
     small = folder_of(tmp_path, scene=noise(3, 90, 3))
     with pytest.raises(CapiError, match="less than a patch"):
         stitched(Places(), small, tmp_path / "a.safetensors", Tiling(4, 1))

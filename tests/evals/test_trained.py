@@ -293,12 +293,12 @@ def test__the_papers_own_settings_are_no_deviation(kind: type, options: dict[str
         ),
     ],
 )
-def test__each_deviation_is_told_and_no_other(options: dict[str, Any], sentences: list[str]) -> None:
+def test__each_deviation_is_reported_and_no_other(options: dict[str, Any], sentences: list[str]) -> None:
     chosen = AttentiveClassification(of_size(LARGE), **options)
     assert chosen._deviations(chosen._plan(LARGE)) == sentences
 
 
-def test__heads_of_another_width_are_told() -> None:
+def test__heads_of_another_width_are_reported() -> None:
     assert _head_deviations(("patches",), 96) == [
         "attention heads of width 48 instead of 64, of which 96 is no multiple"
     ]
@@ -333,7 +333,7 @@ def test__the_probe_gives_the_scores_again(kind: str) -> None:
     assert outcome.main < 1
 
 
-def test__progress_of_training_is_told() -> None:
+def test__progress_of_training_is_reported() -> None:
     told = []
     protocol(encoding=replace(SMALL, progress=lambda *facts: told.append(facts)), iterations=3).run(PatchColors())
     assert [facts for facts in told if facts[0] == "training heads"] == [

@@ -84,7 +84,7 @@ def shades(
     return source_of([image.clip(0, 255).astype(np.uint8) for image in noisy])
 
 
-def labelled(labels: Sequence[int], **options: Any) -> LabeledImages:
+def labeled(labels: Sequence[int], **options: Any) -> LabeledImages:
     return LabeledImages(shades(labels, **options), torch.tensor(labels))
 
 
@@ -98,7 +98,7 @@ def colored_data(train: int = 8, test: int = 4, **options: Any) -> Classificatio
     numbers = list(range(3))
     return ClassificationData(
         tuple(COLORS),
-        labelled(numbers * train, **options),
+        labeled(numbers * train, **options),
         {"test": answered(numbers * test, **{**options, "seed": 1})},
     )
 

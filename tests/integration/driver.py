@@ -59,7 +59,7 @@ def around(owner: Any, name: str, kind: str) -> None:
     setattr(owner, name, wrapped)
 
 
-def write_in_two_parts(self: metrics.JsonLines, record: metrics.Record) -> None:
+def write_in_two_parts(self: metrics.JsonLines, record: metrics.MetricRecord) -> None:
     """The line of a record, with a moment in the middle."""
     line = metrics.json.dumps(dict(record)) + "\n"
     for part in (line[:9], line[9:]):

@@ -100,9 +100,7 @@ def test__runs_with_different_targets_are_not_called_comparable(
         assert f"{last:.4g} {LOSSES['clustering' if report.name == 'clustering' else 'pixels'][1]}</td>" in written
 
 
-def test__a_loss_that_ends_in_no_number_is_called_what_it_is(
-    small_config: Config, photos: Path, tmp_path: Path
-) -> None:
+def test__a_loss_that_ends_in_nan_is_called_nan(small_config: Config, photos: Path, tmp_path: Path) -> None:
     run = trained(small_config, photos, tmp_path / "run", "pixels")
     metrics = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(re.sub(r'("step": 4.*"student_loss": )[^,}]+', r"\1null", metrics))

@@ -194,9 +194,9 @@ def pretrain(images: Path, out: Path, *overrides: str) -> list[str]:
 
 
 def wait_for_steps(run: Path, steps: int = 3) -> None:
-    begun = time.monotonic()
+    start_time = time.monotonic()
     while len(read_metrics(run / "metrics.jsonl")) < steps:
-        assert time.monotonic() - begun < 200
+        assert time.monotonic() - start_time < 200
         time.sleep(0.1)
 
 
@@ -218,9 +218,9 @@ def test__a_killed_process_ends_the_others_within_the_bound(images: Path, tmp_pa
     processes = start(3, *pretrain(images, tmp_path / "run", "checkpoint.every_steps=2"))
     wait_for_steps(tmp_path / "run")
     processes[2].kill()
-    begun = time.monotonic()
+    start_time = time.monotonic()
     results = ended(processes)
-    assert time.monotonic() - begun < BOUND_SECONDS
+    assert time.monotonic() - start_time < BOUND_SECONDS
     assert results[2][0] == -signal.SIGKILL
     for code, _, errors in results[:2]:
         assert code == 2
@@ -253,7 +253,7 @@ def test__a_full_disk_in_one_process_ends_all_with_one_sentence(images: Path, tm
         ("clustering.chunk_mib", "64", "128"),
     ],
 )
-def test__other_configs_are_told_once_before_the_first_step(
+def test__other_configs_are_reported_once_before_the_first_step(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, first: str, second: str
 ) -> None:
     monkeypatch.setenv("OTHER", f"{key}={first},{key}={second}")

@@ -18,7 +18,7 @@ from PIL import Image
 import capi
 from capi.config.files import load_config
 from capi.errors import CapiError
-from capi.method.masking import MASKS, Grid
+from capi.method.masking import MASKS, PatchGrid
 from capi.method.registry import TARGETS, register_target
 from capi.models.predictor import PREDICTORS
 from capi.runtime.randomness import sample_keys
@@ -192,15 +192,15 @@ def test__what_is_no_component_or_option_is_refused_with_the_nearest_name(
         build(config)
 
 
-def test__a_mask_of_a_file_is_found_by_workers_that_are_started_anew(work: Path) -> None:
+def test__a_mask_of_a_file_is_found_by_workers_that_are_spawned(work: Path) -> None:
     overrides = ["masking.kind=own_mask.py:stripes", "masking.options.first=3", "masking.roll=false"]
     with capi.trusting(overrides=overrides):
         sampler = mask_sampler(load_config("tiny4", [*SMALL, *overrides, "masking.ratio=0.5"]))
     keys = sample_keys(0, 0, torch.arange(2))
-    visible, _ = sampler(Grid(4, 4), keys)
+    visible, _ = sampler(PatchGrid(4, 4), keys)
     assert visible[0].tolist() == [0, 1, 2, 11, 12, 13, 14, 15]
     with multiprocessing.get_context("spawn").Pool(1) as workers:
-        there, _ = workers.apply(sampler, (Grid(4, 4), keys))
+        there, _ = workers.apply(sampler, (PatchGrid(4, 4), keys))
     assert torch.equal(there, visible)
 
 

@@ -29,7 +29,7 @@ def slow_sinkhorn(logits: Tensor, temperature: float, iterations: int) -> Tensor
     return matrix
 
 
-def test__centred_targets_by_hand_over_several_batches() -> None:
+def test__centerd_targets_by_hand_over_several_batches() -> None:
     target, head = target_of(center_momentum=0.8)
     centre = [0.0] * 5
     for _ in range(3):
@@ -50,7 +50,7 @@ def test__centred_targets_by_hand_over_several_batches() -> None:
         torch.testing.assert_close(target.centre, torch.tensor(centre), rtol=1e-4, atol=1e-6)
 
 
-def test__the_centre_keeps_out_what_was_not_followed() -> None:
+def test__the_center_keeps_out_what_was_not_followed() -> None:
     target, _ = target_of()
     list(target([torch.randn(2, 7, 6)], [INDEX]).targets)
     list(target([torch.full((2, 7, 6), torch.nan)], [INDEX]).targets)

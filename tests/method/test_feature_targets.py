@@ -3,7 +3,7 @@ import torch
 from capi.method.feature_targets import FeatureTargets
 
 
-def test__targets_are_teacher_tokens_normalised_over_channels() -> None:
+def test__targets_are_teacher_tokens_normalized_over_channels() -> None:
     tokens, index = 3 * torch.randn(2, 6, 8) + 1, torch.tensor([[0, 5], [2, 3]])
     loss, (targets,) = FeatureTargets()([tokens], [index])
     assert loss == 0

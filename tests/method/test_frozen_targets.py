@@ -8,10 +8,10 @@ from capi.method.teacher import Teacher
 from capi.models.features import PixelEncoder
 from capi.types import IMAGENET, Features, Statistics
 
-GREY = Statistics((0.5,) * 3, (0.25,) * 3)
+GRAY = Statistics((0.5,) * 3, (0.25,) * 3)
 
 
-def test__with_the_same_grid_targets_are_the_encoder_s_features_normalised(teacher: Teacher) -> None:
+def test__with_the_same_grid_targets_are_the_encoder_s_features_normalized(teacher: Teacher) -> None:
     encoder, images = PixelEncoder(4), torch.randn(2, 3, 12, 8)
     target = FrozenTargets(encoder=encoder, patch_size=4, statistics=IMAGENET)
     tokens = target.tokens(teacher, images)
@@ -50,7 +50,7 @@ def test__images_are_resized_to_whole_patches_of_the_encoder(teacher: Teacher) -
     assert target.tokens(teacher, images).shape == (1, 48, 3 * 14 * 14)
 
 
-def test__the_encoder_gets_images_normalised_as_it_wants(teacher: Teacher) -> None:
+def test__the_encoder_gets_images_normalized_as_it_wants(teacher: Teacher) -> None:
     seen = []
 
     class Watching(PixelEncoder):
@@ -60,12 +60,12 @@ def test__the_encoder_gets_images_normalised_as_it_wants(teacher: Teacher) -> No
 
     plain = torch.rand(2, 3, 8, 8)
     mean, std = (torch.tensor(one)[:, None, None] for one in IMAGENET)
-    target = FrozenTargets(encoder=Watching(4, GREY), patch_size=4, statistics=IMAGENET)
+    target = FrozenTargets(encoder=Watching(4, GRAY), patch_size=4, statistics=IMAGENET)
     target.tokens(teacher, (plain - mean) / std)
     ((images, pooled),) = seen
     torch.testing.assert_close(images, (plain - 0.5) / 0.25, rtol=1e-4, atol=1e-5)
     assert not pooled
-    assert renormalized(plain, GREY, GREY) is plain
+    assert renormalized(plain, GRAY, GRAY) is plain
 
 
 def test__another_number_of_channels_is_refused() -> None:

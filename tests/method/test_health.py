@@ -17,7 +17,7 @@ from capi.config.schema import Config
 from capi.method import health
 from capi.method.clustering import OnlineClustering
 from capi.method.health import HealthMonitor, NoObserver, Observer
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.step import train_step
@@ -55,8 +55,8 @@ def test__the_share_of_meaningless_positions_is_zero_on_average(draw: Draw, imag
     for _ in range(400):
         tokens = draw(images)
         found.append(float(health.position_share(tokens)))
-        centred = tokens - tokens.mean((0, 1))
-        uncorrected.append(float(centred.mean(0).square().mean() / centred.square().mean()))
+        centerd = tokens - tokens.mean((0, 1))
+        uncorrected.append(float(centerd.mean(0).square().mean() / centerd.square().mean()))
     assert abs(standard_errors_from_zero(found)) < 3.5
     # Without the correction it would be far off.
     assert standard_errors_from_zero(uncorrected) > 15
@@ -236,7 +236,7 @@ def test__some_images_and_positions_are_looked_at_spread_evenly() -> None:
 
 def batch_of(config: Config, images: int) -> MaskedBatch:
     keys = sample_keys(config.seed, 0, torch.arange(images))
-    visible, predict = mask_sampler(config)(Grid(*config.grid), keys)
+    visible, predict = mask_sampler(config)(PatchGrid(*config.grid), keys)
     shape = (images, 3, *config.data.height_and_width)
     return MaskedBatch(torch.randn(shape, generator=torch.Generator().manual_seed(1)), visible, predict)
 
@@ -297,7 +297,7 @@ def test__one_image_tells_nothing_of_position(small_config: Config) -> None:
     assert all(math.isfinite(value) for value in values.values() if value is not None)
 
 
-def test__broken_tokens_are_told_and_not_remembered() -> None:
+def test__broken_tokens_are_reported_and_not_remembered() -> None:
     clustering, monitor = OnlineClustering(width=4, prototypes=3), HealthMonitor()
     monitor.tokens([torch.randn(5, 7, 4)], clustering)
     before = clustering.recent_use.clone()

@@ -6,8 +6,8 @@ import torch
 from capi.errors import CapiError
 from capi.method.masking import (
     MASKS,
-    Grid,
     MaskSampler,
+    PatchGrid,
     block_boxes,
     block_mask,
     inverse_block_mask,
@@ -16,7 +16,7 @@ from capi.method.masking import (
 )
 from capi.runtime.randomness import sample_keys
 
-GRIDS = [Grid(14, 14), Grid(8, 6), Grid(3, 17), Grid(1, 16), Grid(16, 1), Grid(2, 2)]
+GRIDS = [PatchGrid(14, 14), PatchGrid(8, 6), PatchGrid(3, 17), PatchGrid(1, 16), PatchGrid(16, 1), PatchGrid(2, 2)]
 KEYS = sample_keys(0, 0, torch.arange(4000))
 
 
@@ -27,7 +27,7 @@ def sampler(kind: str = "inverse_block", ratio: float = 0.65, shift: bool = True
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("count", [1, 0.5, -1])
-def test__every_image_has_exactly_the_count(kind: str, grid: Grid, count: float) -> None:
+def test__every_image_has_exactly_the_count(kind: str, grid: PatchGrid, count: float) -> None:
     count = {1: 1, 0.5: max(grid.size // 2, 1), -1: grid.size - 1}[count]
     mask = MASKS[kind](grid, count, KEYS)
     assert mask.shape == (len(KEYS), grid.size)
@@ -36,7 +36,7 @@ def test__every_image_has_exactly_the_count(kind: str, grid: Grid, count: float)
 
 @pytest.mark.parametrize("kind", MASKS)
 def test__visible_and_predicted_patches_are_disjoint_sorted_and_within_the_grid(kind: str) -> None:
-    grid = Grid(7, 9)
+    grid = PatchGrid(7, 9)
     visible, predict = sampler(kind, predict=9)(grid, KEYS)
     assert visible.shape == (4000, 63 - int(63 * 0.65))
     assert predict.shape == (4000, 9)
@@ -47,20 +47,20 @@ def test__visible_and_predicted_patches_are_disjoint_sorted_and_within_the_grid(
 
 
 def test__paper_counts_at_224_pixels() -> None:
-    assert sampler(predict=7).counts(Grid(14, 14)) == (69, 127, 7)
+    assert sampler(predict=7).counts(PatchGrid(14, 14)) == (69, 127, 7)
     # The released default, 5 % of the masked patches, at patch sizes 16 and 14.
-    assert sampler(predict=0.05).counts(Grid(14, 14))[2] == 6
-    assert sampler(predict=0.05).counts(Grid(16, 16))[2] == 8
+    assert sampler(predict=0.05).counts(PatchGrid(14, 14))[2] == 6
+    assert sampler(predict=0.05).counts(PatchGrid(16, 16))[2] == 8
     # Shares are rounded down: 7.6 patches.
-    assert sampler(predict=0.06).counts(Grid(14, 14))[2] == 7
+    assert sampler(predict=0.06).counts(PatchGrid(14, 14))[2] == 7
 
 
 def test__a_share_never_rounds_to_zero_predictions() -> None:
-    assert sampler(predict=0.05).counts(Grid(2, 2)) == (2, 2, 1)
+    assert sampler(predict=0.05).counts(PatchGrid(2, 2)) == (2, 2, 1)
 
 
 def test__several_blocks_are_a_union_of_rectangles_of_the_drawn_sizes() -> None:
-    grid = Grid(14, 14)
+    grid = PatchGrid(14, 14)
     # Up to the size of the smallest block, what is hidden lies in one rectangle and begins in its upper left corner.
     smallest = multi_block_mask(grid, 20, KEYS[:200]).view(-1, 14, 14)
     for mask in smallest:
@@ -76,7 +76,7 @@ def test__several_blocks_are_a_union_of_rectangles_of_the_drawn_sizes() -> None:
 
 @pytest.mark.parametrize("kind", ["block", "inverse_block", "multi_block"])
 def test__roll_makes_coverage_uniform(kind: str) -> None:
-    grid = Grid(6, 8)
+    grid = PatchGrid(6, 8)
     keys = sample_keys(1, 0, torch.arange(20_000))
     count = 31
     covered = roll(grid, MASKS[kind](grid, count, keys), keys).double().mean(0)
@@ -88,7 +88,7 @@ def test__roll_makes_coverage_uniform(kind: str) -> None:
 
 
 def test__random_masks_and_predictions_are_uniform() -> None:
-    grid = Grid(5, 5)
+    grid = PatchGrid(5, 5)
     keys = sample_keys(2, 0, torch.arange(20_000))
     visible, predict = sampler("random", 0.6, shift=False, predict=4)(grid, keys)
     for index in (visible, predict):
@@ -98,7 +98,7 @@ def test__random_masks_and_predictions_are_uniform() -> None:
 
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
-def test__blocks_fit_the_grid_and_hold_the_count(grid: Grid) -> None:
+def test__blocks_fit_the_grid_and_hold_the_count(grid: PatchGrid) -> None:
     for count in range(1, grid.size):
         height, width, top, left = block_boxes(grid, count, KEYS[:500])
         assert (height * width >= count).all()
@@ -108,8 +108,8 @@ def test__blocks_fit_the_grid_and_hold_the_count(grid: Grid) -> None:
         assert (left + width <= grid.columns).all()
 
 
-@pytest.mark.parametrize("grid", [Grid(7, 1), Grid(1, 100), Grid(2, 50), Grid(50, 2)], ids=str)
-def test__on_flat_grids_a_block_is_no_longer_than_its_patches_need(grid: Grid) -> None:
+@pytest.mark.parametrize("grid", [PatchGrid(7, 1), PatchGrid(1, 100), PatchGrid(2, 50), PatchGrid(50, 2)], ids=str)
+def test__on_flat_grids_a_block_is_no_longer_than_its_patches_need(grid: PatchGrid) -> None:
     """The widest block that fits has whole sides, which rounding would make one too long."""
     across = min(grid)
     # From here on the aspect that fits is flatter than 2 to 1: blocks go across the whole grid.
@@ -122,7 +122,7 @@ def test__on_flat_grids_a_block_is_no_longer_than_its_patches_need(grid: Grid) -
 
 def test__block_aspects_are_log_uniform_between_a_half_and_two() -> None:
     # A large grid, so that rounding up to whole patches does not hide the aspect.
-    height, width, _, _ = block_boxes(Grid(4000, 4000), 1_000_000, KEYS)
+    height, width, _, _ = block_boxes(PatchGrid(4000, 4000), 1_000_000, KEYS)
     logarithm = (height / width).log2().double()
     assert logarithm.min() >= -1.01
     assert logarithm.max() <= 1.01
@@ -133,7 +133,7 @@ def test__block_aspects_are_log_uniform_between_a_half_and_two() -> None:
 
 
 def test__block_places_are_uniform() -> None:
-    grid = Grid(9, 9)
+    grid = PatchGrid(9, 9)
     height, _, top, _ = block_boxes(grid, 16, sample_keys(3, 0, torch.arange(30_000)))
     for tall in height.unique().tolist():
         places = torch.bincount(top[height == tall], minlength=9 - tall + 1).double()
@@ -143,7 +143,7 @@ def test__block_places_are_uniform() -> None:
 
 
 def test__a_block_is_a_rectangle_cut_at_its_lower_right_end() -> None:
-    grid, count = Grid(8, 7), 19
+    grid, count = PatchGrid(8, 7), 19
     masks = block_mask(grid, count, KEYS[:300]).view(-1, 8, 7)
     boxes = block_boxes(grid, count, KEYS[:300])
     for mask, height, width, top, left in zip(masks, *boxes, strict=True):
@@ -154,12 +154,12 @@ def test__a_block_is_a_rectangle_cut_at_its_lower_right_end() -> None:
 
 
 def test__inverse_block_leaves_a_block_visible() -> None:
-    grid = Grid(8, 7)
+    grid = PatchGrid(8, 7)
     assert torch.equal(~inverse_block_mask(grid, 37, KEYS), block_mask(grid, 19, KEYS))
 
 
 def test__roll_is_a_circular_shift() -> None:
-    grid = Grid(4, 5)
+    grid = PatchGrid(4, 5)
     mask = torch.zeros(2000, 20, dtype=torch.bool)
     mask[:, [0, 1, 5]] = True
     rolled = roll(grid, mask, KEYS[:2000]).view(-1, 4, 5)
@@ -175,7 +175,7 @@ def test__roll_is_a_circular_shift() -> None:
 
 
 def test__a_sample_does_not_depend_on_its_batch() -> None:
-    grid, draw = Grid(6, 6), sampler(predict=3)
+    grid, draw = PatchGrid(6, 6), sampler(predict=3)
     whole = draw(grid, sample_keys(5, 7, torch.arange(10)))
     parts = [draw(grid, sample_keys(5, 7, torch.arange(start, start + 5))) for start in (0, 5)]
     assert torch.equal(whole.visible, torch.cat([part.visible for part in parts]))
@@ -185,13 +185,13 @@ def test__a_sample_does_not_depend_on_its_batch() -> None:
 @pytest.mark.parametrize(
     ("settings", "grid", "word"),
     [
-        ({"ratio": 0.01}, Grid(4, 4), "masking.ratio"),
-        ({"ratio": 1.0}, Grid(4, 4), "masking.ratio"),
-        ({"predict": 11}, Grid(4, 4), "masking.predict"),
-        ({"predict": 0}, Grid(4, 4), "masking.predict"),
+        ({"ratio": 0.01}, PatchGrid(4, 4), "masking.ratio"),
+        ({"ratio": 1.0}, PatchGrid(4, 4), "masking.ratio"),
+        ({"predict": 11}, PatchGrid(4, 4), "masking.predict"),
+        ({"predict": 0}, PatchGrid(4, 4), "masking.predict"),
     ],
 )
-def test__impossible_counts_name_the_field_to_change(settings: dict, grid: Grid, word: str) -> None:
+def test__impossible_counts_name_the_field_to_change(settings: dict, grid: PatchGrid, word: str) -> None:
     with pytest.raises(CapiError, match=word):
         sampler(**settings).counts(grid)
 

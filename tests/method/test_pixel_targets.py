@@ -21,7 +21,7 @@ def slow_target(image: torch.Tensor, patch: int, size: int, columns: int) -> tor
     return torch.tensor([(value - mean) / (variance + 1e-6) ** 0.5 for value in values])
 
 
-def test__targets_are_the_patch_s_own_pixels_normalised(teacher: Teacher) -> None:
+def test__targets_are_the_patch_s_own_pixels_normalized(teacher: Teacher) -> None:
     target, images = PixelTargets(patch_size=4), 2 * torch.randn(2, 3, 12, 20) + 1
     index = torch.tensor([[0, 14, 7], [3, 5, 9]])
     _, (targets,) = target([target.tokens(teacher, images)], [index])
@@ -32,7 +32,7 @@ def test__targets_are_the_patch_s_own_pixels_normalised(teacher: Teacher) -> Non
             torch.testing.assert_close(targets[image, number], expected, rtol=1e-4, atol=1e-5)
 
 
-def test__a_patch_of_one_colour_has_zeros_as_target(teacher: Teacher) -> None:
+def test__a_patch_of_one_color_has_zeros_as_target(teacher: Teacher) -> None:
     target = PixelTargets(patch_size=4)
     _, (targets,) = target([target.tokens(teacher, torch.full((1, 1, 8, 8), 0.3))], [torch.tensor([[1]])])
     torch.testing.assert_close(targets, torch.zeros(1, 1, 16))

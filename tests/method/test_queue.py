@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from capi.config.schema import Config
-from capi.data.loader import Share
+from capi.data.loader import BatchShare
 from capi.errors import CapiError
 from capi.method.clustering import OnlineClustering
 from capi.method.clustering.queue import QueueShape, TokenQueue
@@ -82,7 +82,7 @@ def test__only_followed_batches_enter_and_each_replaces_the_oldest() -> None:
     batches = [torch.randn(IMAGES, POSITIONS, WIDTH) for _ in range(4)]
     for tokens in batches:
         run(clustering, [tokens])
-        # Of this one a loss was no number.
+        # Of this one a loss was NaN.
         run(clustering, [torch.full_like(tokens, torch.nan)])
         run(clustering, [tokens])
         clustering.follow()
@@ -131,7 +131,7 @@ def test__the_queue_is_no_part_of_what_is_learnt() -> None:
 
 def queue_of_process(batches: Sequence[Tensor], process: int, processes: int, micro_batches: int) -> TokenQueue:
     """What one process keeps of global batches, of which the loader gives it its share."""
-    share = Share(12, micro_batches, process, processes)
+    share = BatchShare(12, micro_batches, process, processes)
     queue = TokenQueue(QueueShape(2, 12 // processes, POSITIONS, micro_batches), WIDTH)
     for tokens in batches:
         queue.enter([tokens[share.samples(number)] for number in range(micro_batches)])
@@ -175,12 +175,12 @@ def test__memory_stays_within_the_budget_with_a_queue(sinkhorn: Any, queued: int
 
 def test__a_queue_sharpens_the_targets_of_a_batch_that_is_small_for_its_prototypes() -> None:
     """Of four images each must share all prototypes; with ninety-six more beside them they need not."""
-    centres = torch.randn(PROTOTYPES, WIDTH)
-    draws = centres[torch.randint(PROTOTYPES, (100, POSITIONS))]
+    centers = torch.randn(PROTOTYPES, WIDTH)
+    draws = centers[torch.randint(PROTOTYPES, (100, POSITIONS))]
     earlier, batch = (draws + 0.1 * torch.randn_like(draws)).split([96, 4])
     entropy = []
     for clustering in (clustering_with(0), clustering_with(24)):
-        clustering.prototypes.data = centres.clone()
+        clustering.prototypes.data = centers.clone()
         if clustering.queue is not None:
             for part in earlier.split(4):
                 clustering.queue.enter([part])
@@ -224,7 +224,7 @@ def test__checkpoints_have_a_queue_exactly_where_the_run_has_one(small_config: C
         checkpoints.load(queued)
 
 
-def test__a_loss_that_is_no_number_leaves_the_queue_alone(small_config: Config) -> None:
+def test__a_loss_that_is_not_finite_leaves_the_queue_alone(small_config: Config) -> None:
     config = varied(small_config, "clustering.queue=12")
     learner, batch = build_learner(config), batch_of(config)
     train_step(learner, [batch], 1)

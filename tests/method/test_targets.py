@@ -75,7 +75,7 @@ def test__micro_batches_make_the_step_of_the_whole_batch(small_config: Config, n
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test__a_loss_that_is_no_number_updates_nothing(small_config: Config, name: str) -> None:
+def test__a_loss_that_is_not_finite_updates_nothing(small_config: Config, name: str) -> None:
     config, learner = build(small_config, name)
     batch, before = batch_of(config), states(learner)
     metrics = train_step(learner, [batch._replace(images=batch.images * torch.nan)], 5, HealthMonitor())

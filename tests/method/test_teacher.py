@@ -150,7 +150,7 @@ def test__the_layers_that_a_config_names_are_those_of_the_run(small_config: Conf
         ),
     ],
 )
-def test__layers_that_cannot_be_are_told_with_their_key(
+def test__layers_that_cannot_be_are_reported_with_their_key(
     small_config: Config, overrides: list[str], message: str
 ) -> None:
     with pytest.raises(CapiError, match=message):

@@ -21,7 +21,7 @@ def test__a_zero_prediction_gives_zero_logits() -> None:
     assert (LinearHead(width=8, outputs=5)(torch.zeros(1, 1, 8)) == 0).all()
 
 
-def test__the_mlp_head_is_three_layers_and_the_normalised_map_by_hand() -> None:
+def test__the_mlp_head_is_three_layers_and_the_normalized_map_by_hand() -> None:
     head, predictions = MlpHead(width=8, outputs=5, hidden=12, bottleneck=6), torch.randn(2, 3, 8)
     weights = [layer for layer in head.layers if isinstance(layer, torch.nn.Linear)]
     x = predictions

@@ -67,7 +67,7 @@ def test__stochastic_depth_runs_each_branch_for_the_same_number_of_images(images
     assert block.images_kept(images) == kept
 
 
-def test__stochastic_depth_draws_anew_for_each_branch() -> None:
+def test__stochastic_depth_draws_again_for_each_branch() -> None:
     block, x = Block(width=16, heads=2, mlp_width=64, drop_rate=0.5), torch.randn(64, 5, 16)
     torch.nn.init.zeros_(block.attention.output.weight)
     attended, mapped = [], []

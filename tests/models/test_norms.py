@@ -42,7 +42,7 @@ def test__results_and_gradients_are_those_of_torch(scaled: bool) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
-def test__tokens_of_zeros_and_tokens_that_are_no_numbers_stay_so() -> None:
+def test__tokens_of_zeros_and_tokens_that_are_not_finite_stay_so() -> None:
     x = torch.stack([torch.zeros(8), torch.full((8,), torch.nan), torch.ones(8)]).requires_grad_()
     y = final_norm(x)
     y[::2].sum().backward()

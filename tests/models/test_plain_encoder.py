@@ -8,7 +8,7 @@ from capi.errors import CapiError
 from capi.models.encoder import MaskTokens, PatchEncoder
 from capi.models.plain_vit import PlainEncoder, rotary_angles
 from capi.zoo.baselines.registry import BASELINES
-from tests.zoo.baseline_checkpoints import images, randomise, small
+from tests.zoo.baseline_checkpoints import images, randomize, small
 
 # One of each layout and of each variant of it; and of each way to other grids.
 MASKABLE = {
@@ -23,7 +23,7 @@ VISIBLE = torch.tensor([[7, 2, 11, 5], [0, 15, 3, 8]])
 
 def encoder(name: str, **changes: str) -> PlainEncoder:
     model = PlainEncoder(small(name, **changes).architecture).eval()
-    randomise(model)
+    randomize(model)
     return model
 
 

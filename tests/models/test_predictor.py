@@ -149,7 +149,7 @@ def test__mask_tokens_at_all_masked_positions_see_each_other_whichever_are_read(
     together = predict(model, network, images(), VISIBLE, PREDICT)
     alone = predict(model, network, images(), VISIBLE, PREDICT[:, 1:2])
     torch.testing.assert_close(alone, together[:, 1:2], rtol=1e-4, atol=1e-5)
-    # A mask token elsewhere is told by its effect: one patch more is hidden, and one less visible.
+    # A mask token elsewhere shows by its effect: one patch more is hidden, and one less visible.
     fewer = predict(model, network, images(), VISIBLE[:, :3], PREDICT)
     assert not torch.allclose(fewer, together, rtol=1e-4, atol=1e-5)
     gradient = torch.autograd.grad(together.square().sum(), model.mask_token)[0]

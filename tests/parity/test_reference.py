@@ -85,7 +85,7 @@ def test__logits_are_products_with_the_prototypes(reference: dict[str, Tensor]) 
     torch.testing.assert_close(logits, reference["clustering.logits"], **TOLERANCE)
 
 
-def test__three_optimisation_steps(
+def test__three_optimization_steps(
     model: CapiEncoder, batch: MaskedBatch, reference: dict[str, Tensor], reference_config: dict[str, Any]
 ) -> None:
     training = reference_config["train"]

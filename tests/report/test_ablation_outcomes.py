@@ -35,8 +35,8 @@ def test__spread_is_mean_and_sample_deviation() -> None:
     found = spread([0.1, 0.2, 0.6])
     assert found is not None
     assert found.mean == pytest.approx(0.3)
-    assert found.deviation == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
-    assert spread([0.5]).deviation is None
+    assert found.std == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
+    assert spread([0.5]).std is None
     assert spread([]) is None
 
 

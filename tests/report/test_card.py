@@ -133,7 +133,7 @@ def test__every_target_has_its_words(card: ModelCard, kind: str) -> None:
     assert f"by predicting {TARGETS[kind].description} of patches" in text
 
 
-def test__weights_that_it_started_from_are_told_with_their_licence(card: ModelCard) -> None:
+def test__weights_that_it_started_from_are_reported_with_their_license(card: ModelCard) -> None:
     text = as_markdown(replace(card, origin="It started from the weights of x."))
     assert "It started from the weights of x." in text
     assert "have a licence of their own" in text
@@ -158,12 +158,12 @@ def test__plain_text_stays_on_one_line() -> None:
 
 
 @pytest.mark.parametrize("licence", ["", "Apache-2.0", "mit\nx: y", "cc by", "a" * 80, "-x"])
-def test__what_is_no_licence_is_refused(licence: str) -> None:
+def test__what_is_no_license_is_refused(licence: str) -> None:
     with pytest.raises(CapiError, match="cannot name a licence on the Hub"):
         require_licence(licence)
 
 
-def test__licences_are_kept_as_given() -> None:
+def test__licenses_are_kept_as_given() -> None:
     assert require_licence("apache-2.0") == "apache-2.0"
     assert require_licence("other") == "other"
 

@@ -8,8 +8,8 @@ from capi.report.pictures.clusters import KMeans
 
 
 def blobs(clusters: int, each: int, spread: float, width: int = 4) -> Tensor:
-    centres = torch.randn(clusters, width) * 5
-    return (centres[:, None] + spread * torch.randn(clusters, each, width)).flatten(0, 1) + 100
+    centers = torch.randn(clusters, width) * 5
+    return (centers[:, None] + spread * torch.randn(clusters, each, width)).flatten(0, 1) + 100
 
 
 @pytest.mark.parametrize(("clusters", "spread"), [(3, 0.3), (6, 1.0), (8, 4.0)])
@@ -19,18 +19,18 @@ def test__the_inertia_is_as_good_as_that_of_scikit_learn(clusters: int, spread: 
     theirs = TheirKMeans(clusters, n_init=10, random_state=0).fit(features.numpy())
     assert ours.inertia_ <= theirs.inertia_ * 1.02
     # What is said of the inertia is true of the labels.
-    centres = ours.centres_ + ours.mean_
-    assert ours.inertia_ == pytest.approx(float((features - centres[ours.predict(features)]).square().sum()), rel=1e-4)
+    centers = ours.centers_ + ours.mean_
+    assert ours.inertia_ == pytest.approx(float((features - centers[ours.predict(features)]).square().sum()), rel=1e-4)
 
 
-def test__each_patch_belongs_to_the_nearest_centre_which_is_the_mean_of_its_patches() -> None:
+def test__each_patch_belongs_to_the_nearest_center_which_is_the_mean_of_its_patches() -> None:
     features = blobs(5, 40, 2.0)
     found = KMeans(5).fit(features)
-    labels, centres = found.predict(features), found.centres_.double() + found.mean_
-    distances = torch.cdist(features.double(), centres, compute_mode="donot_use_mm_for_euclid_dist")
+    labels, centers = found.predict(features), found.centers_.double() + found.mean_
+    distances = torch.cdist(features.double(), centers, compute_mode="donot_use_mm_for_euclid_dist")
     assert torch.equal(labels, distances.argmin(1))
     for number in range(5):
-        torch.testing.assert_close(features[labels == number].double().mean(0), centres[number], atol=1e-3, rtol=0)
+        torch.testing.assert_close(features[labels == number].double().mean(0), centers[number], atol=1e-3, rtol=0)
 
 
 def test__clusters_are_numbered_from_the_largest_down_and_are_the_same_every_time() -> None:
@@ -38,14 +38,14 @@ def test__clusters_are_numbered_from_the_largest_down_and_are_the_same_every_tim
     first, second = KMeans(3, seed=4).fit(features), KMeans(3, seed=4).fit(features)
     assert first.predict(features).bincount().tolist() == [50, 30, 10]
     assert first.shares_.tolist() == pytest.approx([50 / 90, 30 / 90, 10 / 90])
-    assert torch.equal(first.centres_, second.centres_)
+    assert torch.equal(first.centers_, second.centers_)
 
 
 @pytest.mark.parametrize("different", [1, 2, 3])
 def test__fewer_different_patches_than_clusters_make_as_many_clusters(different: int) -> None:
     features = torch.randn(different, 3).repeat(20, 1)
     found = KMeans(8).fit(features)
-    assert len(found.centres_) == different
+    assert len(found.centers_) == different
     assert found.inertia_ == pytest.approx(0, abs=1e-9)
     assert len(found.predict(features).unique()) == different
 
@@ -54,6 +54,6 @@ def test__a_cluster_that_loses_all_patches_takes_one_that_is_far_off() -> None:
     from capi.report.pictures.clusters import _means
 
     values = torch.tensor([[0.0], [1.0], [9.0]])
-    labels, centres = torch.tensor([0, 0, 0]), torch.tensor([[0.5], [100.0]])
-    assert _means(values, labels, centres)[1].tolist() == [9.0]
-    assert np.isclose(_means(values, labels, centres)[0].item(), 10 / 3)
+    labels, centers = torch.tensor([0, 0, 0]), torch.tensor([[0.5], [100.0]])
+    assert _means(values, labels, centers)[1].tolist() == [9.0]
+    assert np.isclose(_means(values, labels, centers)[0].item(), 10 / 3)

@@ -16,11 +16,11 @@ def clock(*records: tuple[int, float]) -> Column:
 
 
 def test__the_last_clock_of_each_start_is_counted() -> None:
-    # The second start took over at step 20 and its clock began anew.
+    # The second start took over at step 20 and its clock restarted.
     assert seconds_of_starts(clock((10, 5.0), (20, 11.0), (30, 4.0), (40, 9.0)), [0, 20]) == [11.0, 9.0]
 
 
-def test__a_start_whose_first_record_is_later_than_the_last_clock_still_begins_anew() -> None:
+def test__a_start_whose_first_record_is_later_than_the_last_clock_still_restarts() -> None:
     assert seconds_of_starts(clock((10, 5.0), (20, 50.0)), [0, 10]) == [5.0, 50.0]
 
 
@@ -33,7 +33,7 @@ def test__starts_that_wrote_nothing_cost_nothing() -> None:
     assert seconds_of_starts(clock(), []) == [0.0]
 
 
-def test__values_that_are_no_numbers_are_passed_over() -> None:
+def test__values_that_are_not_finite_are_passed_over() -> None:
     assert seconds_of_starts(clock((10, 5.0), (20, math.nan), (30, 9.0)), [0]) == [9.0]
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from capi.method.targets import LossLabel
-from capi.report.pictures.curves import draw_curves, series
+from capi.report.runs import plot_metrics, series
 
 LOSS = LossLabel("Cross-entropy", "nat")
 RECORDS = [
@@ -54,14 +54,14 @@ def test__every_metric_is_drawn_as_it_was_logged(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Axes, "plot", watched)
     monkeypatch.setattr(Axes, "set_title", titled)
     monkeypatch.setattr(Figure, "savefig", lambda self, file, **options: file.write(b""))
-    draw_curves(RECORDS, tmp_path / "curves.png", LOSS)
+    plot_metrics(RECORDS, tmp_path / "curves.png", LOSS)
     assert drawn == LOGGED
     assert titles[-1] == "Evaluations"
 
 
 @pytest.mark.parametrize("records", [RECORDS, []], ids=["some", "none"])
 def test__the_picture_is_whole_and_alone_in_its_folder(tmp_path: Path, records: list) -> None:
-    draw_curves(records, tmp_path / "curves.png", LOSS)
+    plot_metrics(records, tmp_path / "curves.png", LOSS)
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
     pixels = pixels_of(tmp_path / "curves.png")
     panels = [panel for row in np.array_split(pixels, 2) for panel in np.array_split(row, 3, axis=1)]
@@ -83,5 +83,5 @@ def test__a_failure_keeps_the_picture_before_and_leaves_nothing_else(
 
     monkeypatch.setattr(Figure, "savefig", fail)
     with pytest.raises(OSError, match="disk full"):
-        draw_curves(RECORDS, path, LOSS)
+        plot_metrics(RECORDS, path, LOSS)
     assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("curves.png", b"before")]

@@ -18,7 +18,7 @@ from capi.errors import CapiError
 from capi.report.doctor import Diagnosis, diagnosis_text, doctor
 from capi.report.pages.data import RunState
 from capi.report.references import make_reference, parse_reference
-from capi.train.health import RULES, Finding, State, Watchman
+from capi.train.health import RULES, Finding, FindingState, Watchman
 from capi.train.run import pretrain, run_facts
 from capi.zoo.run_folder import RunFolder
 from tests.variants import TARGETS, varied
@@ -62,7 +62,7 @@ def write_run(
     return folder
 
 
-def titles(found: Diagnosis, state: State) -> set[str]:
+def titles(found: Diagnosis, state: FindingState) -> set[str]:
     return {finding.title for finding in found.of(state)}
 
 
@@ -101,7 +101,7 @@ def test__each_range_raises_an_alarm_with_its_advice(config: Config, tmp_path: P
     assert found.sentence.startswith("1 thing not well")
 
 
-def test__an_alarm_that_is_over_is_told_with_its_step(config: Config, tmp_path: Path) -> None:
+def test__an_alarm_that_is_over_is_reported_with_its_step(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines[10:20]:
@@ -135,7 +135,7 @@ def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, 
     assert finding(found, "Checkpoint").text == "the newest is of step 200"
 
 
-def test__a_run_that_was_moved_is_gone_on_with_where_it_is(config: Config, tmp_path: Path) -> None:
+def test__a_run_that_was_moved_is_resumed_where_it_is(config: Config, tmp_path: Path) -> None:
     words = ["/somewhere/capi", "pretrain", "demo", "--data", "photos", "--out", "r"]
     start = {"command": words, "folder": "/home/of/another", "step": 0}
     found = doctor(write_run(tmp_path / "moved", config, steps=200, starts=[start]))
@@ -158,7 +158,7 @@ with open(sys.argv[1], "a") as file:
 """
 
 
-def test__a_run_that_goes_on_is_told_by_its_lock(config: Config, tmp_path: Path) -> None:
+def test__a_run_that_is_running_is_recognized_by_its_lock(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config, steps=200)
     command = [sys.executable, "-c", _TRAINER, str(run / ".lock")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as trainer:
@@ -232,7 +232,7 @@ def test__what_is_no_run_is_refused_and_of_a_newer_one_is_said_what_can_be(confi
         doctor(run)
 
 
-def test__checkpoints_that_are_missing_or_unreadable_are_told(config: Config, tmp_path: Path) -> None:
+def test__checkpoints_that_are_missing_or_unreadable_are_reported(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     state = run / "checkpoints" / f"step_{STEPS:08d}" / "state.json"
     for text, message in (
@@ -259,7 +259,7 @@ def test__a_strange_record_of_the_data_is_no_reason_to_fail(config: Config, tmp_
     assert "Images" not in {one.title for one in found.findings}
 
 
-def test__curves_outside_of_the_reference_runs_are_told(
+def test__curves_outside_of_the_reference_runs_are_reported(
     config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = []

@@ -13,7 +13,7 @@ from capi.data.sources import Files, demo_photos
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.models.features import PixelEncoder
-from capi.report.draw import KINDS, Prototypes, built_in_photos, load_prototypes, picture
+from capi.report.draw import PICTURE_KINDS, Prototypes, built_in_photos, load_prototypes, picture
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame
 from capi.report.pictures.painters import PcaColors, paint
 from capi.report.pictures.sheets import enlarged
@@ -80,11 +80,18 @@ def test__pictures_show_the_features(images: Path, tmp_path: Path) -> None:
 def test__every_kind_can_be_drawn_together(images: Path, tmp_path: Path) -> None:
     prototypes = {"random": Prototypes(torch.randn(5, 8))}
     done = picture(
-        MODELS, [images], tmp_path / "out", sizes=(16,), kinds=KINDS, joint=True, whole=True, prototypes=prototypes
+        MODELS,
+        [images],
+        tmp_path / "out",
+        sizes=(16,),
+        kinds=PICTURE_KINDS,
+        joint=True,
+        whole=True,
+        prototypes=prototypes,
     )
-    assert {f"{kind}.png" for kind in KINDS} <= {path.name for path in done.files}
+    assert {f"{kind}.png" for kind in PICTURE_KINDS} <= {path.name for path in done.files}
     text = done.page.read_text()
-    assert all(f'id="{kind}"' in text for kind in KINDS)
+    assert all(f'id="{kind}"' in text for kind in PICTURE_KINDS)
     assert "b &amp; c.png" in text
 
 
@@ -132,7 +139,7 @@ def test__a_model_that_cannot_read_the_images_leaves_the_others_alone(images: Pa
     assert (tmp_path / "out" / "pca" / "1-random-16" / "a.png.png").is_file()
 
 
-def test__images_of_one_pixel_one_colour_or_grey_are_drawn(tmp_path: Path) -> None:
+def test__images_of_one_pixel_one_color_or_gray_are_drawn(tmp_path: Path) -> None:
     for name, values in {
         "one.png": np.zeros((1, 1, 3), np.uint8),
         "even.png": np.full((30, 20, 3), 90, np.uint8),
@@ -152,7 +159,7 @@ def test__images_of_one_pixel_one_colour_or_grey_are_drawn(tmp_path: Path) -> No
 
 def test__an_encoder_with_one_patch_is_drawn(images: Path, tmp_path: Path) -> None:
     for joint in (False, True):
-        kinds = tuple(kind for kind in KINDS if kind != "prototypes")
+        kinds = tuple(kind for kind in PICTURE_KINDS if kind != "prototypes")
         done = picture({"m": OnePatch()}, [images], tmp_path / f"out{joint}", sizes=(16,), kinds=kinds, joint=joint)
         assert done.failed == {}
 
@@ -177,7 +184,7 @@ def test__a_request_that_makes_no_sense_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test__folders_without_images_and_images_that_are_none_are_told(tmp_path: Path) -> None:
+def test__folders_without_images_and_images_that_are_none_are_reported(tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(CapiError, match="holds no images"):

@@ -39,7 +39,7 @@ def test__there_are_as_many_clusters_as_asked_for(content: Content, number: int)
     assert f"in {number} groups" in text
 
 
-def test__patches_of_one_prototype_have_one_colour(content: Content) -> None:
+def test__patches_of_one_prototype_have_one_color(content: Content) -> None:
     view = content.explorer.view(0)
     [picture] = pictures_in(content.prototype_map(view))
     nearest = content.explorer.nearest(view).flatten().tolist()

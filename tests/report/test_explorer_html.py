@@ -5,7 +5,7 @@ import re
 import numpy as np
 from PIL import Image
 
-from capi.report.explorer.html import Figure, parts
+from capi.report.explorer.content import Figure, parts
 from tests.data.pictures import noise
 
 EVIL = '<script>parts.alert("x")</script>'

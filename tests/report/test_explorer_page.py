@@ -106,7 +106,7 @@ def test__the_page_fits_every_screen_in_light_and_dark(browser: Browser, address
         context.close()
 
 
-def test__an_upload_that_is_no_image_is_told_and_the_page_lives_on(
+def test__an_upload_that_is_no_image_is_reported_and_the_page_lives_on(
     page: Page,  # noqa: F811
     address: str,
     tmp_path: Path,
@@ -201,7 +201,7 @@ def test__what_the_page_wrote_is_removed_and_settings_are_as_before(
         status(address)
 
 
-def test__ports_that_are_taken_are_told(tmp_path: Path) -> None:
+def test__ports_that_are_taken_are_reported(tmp_path: Path) -> None:
     explorer = Explorer(PixelEncoder(8), [photo_folder(tmp_path / "photos")], size=32)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

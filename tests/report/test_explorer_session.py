@@ -176,7 +176,7 @@ def test__a_folder_without_images_and_one_of_broken_ones_are_errors(tmp_path: Pa
         Explorer(untrained_model(), [tmp_path]).thumbnails()
 
 
-def test__broken_images_among_good_ones_are_told_and_left_out(folder: Path) -> None:
+def test__broken_images_among_good_ones_are_reported_and_left_out(folder: Path) -> None:
     (folder / "a.png").write_bytes(b"nothing")
     explorer = Explorer(untrained_model(), [folder], size=32)
     assert [number for number, _, _ in explorer.thumbnails()] == [0, 2, 3, 4]
@@ -203,7 +203,7 @@ def test__a_single_pixel_can_be_explored(explorer: Explorer, tmp_path: Path) -> 
     assert len(explorer.similar(view, (0, 0), 3)) == 3
 
 
-def test__an_encoder_that_sees_grey_is_shown_in_colour(folder: Path) -> None:
+def test__an_encoder_that_sees_gray_is_shown_in_color(folder: Path) -> None:
     explorer = Explorer(PixelEncoder(8, Statistics((0.5,), (0.2,))), [folder], size=32)
     view = explorer.view(0)
     assert view.image.shape[1] == 1

@@ -114,7 +114,7 @@ def test__batches_of_large_images_are_smaller() -> None:
     assert [shape[0] for shape in encoder.shapes] == [2, 2, 1]
 
 
-def test__images_that_cannot_be_read_are_told_and_the_others_go_on() -> None:
+def test__images_that_cannot_be_read_are_reported_and_the_others_go_on() -> None:
     good = encoded(photo(40, 40), "PNG")
     source = EncodedImages(["a", "huge", "b", "broken"], [good, claimed(20000, 20000), good, good[:200]])
     maps = FeatureMaps(PatchColors(), source, PictureFrame(16, 4), Encoding())
@@ -124,16 +124,16 @@ def test__images_that_cannot_be_read_are_told_and_the_others_go_on() -> None:
 
 
 @pytest.mark.parametrize("pixels", [noise(1, 1, 3), noise(5, 3), np.full((30, 30, 3), 7, np.uint8)])
-def test__single_pixels_grey_and_even_images_have_maps(pixels: np.ndarray) -> None:
+def test__single_pixels_gray_and_even_images_have_maps(pixels: np.ndarray) -> None:
     found = maps_of(source_of([pixels]), PictureFrame(16, 4))
     assert found[0].shape == (4, 4, 3)
     assert torch.isfinite(found[0]).all()
 
 
-def test__photos_of_an_encoder_that_sees_grey_have_colours() -> None:
+def test__photos_of_an_encoder_that_sees_gray_have_colors() -> None:
     source = source_of([photo(30, 30)])
-    grey = PixelEncoder(4, Statistics((0.5,), (0.2,)))
-    found = dict(photos(source, PictureFrame(16, 4), grey, side=32, workers=0, failed={}))
+    gray = PixelEncoder(4, Statistics((0.5,), (0.2,)))
+    found = dict(photos(source, PictureFrame(16, 4), gray, side=32, workers=0, failed={}))
     assert found[0].shape == (3, 32, 32)
     assert not torch.equal(found[0][0], found[0][1])
 

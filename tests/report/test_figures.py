@@ -26,7 +26,7 @@ def test__every_kind_makes_a_figure_of_several_models(kind: str) -> None:
     assert red_squares(sheet) == (2 if kind in {"pca", "clusters"} else 4)
 
 
-def test__a_kind_that_does_not_exist_names_its_nearest_neighbour() -> None:
+def test__a_kind_that_does_not_exist_names_its_nearest_neighbor() -> None:
     with pytest.raises(CapiError, match="clusters"):
         figure("cluster", photos(1), {"a": [torch.randn(4, 4, 8)]})
 

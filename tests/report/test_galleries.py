@@ -13,8 +13,8 @@ from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
 from capi.report.explorer.page import known_of
-from capi.report.galleries import index_images, write_gallery, write_neighbours
-from capi.report.picture_files import read_neighbours
+from capi.report.galleries import index_images, write_gallery, write_neighbors
+from capi.report.picture_files import read_neighbors
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
 from capi.report.pictures.gallery import PrototypeIndex, patch_crop
 from capi.report.snapshots import run_frame
@@ -42,13 +42,13 @@ def index_of(folder: Path) -> dict[str, object]:
     return json.loads((folder / "index.json").read_text(encoding="utf-8"))
 
 
-def test__patches_of_a_colour_belong_to_the_prototype_of_that_colour() -> None:
+def test__patches_of_a_color_belong_to_the_prototype_of_that_color() -> None:
     """Images of one colour each, an encoder of colours, and a prototype for each colour."""
-    colours = torch.tensor(list(COLORS.values()), dtype=torch.float32)
+    colors = torch.tensor(list(COLORS.values()), dtype=torch.float32)
     source = source_of([np.full((16, 16, 3), COLORS[name], np.uint8) for name in ("green", "red", "blue", "red")])
     # Patches are normalised colours, so prototypes are as well.
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    known = Prototypes((colours / 255 - mean) / deviation)
+    known = Prototypes((colors / 255 - mean) / deviation)
     index = index_images(PatchColors(), known, source, PictureFrame(16, 4), Encoding(batch_size=3))
     images = [[place.image for place in index.members(number)] for number in range(3)]
     assert images == [[1, 1, 1, 3, 3, 3], [0, 0, 0], [2, 2, 2]]
@@ -62,7 +62,7 @@ def test__a_bias_that_outweighs_all_takes_all_patches(photos: EncodedImages) -> 
     assert index.seen == 5 * 16
 
 
-def test__images_that_cannot_be_read_are_told_with_the_reason(photos: EncodedImages) -> None:
+def test__images_that_cannot_be_read_are_reported_with_the_reason(photos: EncodedImages) -> None:
     source = EncodedImages(photos.names, [b"no image", *photos.contents[1:]])
     failed: dict[str, str] = {}
     frame = PictureFrame(16, 4)
@@ -187,10 +187,10 @@ def test__a_run_without_a_checkpoint_says_so(run: Path, photos: EncodedImages) -
 
 def test__the_nearest_image_of_a_copy_is_the_other_copy(run: Path) -> None:
     originals = [photo(40, 40 + number, seed=number) for number in range(4)]
-    folder = write_neighbours(run, source_of([*originals, *originals]))
+    folder = write_neighbors(run, source_of([*originals, *originals]))
     rows = json.loads((folder / "index.json").read_text())
     assert len(rows) == 4
-    shown = read_neighbours(folder)
+    shown = read_neighbors(folder)
     for row, pictures in zip(rows, shown, strict=True):
         cosines = [each["cosine"] for each in row]
         assert cosines[0] is None
@@ -202,4 +202,4 @@ def test__the_nearest_image_of_a_copy_is_the_other_copy(run: Path) -> None:
 
 def test__nearest_images_need_two_that_can_be_read(run: Path, photos: EncodedImages) -> None:
     with pytest.raises(CapiError, match="fewer than two images"):
-        write_neighbours(run, EncodedImages(photos.names[:2], [b"no image", photos.contents[1]]))
+        write_neighbors(run, EncodedImages(photos.names[:2], [b"no image", photos.contents[1]]))

@@ -158,12 +158,12 @@ def test__shown_prototypes_are_spread_from_the_most_to_the_least_used() -> None:
 
 def photo_of(_: int) -> Image.Image:
     """Every patch of the grid in a grey of its own: ten times its number."""
-    greys = (torch.arange(20, dtype=torch.uint8) * 10).view(*GRID)
-    pixels = greys.repeat_interleave(30, 0).repeat_interleave(30, 1)
+    grays = (torch.arange(20, dtype=torch.uint8) * 10).view(*GRID)
+    pixels = grays.repeat_interleave(30, 0).repeat_interleave(30, 1)
     return Image.fromarray(pixels.numpy()).convert("RGB")
 
 
-def greys_in(crop: Image.Image, across: int, down: int) -> list[list[int]]:
+def grays_in(crop: Image.Image, across: int, down: int) -> list[list[int]]:
     """The grey in the middle of each patch that a view shows."""
     values = np.asarray(crop.convert("L"))
     rows = [int((row + 0.5) * values.shape[0] / down) for row in range(down)]
@@ -179,12 +179,12 @@ def greys_in(crop: Image.Image, across: int, down: int) -> list[list[int]]:
         (4, 3, [[90, 100, 110], [130, 140, 150], [170, 180, 190]], (2, 2)),
     ],
 )
-def test__a_crop_shows_the_patch_and_its_neighbours(
+def test__a_crop_shows_the_patch_and_its_neighbors(
     row: int, column: int, shown: list[list[int]], framed: tuple[int, int]
 ) -> None:
     crop = patch_crop(photo_of(0), PatchPlace(0, row, column, 1.0), GRID, side=90)
     assert crop.size == (90, 90)
-    assert greys_in(crop, 3, 3) == shown
+    assert grays_in(crop, 3, 3) == shown
     values = np.asarray(crop.convert("L"))
     top, left = framed[0] * 30, framed[1] * 30
     # The frame is the patch's border, and nothing else is as light.
@@ -211,7 +211,7 @@ def test__a_crop_of_a_grid_smaller_than_the_view_keeps_its_aspect() -> None:
 def test__a_crop_is_the_same_from_a_photo_of_another_size() -> None:
     place = PatchPlace(0, 2, 1, 1.0)
     small = patch_crop(photo_of(0).resize((40, 50), Image.Resampling.NEAREST), place, GRID, side=90)
-    assert greys_in(small, 3, 3) == greys_in(patch_crop(photo_of(0), place, GRID, side=90), 3, 3)
+    assert grays_in(small, 3, 3) == grays_in(patch_crop(photo_of(0), place, GRID, side=90), 3, 3)
 
 
 def test__each_photo_is_asked_for_once_and_crops_keep_their_rank() -> None:

@@ -27,38 +27,38 @@ def inked(image: Image.Image) -> npt.NDArray[np.bool_]:
     return (np.asarray(image) != 255).any(-1)
 
 
-def test__the_first_labels_have_colours_of_their_own() -> None:
+def test__the_first_labels_have_colors_of_their_own() -> None:
     first = [color_of(label) for label in range(150)]
     assert len(set(first)) == 150
     # White is for ignored pixels.
     assert (255, 255, 255) not in first
 
 
-def test__neighbouring_labels_are_easy_to_tell_apart() -> None:
+def test__neighboring_labels_are_easy_to_tell_apart() -> None:
     first = np.array([color_of(label) for label in range(151)])
     assert np.abs(np.diff(first, axis=0)).sum(1).min() > 100
 
 
-def test__every_pixel_has_the_colour_of_its_label_and_ignored_ones_are_white() -> None:
+def test__every_pixel_has_the_color_of_its_label_and_ignored_ones_are_white() -> None:
     labels = np.array([[0, 7], [255, 300]])
     picture = np.asarray(colored(labels, ignored=[255]))
     expected = [[color_of(0), color_of(7)], [(255, 255, 255), color_of(300)]]
     assert picture.tolist() == [[list(color) for color in row] for row in expected]
 
 
-def test__an_overlay_lies_between_the_photo_and_the_colours() -> None:
+def test__an_overlay_lies_between_the_photo_and_the_colors() -> None:
     photo, labels = noise(6, 9, 3), noise(6, 9) % 4
     mixed = np.asarray(overlay(Image.fromarray(photo), labels, ignored=[3], strength=0.25)).astype(float)
     expected = 0.75 * photo + 0.25 * np.asarray(colored(labels, ignored=[3]))
     np.testing.assert_allclose(mixed, expected, atol=1.0)
 
 
-def test__a_grey_photo_can_be_laid_under_colours() -> None:
+def test__a_gray_photo_can_be_laid_under_colors() -> None:
     assert overlay(Image.fromarray(noise(6, 9)), noise(6, 9) % 4).mode == "RGB"
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
-def test__a_label_image_holds_the_numbers_and_shows_the_colours(dtype: type) -> None:
+def test__a_label_image_holds_the_numbers_and_shows_the_colors(dtype: type) -> None:
     labels = noise(12, 10).astype(dtype)
     labels[0, :2] = 0, 255
     image = saved(label_image(labels))

@@ -77,21 +77,21 @@ def test__pictures_come_from_a_source_by_number(tmp_path: Path) -> None:
     contents = [encoded(Image.new("RGB", (9, 9), color), "PNG") for color in (RED, BLUE)]
     images = EncodedImages(["r", "b"], contents)
     assert match_tile(Match("b", 1, 1.0), 20, FRAMING, images).getpixel((10, 10)) == BLUE
-    grey = _grey(match_tile(Match("absent.png", 0, 1.0), 120, FRAMING, tmp_path))
+    gray = _gray(match_tile(Match("absent.png", 0, 1.0), 120, FRAMING, tmp_path))
     for match in (Match("other", 1, 1.0), Match("b", 2, 1.0)):
-        assert _grey(match_tile(match, 120, FRAMING, images)) == grey
-    assert _grey(match_tile(Match("b", 1, 1.0), 120, FRAMING, None)) == grey
+        assert _gray(match_tile(match, 120, FRAMING, images)) == gray
+    assert _gray(match_tile(Match("b", 1, 1.0), 120, FRAMING, None)) == gray
 
 
-def test__an_image_that_is_gone_or_broken_is_a_grey_tile_that_says_so(tmp_path: Path) -> None:
+def test__an_image_that_is_gone_or_broken_is_a_gray_tile_that_says_so(tmp_path: Path) -> None:
     (tmp_path / "broken.png").write_text("no image")
-    gone = _grey(match_tile(Match("gone.png", 0, 1.0), 150, FRAMING, tmp_path))
-    broken = _grey(match_tile(Match("broken.png", 0, 1.0), 150, FRAMING, tmp_path))
+    gone = _gray(match_tile(Match("gone.png", 0, 1.0), 150, FRAMING, tmp_path))
+    broken = _gray(match_tile(Match("broken.png", 0, 1.0), 150, FRAMING, tmp_path))
     assert gone != broken
-    assert _grey(match_tile(Match("folder/gone.png", 0, 1.0), 150, FRAMING, tmp_path)) == gone
+    assert _gray(match_tile(Match("folder/gone.png", 0, 1.0), 150, FRAMING, tmp_path)) == gone
 
 
-def _grey(tile: Image.Image) -> bytes:
+def _gray(tile: Image.Image) -> bytes:
     pixels = np.asarray(tile)
     assert (pixels[0, 0] == pixels[-1, -1]).all()
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 3

@@ -67,7 +67,7 @@ def test__a_whole_last_line_without_an_end_is_read_once(witness: Witness, tmp_pa
     assert witness.reader.columns()["a"].steps.tolist() == [1, 2]
 
 
-def test__a_run_that_goes_back_is_read_anew(witness: Witness, tmp_path: Path) -> None:
+def test__a_run_that_goes_back_is_read_again(witness: Witness, tmp_path: Path) -> None:
     append(tmp_path, *({"step": step, "a": float(step)} for step in range(1, 9)))
     witness.reader.read()
     cut_after(tmp_path / "metrics.jsonl", 3)
@@ -86,7 +86,7 @@ def test__a_file_that_vanishes_is_forgotten(witness: Witness, tmp_path: Path) ->
     assert witness.seen == []
 
 
-def test__what_is_no_number_becomes_a_gap(witness: Witness, tmp_path: Path) -> None:
+def test__nan_becomes_a_gap(witness: Witness, tmp_path: Path) -> None:
     lines = ['{"step": 1, "a": null}', '{"step": 2, "a": NaN}', '{"step": 3, "a": 1e999}', '{"step": 4, "a": 2}']
     (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, f'{{"step": 5, "a": {10**400}}}']) + "\n")
     witness.reader.read()

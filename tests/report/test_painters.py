@@ -51,7 +51,7 @@ def test__pictures_are_the_same_every_time(painter: Painter) -> None:
 
 
 @pytest.mark.parametrize("feature_map", [torch.full((3, 4, 10), 2.5), torch.randn(1, 1, 10), torch.zeros(2, 2, 10)])
-def test__nothing_to_see_is_one_quiet_colour(painter: Painter, feature_map: Tensor) -> None:
+def test__nothing_to_see_is_one_quiet_color(painter: Painter, feature_map: Tensor) -> None:
     for one in paint(painter, [feature_map])[0]:
         colors = pixels(one.picture).flatten(0, 1).unique(dim=0)
         assert len(colors) == 1
@@ -110,17 +110,17 @@ def test__a_component_that_is_even_keeps_its_sign() -> None:
     assert all((one - pictures[0]).abs().max() < 10 for one in pictures)
 
 
-def test__clusters_have_a_colour_each_in_all_images() -> None:
+def test__clusters_have_a_color_each_in_all_images() -> None:
     grid = torch.tensor([[0, 1], [2, 2]])
-    centres = torch.randn(3, 5) * 9
-    maps = [centres[grid] + 0.01 * torch.randn(2, 2, 5), centres[grid.T] + 0.01 * torch.randn(2, 2, 5)]
+    centers = torch.randn(3, 5) * 9
+    maps = [centers[grid] + 0.01 * torch.randn(2, 2, 5), centers[grid.T] + 0.01 * torch.randn(2, 2, 5)]
     (first,), (second,) = paint(ClusterMaps(3), maps)
     assert torch.equal(pixels(first.picture).transpose(0, 1), pixels(second.picture))
     assert len(pixels(first.picture).flatten(0, 1).unique(dim=0)) == 3
 
 
 @pytest.mark.parametrize("count", range(1, 25))
-def test__colours_differ(count: int) -> None:
+def test__colors_differ(count: int) -> None:
     colors = distinct_colors(count).double()
     assert colors.shape == (count, 3)
     if count > 1:
@@ -139,7 +139,7 @@ def test__atoms_show_their_codes_on_one_scale() -> None:
             assert part.caption == f"in {100 * (codes[:, number] > 0).float().mean():.0f} %"
 
 
-def test__prototypes_colour_the_patches_that_are_most_like_them() -> None:
+def test__prototypes_color_the_patches_that_are_most_like_them() -> None:
     prototypes, bias = torch.randn(6, 4), torch.tensor([0.0, 0, 0, 0, 0, 1e6])
     feature_map = torch.randn(3, 5, 4)
     plain = PrototypeMaps(prototypes)

@@ -76,7 +76,7 @@ def test__colors_stretch_all_but_the_extremes_over_0_to_255() -> None:
     assert colors.amax((0, 1, 2)).tolist() == [255, 255, 255]
 
 
-def test__a_component_without_variation_is_grey_and_leaves_the_others_alone() -> None:
+def test__a_component_without_variation_is_gray_and_leaves_the_others_alone() -> None:
     values = torch.randn(30, 3)
     flat = values.clone()
     flat[:, 1] = 4.0

@@ -10,7 +10,7 @@ from capi.report.picture_files import (
     PROTOTYPES_SHOWN,
     STEPS_SHOWN,
     read_emergence,
-    read_neighbours,
+    read_neighbors,
     read_picture,
     read_pixel_scores,
     read_prototypes,
@@ -112,7 +112,7 @@ def test__a_broken_index_counts_as_none(tmp_path: Path) -> None:
         assert read_prototypes(tmp_path)[0] == []
 
 
-def test__neighbours_and_pixels_of_a_strange_run_are_left_out(tmp_path: Path) -> None:
+def test__neighbors_and_pixels_of_a_strange_run_are_left_out(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8), "red").save(tmp_path / "a.jpg")
     good = [{"file": "a.jpg", "cosine": None}, {"file": "a.jpg", "cosine": 0.5}]
     for rows, expected in (
@@ -122,7 +122,7 @@ def test__neighbours_and_pixels_of_a_strange_run_are_left_out(tmp_path: Path) ->
         ([[{"file": "gone.jpg", "cosine": 0.1}]], 0),
     ):
         (tmp_path / "index.json").write_text(json.dumps(rows))
-        assert len(read_neighbours(tmp_path)) == expected
+        assert len(read_neighbors(tmp_path)) == expected
     for scores, kept in (({"demo/knn": 0.3, "a": 7.0, "b": "x"}, {"demo/knn": 0.3}), ([1], {})):
         (tmp_path / "pixels.json").write_text(json.dumps(scores))
         assert read_pixel_scores(tmp_path) == kept

@@ -28,7 +28,7 @@ def rows(path: Path) -> Rows:
 
 @pytest.fixture
 def noisy(tmp_path: Path) -> Path:
-    """Images of three classes that can hardly be told apart, so that some answers are wrong."""
+    """Images of three classes that can hardly be distinguished, so that some answers are wrong."""
     for number in range(60):
         split, kind = ("val", number % 3) if number < 30 else ("train", number % 3)
         path = tmp_path / "noisy" / split / "abc"[kind] / f"{number}.png"
@@ -84,7 +84,7 @@ def test__batches_and_workers_change_nothing(classifier: Path, noisy: Path, tmp_
     assert tables[0] == tables[1] == tables[2]
 
 
-def test__a_broken_image_is_listed_and_the_rest_is_labelled(classifier: Path, noisy: Path, tmp_path: Path) -> None:
+def test__a_broken_image_is_listed_and_the_rest_is_labeled(classifier: Path, noisy: Path, tmp_path: Path) -> None:
     folder = noisy / "val"
     whole = rows(label(classifier, [folder], tmp_path / "whole").folder / "labels.csv")
     (folder / "b" / "broken.png").write_bytes((folder / "a" / "0.png").read_bytes()[:50])
@@ -150,16 +150,16 @@ def test__masks_are_those_that_the_evaluation_was_scored_by(mask_folders: Path, 
     assert 0.1 < right / total < 0.9
 
 
-def test__an_overlay_is_the_photo_under_the_colours_of_the_legend(segmenter: Path, tmp_path: Path) -> None:
+def test__an_overlay_is_the_photo_under_the_colors_of_the_legend(segmenter: Path, tmp_path: Path) -> None:
     photo = np.full((8, 8, 3), 200, np.uint8)
     Image.fromarray(photo).save(tmp_path / "x.png")
     label(segmenter, [tmp_path / "x.png"], tmp_path / "out")
     labels = np.asarray(Image.open(tmp_path / "out" / "labels" / "x.png"))
     shown = np.asarray(Image.open(tmp_path / "out" / "overlays" / "x.png")).astype(float)
-    colours = np.array([(255, 255, 255) if value == 255 else color_of(int(value)) for value in labels.flatten()])
-    np.testing.assert_allclose(shown.reshape(-1, 3), 0.45 * 200 + 0.55 * colours, atol=1)
+    colors = np.array([(255, 255, 255) if value == 255 else color_of(int(value)) for value in labels.flatten()])
+    np.testing.assert_allclose(shown.reshape(-1, 3), 0.45 * 200 + 0.55 * colors, atol=1)
     with Image.open(tmp_path / "out" / "legend.png") as legend:
-        found = {colour for _, colour in legend.convert("RGB").getcolors(2**20)}
+        found = {color for _, color in legend.convert("RGB").getcolors(2**20)}
     assert {color_of(value) for value in (0, 1, 2)} <= found
 
 

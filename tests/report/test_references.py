@@ -120,7 +120,7 @@ def test__a_reference_holds_curves_but_no_times_and_schedules(reference: Referen
     assert reference.curves["student_loss"][2][-1] == pytest.approx(3 + 0.2 + 0.025, abs=1e-5)
 
 
-def test__runs_inside_and_outside_of_the_band_are_told_apart(reference: Reference) -> None:
+def test__runs_inside_and_outside_of_the_band_are_distinguished(reference: Reference) -> None:
     config = load_config("demo", SHORT)
 
     def outside(by: float, steps: int = STEPS) -> dict[str, bool]:
@@ -200,7 +200,7 @@ def test__runs_that_make_no_reference_are_refused(tmp_path: Path, runs: list[Pat
     ("text", "message"),
     [("", "not valid JSON"), ("{}", "no file"), ('{"format": 2}', "newer capi"), ("[1]", "expected an object")],
 )
-def test__files_that_are_no_reference_are_told(text: str, message: str) -> None:
+def test__files_that_are_no_reference_are_reported(text: str, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         parse_reference(text, "x.json")
 

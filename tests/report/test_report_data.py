@@ -29,7 +29,7 @@ def test__the_state_is_said_in_a_sentence(state: RunState, expected: str) -> Non
     assert expected in state.sentence
 
 
-def test__states_are_told_apart_without_colour() -> None:
+def test__states_are_distinguished_without_color() -> None:
     marks = {RunState(kind, 1, 2).mark for kind in ("running", "finished", "stopped", "unknown")}
     assert len(marks) == 4
     assert all(not mark[0].isalpha() and mark[2:].isalpha() for mark in marks)

@@ -76,7 +76,7 @@ def test__a_run_that_goes_on_says_so(tmp_path: Path) -> None:
         process.communicate(b"\n")
 
 
-def test__damage_in_the_metrics_is_told(tmp_path: Path) -> None:
+def test__damage_in_the_metrics_is_reported(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", [*records(11), record(60, student_loss=None)])
     with (path / "metrics.jsonl").open("a") as file:
         file.write('nonsense\n{"step": 65, "wo')
@@ -105,7 +105,7 @@ def test__a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
-def test__files_that_cannot_be_read_are_told(run: Path) -> None:
+def test__files_that_cannot_be_read_are_reported(run: Path) -> None:
     (run / "metrics.jsonl").unlink()
     (run / "metrics.jsonl").mkdir()
     with pytest.raises(CapiError, match="cannot be read"):
@@ -152,7 +152,7 @@ def test__a_followed_run_reads_on(run: Path) -> None:
     assert report.columns["student_loss"].steps.tolist() == [*range(5, 61, 5), 65]
 
 
-def test__another_run_in_the_same_folder_is_read_anew(run: Path) -> None:
+def test__another_run_in_the_same_folder_is_read_again(run: Path) -> None:
     followed = FollowedRun(run)
     followed.read()
     config = (run / "config.yaml").read_text()
@@ -170,7 +170,7 @@ def test__the_report_lies_beside_the_run_or_where_it_is_wanted(run: Path, tmp_pa
     assert not list(run.glob(".*partial"))
 
 
-def test__a_place_that_cannot_be_written_is_told(run: Path, tmp_path: Path) -> None:
+def test__a_place_that_cannot_be_written_is_reported(run: Path, tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="cannot be written"):
         write_report(run, tmp_path / "missing" / "report.html")
 

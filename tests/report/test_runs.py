@@ -75,7 +75,7 @@ def test__seeing_changes_nothing_of_what_is_computed(small_config: Config, image
         assert torch.equal(first, second)
 
 
-def test__a_report_that_cannot_be_written_is_told_and_the_run_stands(
+def test__a_report_that_cannot_be_written_is_reported_and_the_run_stands(
     small_config: Config,
     images: Path,
     tmp_path: Path,
@@ -92,7 +92,7 @@ def test__a_report_that_cannot_be_written_is_told_and_the_run_stands(
     assert "the report could not be written (no room)" in caplog.text
 
 
-def test__a_report_anew_draws_a_missing_gallery_where_the_images_are(
+def test__a_report_that_is_written_again_draws_a_missing_gallery_where_the_images_are(
     small_config: Config, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = changed(small_config, report=False)

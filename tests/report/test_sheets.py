@@ -84,7 +84,7 @@ def test__a_long_note_is_broken_into_lines() -> None:
     assert long.width == short.width
 
 
-def test__the_legend_shows_its_colours_between_its_words() -> None:
+def test__the_legend_shows_its_colors_between_its_words() -> None:
     bar = Image.new("RGB", (2, 1))
     bar.putdata([RED, BLUE])
     sheet = sheet_of("", [], ["a"], [Row("", [Drawn(plain(GREEN))])], legend=Legend(bar, "low", "high"))

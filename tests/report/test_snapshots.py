@@ -209,7 +209,7 @@ def test__a_broken_or_incomplete_snapshot_is_passed_over(
         assert abs(before.astype(int) - after).max() <= 1
 
 
-def test__images_that_cannot_be_read_give_way_to_their_neighbours(
+def test__images_that_cannot_be_read_give_way_to_their_neighbors(
     learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config
 ) -> None:
     contents = list(photos.contents)
@@ -237,7 +237,7 @@ def test__photos_have_a_short_side_of_256_pixels(
         assert image.size == (256, 341)
 
 
-def test__nothing_readable_is_told_once_and_the_run_goes_on(
+def test__nothing_readable_is_reported_once_and_the_run_goes_on(
     learner: Learner, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     drawer = taken(EncodedImages(["a", "b"], [b"no", b"image"]), tmp_path, small_config)
@@ -248,7 +248,7 @@ def test__nothing_readable_is_told_once_and_the_run_goes_on(
     assert list(tmp_path.iterdir()) == []
 
 
-def test__features_that_are_no_numbers_and_a_folder_that_cannot_be_written_do_not_end_the_run(
+def test__features_that_are_not_finite_and_a_folder_that_cannot_be_written_do_not_end_the_run(
     learner: Learner, photos: EncodedImages, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
@@ -292,7 +292,7 @@ def test__five_channels_are_drawn_and_the_first_three_are_the_photo(tmp_path: Pa
         assert image.mode == "RGB"
 
 
-def test__one_channel_is_drawn_from_grey_and_from_colour(tmp_path: Path) -> None:
+def test__one_channel_is_drawn_from_gray_and_from_color(tmp_path: Path) -> None:
     learner, known = channelled(1)
     source = source_of([photo(40, 30), photo(40, 30, seed=1)[..., 0]])
     Snapshots(source, known, SIZE, tmp_path, 10).run(learner, 0)

@@ -112,7 +112,7 @@ def test__the_sample_stays_within_its_bounds() -> None:
     assert summary.seen == 400
 
 
-def test__nothing_to_sum_up_is_told() -> None:
+def test__nothing_to_sum_up_is_reported() -> None:
     assert PatchSummary().seen == 0
     with pytest.raises(CapiError, match="no patches"):
         PatchSummary().components(3)

@@ -120,7 +120,7 @@ def test__only_what_changed_gets_another_digest(single: WatchServer, runs: list[
     assert loss["lines"][0]["steps"][-1] == 45
 
 
-def test__a_run_that_vanishes_is_told_and_the_server_lives_on(server: WatchServer, runs: list[Path]) -> None:
+def test__a_run_that_vanishes_is_reported_and_the_server_lives_on(server: WatchServer, runs: list[Path]) -> None:
     (runs[1] / "run.json").unlink()
     status, content, _ = ask(server, "/run/1/parts")
     assert status == 503
@@ -136,7 +136,7 @@ def test__a_folder_that_is_no_run_is_refused_at_once(tmp_path: Path) -> None:
         WatchServer([])
 
 
-def test__a_taken_port_is_told_or_avoided(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test__a_taken_port_is_reported_or_avoided(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(CapiError, match="another port"):
@@ -234,7 +234,7 @@ def test__two_runs_are_drawn_over_each_other(page: Page, server: WatchServer) ->
     expect(page.locator("h1")).to_have_text("2 runs")
 
 
-def test__a_server_that_is_gone_is_told(page: Page, runs: list[Path]) -> None:  # noqa: F811
+def test__a_server_that_is_gone_is_reported(page: Page, runs: list[Path]) -> None:  # noqa: F811
     with WatchServer(runs, port=0, seconds=0.1) as server:
         page.goto(server.address)
         expect(page.locator(".inside").first).to_be_visible()

@@ -45,7 +45,7 @@ def test__a_walk_takes_regular_files_and_links_to_them(folder: Path) -> None:
     (folder / "link.png").symlink_to("a.png")
     (folder / "lost.png").symlink_to("nowhere")
     source = image_folder(folder)
-    # A link that leads nowhere is told as a broken image, not left out in silence.
+    # A link that leads nowhere is reported as a broken image, not left out in silence.
     assert [source.name(number) for number in range(len(source))] == ["a.png", "link.png", "lost.png", "sub/b.png"]
 
 

@@ -10,7 +10,7 @@ from capi.runtime.processes import follow as follow_main
 from tests.runtime.threads import ThreadExchange, exchanges, together
 
 
-def test__the_others_do_what_is_asked_and_get_what_is_told() -> None:
+def test__the_others_do_what_is_asked_and_get_the_answer() -> None:
     def act(exchange: ThreadExchange) -> Any:
         done: list[int] = []
         if exchange.rank:
@@ -38,7 +38,7 @@ def test__a_failure_of_the_main_process_is_everyone_s(error: Exception) -> None:
     assert [(type(other), str(other)) for other in others] == [(SharedError, "no such folder")] * 2
 
 
-def test__of_a_lost_process_nobody_is_told() -> None:
+def test__a_lost_process_gets_no_message() -> None:
     """The announcement would wait for a process that is gone."""
 
     main, other = exchanges(2)

@@ -268,13 +268,13 @@ print("said last", end="")
 
 
 @pytest.mark.parametrize("given", ["two", "0", "-1"])
-def test__a_number_of_processes_that_is_none_is_told(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__a_number_of_processes_that_is_none_is_reported(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", given)
     with pytest.raises(CapiError, match=r"WORLD_SIZE is .*: expected the number of processes"):
         joined(torch.device("cpu")).__enter__()
 
 
-def test__what_gloo_says_is_told_without_its_source_and_its_guesses() -> None:
+def test__what_gloo_says_is_reported_without_its_source_and_its_guesses() -> None:
     said = "[/a/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:188. This is typically caused by a worker"
     told = r"any more \(Connection closed by peer \[127.0.0.1\]:188\)"
     with pytest.raises(LostProcessError, match=told), lost_process_is_an_error():

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from capi.runtime import progress
-from capi.runtime.progress import EvaluationProgress, Telling, clock_time
+from capi.runtime.progress import EvaluationProgress, TaskProgress, clock_time
 
 
 def test__without_a_terminal_lines_tell_how_much_is_left(
@@ -14,19 +14,19 @@ def test__without_a_terminal_lines_tell_how_much_is_left(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with caplog.at_level(logging.INFO, logger="capi"), Telling("packing", 100, done=20) as told:
+    with caplog.at_level(logging.INFO, logger="capi"), TaskProgress("packing", 100, done=20) as shown:
         for _ in range(4):
             now[0] += 10
-            told.advance(10)
+            shown.advance(10)
     assert caplog.messages == ["packing: 40 of 100, 0:01:00 left", "packing: 60 of 100, 0:00:40 left"]
 
 
 def test__on_a_terminal_there_is_a_bar() -> None:
     screen = io.StringIO()
-    with Telling("packing", 3, Console(file=screen, force_terminal=True, width=100)) as told:
-        told.advance(2)
-        assert told.bar is not None
-        told.bar.refresh()
+    with TaskProgress("packing", 3, Console(file=screen, force_terminal=True, width=100)) as shown:
+        shown.advance(2)
+        assert shown.bar is not None
+        shown.bar.refresh()
     assert "packing" in screen.getvalue()
     assert "2/3" in screen.getvalue()
 
@@ -35,11 +35,11 @@ def test__on_a_terminal_there_is_a_bar() -> None:
 def test__a_long_name_is_cut_and_the_numbers_are_not(width: int) -> None:
     screen = io.StringIO()
     names = ("study/runs/default-seed0 on folder/attentive: training images", "study/runs/default-seed0: test")
-    with EvaluationProgress(Console(file=screen, force_terminal=True, width=width)) as told:
+    with EvaluationProgress(Console(file=screen, force_terminal=True, width=width)) as shown:
         for name in names:
-            told(name, 1234, 1281167)
-        assert told.bar is not None
-        told.bar.refresh()
+            shown(name, 1234, 1281167)
+        assert shown.bar is not None
+        shown.bar.refresh()
     shown = screen.getvalue()
     assert "training images" in shown
     assert "1234/1281167" in shown
@@ -49,16 +49,16 @@ def test__a_long_name_is_cut_and_the_numbers_are_not(width: int) -> None:
 
 
 def test__the_bar_is_on_the_screen_within_the_block_alone() -> None:
-    with Telling("packing", 3, Console(file=io.StringIO(), force_terminal=True)) as told:
-        assert told.bar is not None
-        assert told.bar.live.is_started
-    assert not told.bar.live.is_started
+    with TaskProgress("packing", 3, Console(file=io.StringIO(), force_terminal=True)) as shown:
+        assert shown.bar is not None
+        assert shown.bar.live.is_started
+    assert not shown.bar.live.is_started
 
 
 def test__an_interruption_says_how_far_it_came(caplog: pytest.LogCaptureFixture) -> None:
     def packed() -> None:
-        with Telling("packing", 9) as told:
-            told.advance(4)
+        with TaskProgress("packing", 9) as shown:
+            shown.advance(4)
             raise KeyboardInterrupt
 
     with caplog.at_level(logging.WARNING, logger="capi"), pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from capi.config.benchmarks import PROTOCOLS
+from capi.config.benchmarks import PROTOCOL_CONFIGS
 from capi.evals.classification import KnnClassification
 from capi.evals.probe_protocol import AttentiveClassification, LinearClassification
 from capi.evals.probes import PAPER_GRID
@@ -33,7 +33,7 @@ def test__the_settings_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test__the_defaults_of_the_config_are_those_of_the_protocol(name: str) -> None:
-    config = PROTOCOLS[name](dataset="demo")
+    config = PROTOCOL_CONFIGS[name](dataset="demo")
     # An attentive probe looks at patches, and nobody is asked.
     otherwise = OTHERWISE | {"features"} if name == "attentive" else OTHERWISE
     fields = {field.name: field.default for field in dataclasses.fields(CLASSES[name]) if field.name not in otherwise}

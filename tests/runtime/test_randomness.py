@@ -37,8 +37,8 @@ def test__draws_are_uniform_and_uncorrelated() -> None:
     expected = draws.numel() / 100
     # The chi-square statistic of 99 degrees of freedom has mean 99 and deviation 14.
     assert 30 < ((buckets - expected) ** 2 / expected).sum() < 170
-    neighbours = torch.stack([draws[:-1, 0], draws[1:, 0], draws[:-1, 1]])
-    correlation = torch.corrcoef(neighbours) - torch.eye(3, dtype=torch.float64)
+    neighbors = torch.stack([draws[:-1, 0], draws[1:, 0], draws[:-1, 1]])
+    correlation = torch.corrcoef(neighbors) - torch.eye(3, dtype=torch.float64)
     assert correlation.abs().max() < 5 / 200_000**0.5
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 def saved_bytes(forward: Callable[[], Tensor], leaving_out: Iterable[Tensor] = ()) -> tuple[int, Tensor]:
     """Bytes of the distinct tensors that are kept after it, and its output.
 
-    Most are told by autograd. What selective checkpointing keeps is not: those are tensors of Python. Its states of
+    Most are reported by autograd. What selective checkpointing keeps is not: those are tensors of Python. Its states of
     random generators are bytes, of a number that does not depend on the batch, and left out.
     """
     known = {_address(value) for value in leaving_out}

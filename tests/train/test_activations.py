@@ -6,7 +6,7 @@ from torch import Tensor
 
 from capi.config.files import load_config
 from capi.config.schema import Config
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.models.costs import ActivationPolicy, Counts
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.activations import Activations, student_activations
@@ -19,8 +19,8 @@ SMALL = ["model.width=48", "model.heads=3", "model.depth=2", "clustering.prototy
 
 
 def counts_of(config: Config) -> Counts:
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
-    return Counts(config.model.registers, Grid(*config.grid).size, visible, predicted)
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
+    return Counts(config.model.registers, PatchGrid(*config.grid).size, visible, predicted)
 
 
 def planned(config: Config, learner: Learner, policy: ActivationPolicy) -> Activations:
@@ -31,7 +31,7 @@ def kept_by_autograd(config: Config, learner: Learner, precision: torch.dtype) -
     """Bytes of all storages that the backward pass of the student's loss would read, weights left out."""
     batch = random_batch(
         masks=mask_sampler(config),
-        grid=Grid(*config.grid),
+        grid=PatchGrid(*config.grid),
         image_shape=(config.model.channels, *config.data.height_and_width),
         batch_size=config.optimization.batch_size,
         seed=0,
@@ -73,7 +73,7 @@ def test__the_count_is_what_autograd_keeps(overrides: list[str], drop: float) ->
         assert count == pytest.approx(kept_by_autograd(config, learner, precision), rel=0.005), precision
 
 
-def test__what_is_computed_anew_is_not_kept() -> None:
+def test__what_is_recomputed_is_not_saved() -> None:
     config = load_config("vits16", ["optimization.batch_size=64", "model.stochastic_depth=0.2"])
     with torch.device("meta"):
         learner = build_learner(config, "meta")

@@ -1,4 +1,4 @@
-"""Adapting: a run starts from any encoder, changes as much of it as it is told, and needs the source no more."""
+"""Adapting: a run starts from any encoder, changes as much of it as it is asked to, and needs the source no more."""
 
 import shutil
 from collections.abc import Iterator
@@ -17,13 +17,13 @@ from capi.api import training
 from capi.api.training import adapted_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.models.costs import ActivationPolicy, Counts
 from capi.models.low_rank import LowRank
 from capi.train.build import build_learner, build_networks, mask_sampler, masked_batch
 from capi.train.checkpoint import Checkpoints, tensors
 from capi.train.cost.activations import student_activations
-from capi.train.initial_weights import fitted_patches, initialise
+from capi.train.initial_weights import fitted_patches, initialize
 from capi.train.step import Learner, train_step
 from capi.types import Features
 from capi.zoo.baselines.registry import BASELINES
@@ -65,9 +65,9 @@ def source(name: str, folder: Path) -> str:
     return f"baseline:{name}={folder / name}.pth"
 
 
-def begun(config: Config) -> Learner:
+def started_learner(config: Config) -> Learner:
     learner = build_learner(config)
-    assert initialise(learner, config) is not None
+    assert initialize(learner, config) is not None
     return learner
 
 
@@ -86,7 +86,7 @@ def state_of(learner: Learner) -> dict[str, Tensor]:
 def test__student_and_teacher_start_from_the_weights_and_both_learn(name: str, tmp_path: Path) -> None:
     model = source(name, tmp_path)
     config, expected, x = adapted_config(model, TINY), capi.load(model), images()
-    learner = begun(config)
+    learner = started_learner(config)
     for weights in ("teacher", "student"):
         assert_same(learner.as_encoder(weights)(x), expected(x))
     moved = trained(learner, config, 3).as_encoder()(x).feature_map
@@ -97,7 +97,7 @@ def test__a_model_of_our_own_is_a_source_too() -> None:
     model, x = str(REFERENCE / "student.pth"), torch.randn(2, 3, 32, 24)
     config = adapted_config(model, [*TINY, "data.image_size=[32,24]", "clustering.prototypes=16"])
     expected: Features = capi.load(model)(x)
-    found = begun(config).as_encoder()(x)
+    found = started_learner(config).as_encoder()(x)
     torch.testing.assert_close(found.feature_map, expected.feature_map)
     torch.testing.assert_close(found.registers, expected.registers)
 
@@ -134,7 +134,7 @@ def test__a_resumed_run_is_the_uninterrupted_one_and_needs_no_source(
 
 def test__the_encoder_stands_still_until_what_is_new_has_learnt(tmp_path: Path) -> None:
     config = adapted_config(source("dinov2_reg_vitl14", tmp_path), [*TINY, "adapt.frozen_share=0.5"])
-    learner = begun(config)
+    learner = started_learner(config)
     before, predictor = state_of(learner), learner.student.predictor.state_dict()["blocks.0.mlp.expand.weight"].clone()
     trained(learner, config, 4)
     assert all(torch.equal(value, before[name]) for name, value in state_of(learner).items())
@@ -149,7 +149,7 @@ def test__the_encoder_stands_still_until_what_is_new_has_learnt(tmp_path: Path) 
 
 def test__what_lies_before_the_last_blocks_stays_bit_equal(tmp_path: Path) -> None:
     config = adapted_config(source("dinov2_reg_vitl14", tmp_path), [*TINY, "adapt.blocks=1", "adapt.frozen_share=0"])
-    learner = begun(config)
+    learner = started_learner(config)
     before = state_of(learner)
     trained(learner, config, 3)
     changed = {name for name, value in state_of(learner).items() if not torch.equal(value, before[name])}
@@ -158,7 +158,7 @@ def test__what_lies_before_the_last_blocks_stays_bit_equal(tmp_path: Path) -> No
 
 def test__fixed_sines_stay_as_they_are(tmp_path: Path) -> None:
     config = adapted_config(source("mae_vitl16", tmp_path), [*TINY, "adapt.frozen_share=0"])
-    learner = begun(config)
+    learner = started_learner(config)
     before = state_of(learner)
     after = state_of(trained(learner, config, 3))
     assert torch.equal(after["positions"], before["positions"])
@@ -167,7 +167,7 @@ def test__fixed_sines_stay_as_they_are(tmp_path: Path) -> None:
 
 def test__each_block_has_its_share_of_the_rate(tmp_path: Path) -> None:
     more = ["adapt.layer_decay=0.5", "adapt.rate_multiplier=0.1", "optimization.patch_embedding_rate_multiplier=1"]
-    learner = begun(adapted_config(source("dinov2_reg_vitl14", tmp_path), [*TINY, *more]))
+    learner = started_learner(adapted_config(source("dinov2_reg_vitl14", tmp_path), [*TINY, *more]))
     rates = {id(p): g["rate_multiplier"] for g in learner.student_optimizer.param_groups for p in g["params"]}
     for name, parameter in learner.student.named_parameters():
         expected = 1.0
@@ -180,7 +180,7 @@ def test__each_block_has_its_share_of_the_rate(tmp_path: Path) -> None:
 def test__low_rank_matrices_alone_are_trained_and_merge_into_the_same_features(tmp_path: Path) -> None:
     more = ["adapt.lora_rank=2", "adapt.lora_scale=0.5", "adapt.frozen_share=0", "optimization.learning_rate=0.1"]
     config, x = adapted_config(source("beit_vitl16", tmp_path), [*TINY, *more]), images()
-    learner = begun(config)
+    learner = started_learner(config)
     before = state_of(learner)
     after = state_of(trained(learner, config, 3))
     changed = {name for name in after if not torch.equal(after[name], before[name])}
@@ -200,7 +200,7 @@ def test__a_pull_is_decay_towards_the_start(tmp_path: Path) -> None:
     """Without gradients nothing else moves weights; the distance to the start shrinks by 1 - rate pull in each step."""
     more = ["adapt.pull=0.5", "adapt.frozen_share=0", "adapt.layer_decay=1", "adapt.rate_multiplier=1"]
     config = adapted_config(source("dinov2_reg_vitl14", tmp_path), [*TINY, *more])
-    learner = begun(config)
+    learner = started_learner(config)
     optimizer, weight = learner.student_optimizer, learner.student.encoder.blocks[1].mlp.expand.weight
     start = weight.detach().clone()
     assert torch.equal(optimizer.initial_state(weight)["origin"], start)
@@ -232,7 +232,7 @@ def test__new_channels_begin_as_the_mean_and_other_patches_see_the_resized_one(t
     torch.testing.assert_close(torch.einsum("bchw,dchw->bd", patch, other), expected, atol=1e-4, rtol=1e-4)
     changes = ["model.patch_size=6", "model.channels=5", "data.image_size=24", "data.mean=auto", "data.std=auto"]
     config = adapted_config(source("dinov2_reg_vitl14", tmp_path), [*TINY, *changes])
-    assert begun(config).student.encoder(torch.randn(1, 5, 24, 24)).tokens.shape == (1, 5 + 16, 24)
+    assert started_learner(config).student.encoder(torch.randn(1, 5, 24, 24)).tokens.shape == (1, 5 + 16, 24)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +254,7 @@ def test__new_channels_begin_as_the_mean_and_other_patches_see_the_resized_one(t
         ("dinov2_reg_vitl14", ["model.registers=0"], r"registers.*: set model.registers=4"),
     ],
 )
-def test__what_does_not_fit_is_told_with_its_key(
+def test__what_does_not_fit_is_reported_with_its_key(
     name: str, overrides: list[str], message: str, photos: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(CapiError, match=message):
@@ -276,9 +276,9 @@ def test__the_planned_activations_are_what_autograd_keeps(
 ) -> None:
     monkeypatch.setitem(BASELINES, name, small(name, width=48, mlp_width=96))
     config = adapted_config(source(name, tmp_path), [*TINY, *more])
-    learner = begun(config)
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
-    counts = Counts(learner.student.encoder.num_registers, Grid(*config.grid).size, visible, predicted)
+    learner = started_learner(config)
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
+    counts = Counts(learner.student.encoder.num_registers, PatchGrid(*config.grid).size, visible, predicted)
     for precision, size in ((torch.float32, 4), (torch.bfloat16, 2)):
         planned = sum(student_activations(learner.student, counts, 4, ActivationPolicy(compute_bytes=size)))
         # What the first of the trained blocks reads needs no gradient, so that it keeps less; there are three here.
@@ -290,7 +290,7 @@ def test__the_plan_of_a_large_encoder_is_what_tensors_without_values_keep(more: 
     """ViT-L/14 of DINOv2 at 224 px in bfloat16, whose student runs forward on tensors that have shapes alone."""
     settings = [*more, "optimization.batch_size=16"]
     config = adapted_config("baseline:dinov2_vitl14", settings, weights=False)
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     kept: dict[int, int] = {}
 
     def pack(value: Tensor) -> Tensor:
@@ -311,7 +311,7 @@ def test__the_plan_of_a_large_encoder_is_what_tensors_without_values_keep(more: 
             outputs = student(*parts)
         weights = {each.untyped_storage()._cdata for each in student.parameters()}
     found = sum(size for storage, size in kept.items() if storage not in weights)
-    counts = Counts(student.encoder.num_registers, Grid(*config.grid).size, visible, predicted)
+    counts = Counts(student.encoder.num_registers, PatchGrid(*config.grid).size, visible, predicted)
     planned = student_activations(student, counts, 16, ActivationPolicy(compute_bytes=2))
     assert outputs.shape == (16, predicted, 1024)
     assert planned.encoder + planned.predictor + planned.weight_copies == pytest.approx(found, rel=0.03)

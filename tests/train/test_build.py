@@ -166,7 +166,7 @@ def test__every_knob_of_the_run_reaches_the_loop() -> None:
     assert settings == replace(expected, non_finite="skip", non_finite_limit=4)
 
 
-def test__images_are_normalised_on_their_way_to_the_device(small_config: Config) -> None:
+def test__images_are_normalized_on_their_way_to_the_device(small_config: Config) -> None:
     index = torch.zeros(1, 1, dtype=torch.int64)
     white = LoadedBatch(torch.full((1, 3, 4, 4), 255, dtype=torch.uint8), index, index, {})
     images = build.device_mover(small_config, torch.device("cpu"))(white).images
@@ -251,7 +251,7 @@ def test__epochs_become_the_steps_that_see_every_image_so_often(
     assert build.resolve_steps(small_config, images) is small_config
 
 
-def test__epochs_without_images_are_told_and_not_passed_over(small_config: Config) -> None:
+def test__epochs_without_images_are_reported_and_not_passed_over(small_config: Config) -> None:
     config = parse_config(small_config.model_dump(mode="json"), ["optimization.epochs=2"])
     with pytest.raises(CapiError, match="epochs counts passes over images, and here it is not known"):
         build_learner(config)

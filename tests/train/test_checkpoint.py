@@ -29,7 +29,7 @@ def test__everything_that_training_changes_comes_back(learner: Learner, checkpoi
     assert learner.student_optimizer.state[learner.student.encoder.registers]["exp_avg"].abs().sum() > 0
 
 
-def test__every_parameter_of_both_optimisers_is_held(learner: Learner) -> None:
+def test__every_parameter_of_both_optimizers_is_held(learner: Learner) -> None:
     names = tensors(learner).keys()
     for prefix, module in (("student", learner.student), ("clustering", learner.target)):
         for name, _ in module.named_parameters():
@@ -129,7 +129,7 @@ def test__a_checkpoint_of_format_2_must_hold_the_use_of_prototypes(
         "[" * 100_000,
     ],
 )
-def test__a_damaged_state_is_told(learner: Learner, checkpoints: Checkpoints, text: str) -> None:
+def test__a_damaged_state_is_reported(learner: Learner, checkpoints: Checkpoints, text: str) -> None:
     checkpoints.save(learner, Position(step=1))
     (checkpoints.path(1) / "state.json").write_text(text)
     with pytest.raises(CapiError, match="is damaged"):
@@ -170,12 +170,12 @@ def test__in_the_background_the_state_of_the_step_is_saved(learner: Learner, tmp
     assert all(torch.equal(value, before[name]) for name, value in tensors(learner).items())
 
 
-def poll_until_it_is_told(checkpoints: Checkpoints) -> None:
+def poll_until_it_raises(checkpoints: Checkpoints) -> None:
     while True:
         checkpoints.poll()
 
 
-def test__what_fails_in_the_background_is_told_when_it_is_looked_for(learner: Learner, tmp_path: Path) -> None:
+def test__what_fails_in_the_background_is_reported_when_it_is_looked_for(learner: Learner, tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, asynchronous=True)
     checkpoints.save(learner, Position(step=1))
     checkpoints.finish()
@@ -184,7 +184,7 @@ def test__what_fails_in_the_background_is_told_when_it_is_looked_for(learner: Le
     try:
         checkpoints.save(learner, Position(step=2))
         with pytest.raises(CheckpointError, match=r"step 2 could not be saved .*File too large.*step 1 is whole"):
-            poll_until_it_is_told(checkpoints)
+            poll_until_it_raises(checkpoints)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]

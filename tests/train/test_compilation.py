@@ -57,7 +57,7 @@ def test__code_of_the_default_compiler_learns_the_same() -> None:
     assert all(case["distance"] < 1e-3 * case["moved"] for case in found.values())
 
 
-def test__a_compiler_that_fails_at_a_step_is_told_once_and_changes_nothing() -> None:
+def test__a_compiler_that_fails_at_a_step_is_reported_once_and_changes_nothing() -> None:
     found, log = driven("broken", "plain")
     assert found["plain"]["distance"] == 0
     assert log.count("torch.compile does not work here (OSError: the compiler is not there)") == 1

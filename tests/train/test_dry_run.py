@@ -8,7 +8,7 @@ from PIL import Image
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import mask_sampler
 from capi.train.dry_run import check, least_bytes
 
@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 def test__the_least_memory_is_less_than_a_real_step_takes() -> None:
     config = parse_config({"optimization": {"batch_size": 8}, "model": {"depth": 2}, "clustering": {"prototypes": 512}})
     cost = check(config, device=CPU, rounds=1).cost
-    visible, _, _ = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, _ = mask_sampler(config).counts(PatchGrid(*config.grid))
     assert 1e6 < least_bytes(config, visible) < cost.peak_bytes
 
 

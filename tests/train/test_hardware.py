@@ -30,7 +30,7 @@ def test__chips_without_bfloat16_compute_in_float32() -> None:
         old.precision("bfloat16")
 
 
-def test__an_unknown_gpu_is_told_its_neighbour() -> None:
+def test__an_unknown_gpu_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(CapiError, match=r'no GPU "a100"; did you mean "a100-[48]0g"\?'):
         find_gpu("a100")
 

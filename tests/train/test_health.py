@@ -14,7 +14,7 @@ from torch import Tensor
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.method.health import HealthMonitor
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.health import METRICS, RULES, Finding, Metric, RunFacts, Watchman, bar_parts, range_text
@@ -203,10 +203,10 @@ def test__the_bar_shows_the_speed_first() -> None:
 
 def batch_of(config: Config, images: Tensor, step: int) -> MaskedBatch:
     keys = sample_keys(config.seed, step, torch.arange(len(images)))
-    return MaskedBatch(images, *mask_sampler(config)(Grid(*config.grid), keys))
+    return MaskedBatch(images, *mask_sampler(config)(PatchGrid(*config.grid), keys))
 
 
-def colours(generator: torch.Generator) -> Tensor:
+def colors(generator: torch.Generator) -> Tensor:
     """Soft blobs of colour with some noise, in no place more than in another."""
     blobs = torch.randn(32, 3, 5, 5, generator=generator)
     noise = torch.randn(32, 3, 24, 24, generator=generator)
@@ -216,7 +216,7 @@ def colours(generator: torch.Generator) -> Tensor:
 def aligned(generator: torch.Generator) -> Tensor:
     """All images show the same in the same place, and little else."""
     template = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(9))
-    return 2 * torch.nn.functional.interpolate(template, size=(24, 24)) + 0.5 * colours(generator)
+    return 2 * torch.nn.functional.interpolate(template, size=(24, 24)) + 0.5 * colors(generator)
 
 
 def constant(generator: torch.Generator) -> Tensor:
@@ -246,7 +246,7 @@ def alarms_of_a_run(draw: Callable[[torch.Generator], Tensor], *overrides: str, 
 
 @pytest.mark.long
 def test__a_healthy_run_raises_no_alarm() -> None:
-    assert alarms_of_a_run(colours) == set()
+    assert alarms_of_a_run(colors) == set()
 
 
 @pytest.mark.long
@@ -255,8 +255,8 @@ def test__a_healthy_run_raises_no_alarm() -> None:
     [
         (aligned, ["clustering.sinkhorn=standard"], {"position_share", "position_information"}),
         (constant, [], {"position_share", "prototype_perplexity", "dead_prototypes", "effective_rank"}),
-        (colours, ["clustering.target_temperature=2.0"], {"target_entropy"}),
-        (colours, ["optimization.learning_rate=1.0", "optimization.teacher_momentum=0.0"], {"dead_prototypes"}),
+        (colors, ["clustering.target_temperature=2.0"], {"target_entropy"}),
+        (colors, ["optimization.learning_rate=1.0", "optimization.teacher_momentum=0.0"], {"dead_prototypes"}),
     ],
     ids=["standard sinkhorn on aligned images", "constant images", "soft targets", "learning rate far too large"],
 )
@@ -264,7 +264,7 @@ def test__a_run_made_to_collapse_raises_alarms(draw: Any, overrides: list[str], 
     assert expected <= alarms_of_a_run(draw, *overrides)
 
 
-def test__a_watchman_that_forgets_begins_anew() -> None:
+def test__a_watchman_that_forgets_starts_again() -> None:
     watchman = Watchman(RunFacts(prototypes=64, width=128, total_steps=10))
     records = [{"step": step, "position_share": 0.9} for step in (5, 6, 7, 8)]
     assert [len(watchman.see(record)) for record in records] == [0, 0, 1, 0]

@@ -24,7 +24,7 @@ from capi.report.draw import load_prototypes
 from capi.train import initial_weights
 from capi.train.build import build_learner
 from capi.train.checkpoint import tensors
-from capi.train.initial_weights import Initialised, fingerprint, initialise
+from capi.train.initial_weights import Initialized, fingerprint, initialize
 from capi.train.step import Learner
 from capi.zoo.released import load_released
 from tests.conftest import REFERENCE
@@ -92,9 +92,9 @@ def made(changes: dict[str, dict[str, Any]] | None = None, tree: dict[str, Any] 
     return parse_config({name: tree.get(name, {}) | changes.get(name, {}) for name in {**tree, **changes}})
 
 
-def filled(config: Config) -> tuple[Learner, Initialised]:
+def filled(config: Config) -> tuple[Learner, Initialized]:
     learner = build_learner(config)
-    done = initialise(learner, config)
+    done = initialize(learner, config)
     assert done is not None
     return learner, done
 
@@ -157,7 +157,7 @@ def test__prototypes_of_a_run_come_along(run: Path) -> None:
     assert done.notes == ()
 
 
-def test__prototypes_and_head_of_another_number_stay_fresh_and_that_is_told(run: Path) -> None:
+def test__prototypes_and_head_of_another_number_stay_fresh_and_that_is_reported(run: Path) -> None:
     config = made({"init": {"encoder": str(run)}, "clustering": {"prototypes": 30}})
     learner, done = filled(config)
     fresh = build_learner(config)
@@ -168,7 +168,7 @@ def test__prototypes_and_head_of_another_number_stay_fresh_and_that_is_told(run:
     assert prototypes.misshapen == ("prototypes", "bias")
 
 
-def test__the_optimisers_train_the_weights_that_were_loaded(run: Path) -> None:
+def test__the_optimizers_train_the_weights_that_were_loaded(run: Path) -> None:
     learner, _ = filled(made({"init": {"encoder": str(run)}}))
     known = {id(one) for group in learner.student_optimizer.param_groups for one in group["params"]}
     assert {id(one) for one in learner.student.parameters()} == known
@@ -178,7 +178,7 @@ def test__the_optimisers_train_the_weights_that_were_loaded(run: Path) -> None:
 
 def test__without_init_nothing_is_opened() -> None:
     config = made()
-    assert initialise(build_learner(config), config) is None
+    assert initialize(build_learner(config), config) is None
 
 
 def test__a_resumed_run_goes_on_where_it_was_and_needs_no_source(run: Path, images: Path, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test__what_does_not_fit_is_refused_with_the_key_to_change(
     learner = build_learner(config)
     before = fingerprint(tensors(learner))
     with pytest.raises(CapiError) as refused:
-        initialise(learner, config)
+        initialize(learner, config)
     assert message in str(refused.value)
     assert str(refused.value).endswith("or init.strict=false, which takes what fits")
     assert fingerprint(tensors(learner)) == before
@@ -251,10 +251,10 @@ def test__a_tensor_that_no_key_explains_is_named(run: Path, monkeypatch: pytest.
     del given.predictor.mask_token
     config = made({"init": {"encoder": "odd"}})
     with pytest.raises(CapiError, match=r"in its encoder: .*scale left out.*: init\.strict=false takes what fits"):
-        initialise(build_learner(config), config)
+        initialize(build_learner(config), config)
     del given.encoder.scale
     with pytest.raises(CapiError, match=r"in its predictor: .*mask_token fresh \(not there\)"):
-        initialise(build_learner(config), config)
+        initialize(build_learner(config), config)
 
 
 def test__not_strict_takes_what_fits_and_says_the_rest(reference_checkpoint: Path) -> None:
@@ -290,7 +290,7 @@ def test__a_run_that_could_take_nothing_is_refused_all_the_same(reference_checkp
         filled(config)
 
 
-def test__other_statistics_are_told(run: Path) -> None:
+def test__other_statistics_are_reported(run: Path) -> None:
     config = made({"data": TREE["data"] | {"mean": [0.5] * 3, "std": [0.25] * 3}, "init": {"encoder": str(run)}})
     _, done = filled(config)
     assert done.notes == (
@@ -340,7 +340,7 @@ def test__a_refused_start_leaves_nothing_behind(run: Path, images: Path, tmp_pat
 def test__an_encoder_of_another_kind_is_refused() -> None:
     config = made({"init": {"encoder": "pixels:4"}})
     with pytest.raises(CapiError, match=r"init\.encoder=pixels:4 is a PixelEncoder"):
-        initialise(build_learner(config), config)
+        initialize(build_learner(config), config)
 
 
 def test__the_fingerprint_is_of_names_shapes_and_values() -> None:

@@ -132,7 +132,7 @@ def test__all_sources_go_into_the_job_with_their_weights(tmp_path: Path) -> None
     assert f"--data {tmp_path}/photos@1 --data 'web/*.tar@3' --data 'hf://name?split=train@2' --out" in script
 
 
-def test__a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__a_place_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(tmp_path / "sbatch", "exit 0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "file").write_text("")
@@ -196,7 +196,7 @@ def test__without_slurm_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
     assert list(tmp_path.iterdir()) == []
 
 
-def test__what_sbatch_complains_of_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__what_sbatch_complains_of_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(tmp_path / "sbatch", "echo 'sbatch: error: invalid partition' >&2; exit 1")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(CapiError, match=r"refused .*code 1.*invalid partition"):

@@ -16,7 +16,7 @@ from capi.config.schema import Config
 from capi.data.loader import LoadedBatch
 from capi.data.reader import BrokenImages
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.checkpoint import Checkpoints, Position, tensors
@@ -39,7 +39,7 @@ class Noise:
             self.asked.append(number)
             size = self.config.optimization.batch_size
             keys = sample_keys(0, number, torch.arange(size))
-            visible, predict = mask_sampler(self.config)(Grid(*self.config.grid), keys)
+            visible, predict = mask_sampler(self.config)(PatchGrid(*self.config.grid), keys)
             shape = (size, 3, *self.config.data.height_and_width)
             images = torch.randn(shape, generator=torch.Generator().manual_seed(number))
             yield [LoadedBatch(images * (torch.nan if number in self.bad else 1), visible, predict, {})]
@@ -211,7 +211,7 @@ def test__every_record_of_a_step_says_how_well_the_run_is(small_config: Config, 
     assert all("position_share" not in record for record in records if "size" in record)
 
 
-def test__an_alarm_is_logged_once_while_it_rings(
+def test__an_alarm_is_logged_once_while_it_lasts(
     small_config: Config, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # So wide a model should have features of a higher rank.
@@ -226,7 +226,7 @@ def test__an_alarm_is_logged_once_while_it_rings(
     assert "effective_rank" in watchman.raised
 
 
-def test__a_batch_of_nan_at_a_logged_step_is_told_as_any_other(small_config: Config, tmp_path: Path) -> None:
+def test__a_batch_of_nan_at_a_logged_step_is_reported_as_any_other(small_config: Config, tmp_path: Path) -> None:
     records: list[Any] = []
     noise = Noise(small_config, bad=(5,))
     loop = make_loop(small_config, tmp_path, noise, non_finite="skip", log_steps=1, loggers=[records.append])

@@ -210,7 +210,9 @@ def test__a_roll_back_is_taken_back_in_tensorboard(tmp_path: Path) -> None:
     assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 1), (2, 9)]
 
 
-def test__loggers_that_are_missing_are_told() -> None:
+def test__loggers_that_are_missing_are_reported() -> None:
     require_loggers(["tensorboard"])
     with pytest.raises(CapiError, match=r"capi\[wandb\]"):
         require_loggers(["wandb"])
+    with pytest.raises(CapiError, match=r'run.loggers=tensorbord is none of tensorboard, wandb.*"tensorboard"'):
+        require_loggers(["tensorbord"])

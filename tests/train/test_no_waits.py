@@ -28,7 +28,7 @@ from tests.train.test_step import batch_of
 from tests.variants import LAYERS, NETWORKS, TARGETS, TOGETHER, varied
 
 META = torch.device("meta")
-# The clustering is told with its micro-batches which rows it must give.
+# The clustering gets with its micro-batches which rows it must give.
 SETTINGS = {
     "clustering": [],
     "queued": ["clustering.queue=24", "optimization.micro_batches=2"],

@@ -236,3 +236,11 @@ def test__an_optimizer_of_a_trusted_file_is_imported(small_config: Config, tmp_p
         assert type(build.build_learner(config).student_optimizer).__name__ == "Still"
         recorded = target_record(config)["code"]["optimization.optimizer"]
         assert recorded == {"file": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+
+
+def test__options_of_the_optimizer_are_its_keyword_arguments(small_config: Config) -> None:
+    config = varied(small_config, "optimization.options.betas=[0.8,0.9]", "optimization.options.eps=1e-6")
+    optimizer = build.build_learner(config).student_optimizer
+    assert {(tuple(group["betas"]), group["eps"]) for group in optimizer.param_groups} == {((0.8, 0.9), 1e-6)}
+    with pytest.raises(CapiError, match=r'optimization.options.beta is no option of adamw.*"betas"'):
+        build.build_learner(varied(small_config, "optimization.options.beta=1"))

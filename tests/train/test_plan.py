@@ -39,7 +39,7 @@ def test__hours_follow_from_flop_peak_and_share() -> None:
     assert plan.images_seen == 512 * 100_000
 
 
-def test__computing_blocks_anew_costs_one_more_forward_pass_of_them() -> None:
+def test__recomputing_blocks_costs_one_more_forward_pass_of_them() -> None:
     config, saving = load_config("vits16"), Saving(mixed_precision=True)
     plain = plan_run(config, A100, saving=saving)
     again = plan_run(config, A100, saving=replace(saving, checkpointing="full"))

@@ -91,7 +91,7 @@ def test__scores_below_their_start_are_an_alarm() -> None:
     assert findings({})["Scores"].text == "no evaluation was made"
 
 
-def test__nan_is_told_with_its_step() -> None:
+def test__nan_is_reported_with_its_step() -> None:
     nan = math.nan
     found = findings({"student_loss": [3, nan, 2, 1]})["student_loss"]
     assert found.state == "look"
@@ -110,7 +110,7 @@ def test__a_speed_that_fell_by_half_is_worth_a_look() -> None:
     steady = np.cumsum([1.0] * 30)
     slow = np.cumsum([1.0] * 24 + [2.5] * 6)
     assert [findings({"seconds": list(one)})["seconds"].state for one in (steady, slow)] == ["well", "look"]
-    # The clock starts anew when a run is resumed, and an evaluation between two records takes its time.
+    # The clock restarts when a run is resumed, and an evaluation between two records takes its time.
     resumed = np.cumsum([1.0] * 10 + [30.0] + [1.0] * 9).tolist() + np.cumsum([1.0] * 20).tolist()
     found = findings({"seconds": resumed}, "optimization.batch_size=6")["seconds"]
     assert found.state == "well"

@@ -181,7 +181,7 @@ def test__a_run_that_is_extended_twice_is_that_which_is_extended_once(
     assert all(torch.equal(value, twice[name]) for name, value in once.items())
 
 
-def test__what_cannot_be_extended_is_told(config: Config, images: Path, tmp_path: Path) -> None:
+def test__what_cannot_be_extended_is_reported(config: Config, images: Path, tmp_path: Path) -> None:
     with pytest.raises(CapiError, match="holds none: give `resume=True`"):
         extended(config, 10, images, tmp_path / "none")
     capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
@@ -270,7 +270,7 @@ def test__too_many_broken_images_stop_the_run(config: Config, images: Path, tmp_
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
 
 
-def test__an_evaluation_that_cannot_be_read_is_told_before_anything_is_written(
+def test__an_evaluation_that_cannot_be_read_is_reported_before_anything_is_written(
     config: Config, images: Path, tmp_path: Path
 ) -> None:
     tree = config.model_dump(mode="json")

@@ -8,7 +8,7 @@ from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
 from capi.method.health import HealthMonitor
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.step import Learner, train_step
@@ -18,7 +18,7 @@ from tests.variants import varied
 
 def batch_of(config: Config, step: int = 0) -> MaskedBatch:
     keys = sample_keys(config.seed, step, torch.arange(config.optimization.batch_size))
-    visible, predict = mask_sampler(config)(Grid(*config.grid), keys)
+    visible, predict = mask_sampler(config)(PatchGrid(*config.grid), keys)
     generator = torch.Generator().manual_seed(step)
     shape = (config.optimization.batch_size, config.model.channels, *config.data.height_and_width)
     return MaskedBatch(torch.randn(shape, generator=generator), visible, predict)
@@ -129,7 +129,7 @@ def test__the_memory_of_micro_batches_does_not_grow_with_their_targets() -> None
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test__a_loss_that_is_no_number_updates_nothing(small_config: Config, optimizer: str) -> None:
+def test__a_loss_that_is_not_finite_updates_nothing(small_config: Config, optimizer: str) -> None:
     config = varied(small_config, f"optimization.optimizer={optimizer}", "optimization.clip=1.0")
     learner = build_learner(config)
     batch = batch_of(config)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from capi.config.files import load_config
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.flop import iteration_flop
 from capi.train.cost.plan import planned_cost
@@ -11,7 +11,7 @@ from capi.train.cost.plan import planned_cost
 def test__the_plan_is_that_of_the_networks_as_they_are_built() -> None:
     config = load_config("demo")
     cost, learner = planned_cost(config), build_learner(config)
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     flop = iteration_flop(
         learner.student, learner.target, batch_size=64, patches=36, visible=visible, predicted=predicted
     )

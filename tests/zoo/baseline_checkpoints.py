@@ -12,7 +12,7 @@ from capi.types import Features
 from capi.zoo.baselines.keys import Layout, _places
 from capi.zoo.baselines.load import load_baseline
 from capi.zoo.baselines.registry import BASELINES, Baseline
-from capi.zoo.released import State
+from capi.zoo.released import StateDict
 
 SMALL: dict[str, Any] = {"width": 24, "depth": 3, "heads": 3, "patch_size": 4, "grid": 5, "mlp_width": 40}
 
@@ -27,20 +27,20 @@ def small(name: str, **changes: Any) -> Baseline:
 def random_model(baseline: Baseline) -> PlainViT:
     """With weights that leave nothing at its usual start: norms, biases and layer scales too."""
     model = PlainViT(baseline.architecture, statistics=baseline.statistics)
-    randomise(model)
+    randomize(model)
     return model.eval().requires_grad_(False)
 
 
-def randomise(model: nn.Module) -> None:
+def randomize(model: nn.Module) -> None:
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.normal_(std=0.3 if tensor.ndim > 1 else 0.5)
 
 
-def to_theirs(ours: State, layout: Layout) -> State:
+def to_theirs(ours: StateDict, layout: Layout) -> StateDict:
     """The same tensors in a source's layout, as a file of theirs has them; parts that are not used are zero."""
     shapes = {name: tuple(value.shape) for name, value in ours.items()}
-    theirs: State = {}
+    theirs: StateDict = {}
     for name, place in _places(layout, shapes).items():
         known = [ours[each] for each in place.ours if each is not None]
         parts = [torch.zeros_like(known[0]) if each is None else ours[each] for each in place.ours]
@@ -49,7 +49,7 @@ def to_theirs(ours: State, layout: Layout) -> State:
     return theirs
 
 
-def original(baseline: Baseline, model: PlainViT) -> State:
+def original(baseline: Baseline, model: PlainViT) -> StateDict:
     """The state dict as the source's code has it."""
     return to_theirs(model.state_dict(), baseline.layout)
 
@@ -84,7 +84,7 @@ def transformers_model(kind: str, config: str, **options: Any) -> Any:
         "image_size": SMALL["patch_size"] * SMALL["grid"],
     }
     model = getattr(transformers, kind)(getattr(transformers, config)(**sizes | options))
-    randomise(model)
+    randomize(model)
     return model.eval()
 
 

@@ -1,4 +1,4 @@
-"""A server of one file on this machine, which counts what it is asked and can be told to misbehave."""
+"""A server of one file on this machine, which counts what it is asked and can be asked to misbehave."""
 
 import threading
 from collections.abc import Iterator

@@ -14,7 +14,7 @@ from capi.errors import CapiError
 from capi.types import Features
 from capi.zoo.baselines.load import load_baseline
 from capi.zoo.baselines.registry import BASELINES, PAPER_BASELINES, Baseline, baseline_named, list_baselines
-from capi.zoo.released import State
+from capi.zoo.released import StateDict
 from tests.zoo.baseline_checkpoints import (
     assert_same,
     images,
@@ -31,11 +31,11 @@ ZERO = torch.zeros(2, 2)
 _IMAGE = "modality_encoders.IMAGE"
 
 
-def _behind(prefix: str, state: State) -> State:
+def _behind(prefix: str, state: StateDict) -> StateDict:
     return {prefix + name: value for name, value in state.items()}
 
 
-def _chunked(state: State) -> State:
+def _chunked(state: StateDict) -> StateDict:
     """Blocks as DINOv2's training names them: blocks.CHUNK.NUMBER, two to a chunk."""
     chunk = {name: int(name.split(".")[1]) // 2 for name in state if name.startswith("blocks.")}
     return {
@@ -44,7 +44,7 @@ def _chunked(state: State) -> State:
     }
 
 
-def _leading(state: State) -> State:
+def _leading(state: StateDict) -> StateDict:
     """As in fairseq's config of the base size, whose first two blocks belong to the context encoder."""
     moved = {}
     for name, value in state.items():
@@ -61,7 +61,7 @@ class Checkpoint(NamedTuple):
     """A file as the source's code writes it: around the state dict of the part that is taken, and of another part."""
 
     name: str
-    wrap: Callable[[State, State], Any]
+    wrap: Callable[[StateDict, StateDict], Any]
     other: str | None = None
 
 

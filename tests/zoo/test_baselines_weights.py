@@ -66,7 +66,7 @@ def with_positions(model: PlainViT, placed: torch.Tensor, x: torch.Tensor) -> to
     return normed[:, 1:].unflatten(1, placed.shape[2:])
 
 
-def test__a_resampling_that_a_model_does_not_have_is_told() -> None:
+def test__a_resampling_that_a_model_does_not_have_is_reported() -> None:
     with pytest.raises(CapiError, match=r'knows "\+bicubic" and "\+antialias", not "\+nearest"; its own is bicubic'):
         capi.load(f"baseline:{NAME}+nearest")
     with pytest.raises(
@@ -96,7 +96,7 @@ def test__missing_weights_say_what_to_download_and_where_to_put_it(tmp_path: Pat
     assert f"baseline:{NAME}=hub (facebook/ijepa_vith14_1k on the Hub)" in said
 
 
-def test__names_parts_and_places_that_do_not_exist_are_told(tmp_path: Path) -> None:
+def test__names_parts_and_places_that_do_not_exist_are_reported(tmp_path: Path) -> None:
     with pytest.raises(CapiError, match='no baseline "ijepa"'):
         capi.load("baseline:ijepa")
     with pytest.raises(CapiError, match='have no part "both": there is target_encoder, encoder'):

@@ -75,13 +75,13 @@ def test__a_tensor_is_put_together_from_its_parts(tmp_path: Path, parts: Any) ->
         ((LEFT, RIGHT), {"shape": "46"}),
     ],
 )
-def test__parts_that_do_not_make_a_tensor_are_told(tmp_path: Path, parts: Any, lies: dict[str, Any]) -> None:
+def test__parts_that_do_not_make_a_tensor_are_reported(tmp_path: Path, parts: Any, lies: dict[str, Any]) -> None:
     with pytest.raises(CapiError, match="is damaged"):
         StoredTensors(in_parts(tmp_path / "step", *parts, **lies))
 
 
 @pytest.mark.parametrize("contents", [b"", b"{}", b"\x08" + bytes(7) + b"{notjson", b"\x80\x04K\x01.", None])
-def test__a_damaged_file_is_told(tmp_path: Path, contents: bytes | None) -> None:
+def test__a_damaged_file_is_reported(tmp_path: Path, contents: bytes | None) -> None:
     folder = in_parts(tmp_path / "step", LEFT, RIGHT)
     (folder / "1.safetensors").unlink()
     if contents is not None:
@@ -90,7 +90,7 @@ def test__a_damaged_file_is_told(tmp_path: Path, contents: bytes | None) -> None
         StoredTensors(folder)
 
 
-def test__files_that_get_lost_between_index_and_tensors_are_told(tmp_path: Path) -> None:
+def test__files_that_get_lost_between_index_and_tensors_are_reported(tmp_path: Path) -> None:
     stored = StoredTensors(in_parts(tmp_path / "step", LEFT, RIGHT))
     (tmp_path / "step" / "1.safetensors").write_bytes(b"")
     with pytest.raises(CapiError, match=r"is damaged \(a tensor is cut off\)"):
@@ -130,7 +130,9 @@ def replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
         (replaced(b"K\x10\x87", b"K\x11\x87"), "is damaged"),
     ],
 )
-def test__pickled_indices_that_are_damaged_are_told(old: Path, change: Callable[[bytes], bytes], message: str) -> None:
+def test__pickled_indices_that_are_damaged_are_reported(
+    old: Path, change: Callable[[bytes], bytes], message: str
+) -> None:
     index = old / ".metadata"
     index.write_bytes(change(index.read_bytes()))
     with pytest.raises(CapiError, match=message) as told:
@@ -148,7 +150,7 @@ class Opens:
         return open, (str(self.path), "w")
 
 
-def test__pickled_tensors_that_are_damaged_are_told_and_run_nothing(old: Path, tmp_path: Path) -> None:
+def test__pickled_tensors_that_are_damaged_are_reported_and_run_nothing(old: Path, tmp_path: Path) -> None:
     stored, file = StoredTensors(old), old / "__0_0.distcp"
     whole = file.read_bytes()
     torch.save(Opens(tmp_path / "witness"), tmp_path / "evil")

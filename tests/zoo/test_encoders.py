@@ -93,7 +93,7 @@ def test__a_path_is_a_run_an_exported_file_or_a_released_checkpoint(
     assert same(open_encoder(reference_checkpoint), load_weights(reference_checkpoint))
 
 
-def test__a_name_that_no_file_can_have_is_told_in_one_sentence() -> None:
+def test__a_name_that_no_file_can_have_is_reported_in_one_sentence() -> None:
     with pytest.raises(CapiError, match=r"cannot be looked at \(File name too long\): expected a run folder"):
         load_weights(300 * "x")
 
@@ -201,7 +201,7 @@ def test__what_is_opened_is_frozen_and_evaluates(run: Path, name: str, monkeypat
         ("FAILING:make", "failing.py cannot be imported (ModuleNotFoundError: No module named 'not_installed')"),
     ],
 )
-def test__what_is_no_encoder_is_told_in_one_sentence(own: Path, tmp_path: Path, name: str, message: str) -> None:
+def test__what_is_no_encoder_is_reported_in_one_sentence(own: Path, tmp_path: Path, name: str, message: str) -> None:
     (own.parent / "broken.py").write_text("def make(:\n")
     (own.parent / "failing.py").write_text("import not_installed\n")
     places = {

@@ -198,7 +198,7 @@ def test__files_that_run_code_are_refused_and_do_not(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["zip", "safetensors"])
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.99])
-def test__a_file_that_is_cut_off_is_told(tmp_path: Path, kind: str, share: float) -> None:
+def test__a_file_that_is_cut_off_is_reported(tmp_path: Path, kind: str, share: float) -> None:
     path = written(kind, tmp_path / "file")
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
@@ -220,7 +220,7 @@ def test__a_file_that_is_cut_off_is_told(tmp_path: Path, kind: str, share: float
         (b"\xff" * 8 + b"{}", "could not be opened"),
     ],
 )
-def test__what_is_no_checkpoint_is_told_in_one_sentence(tmp_path: Path, contents: bytes, message: str) -> None:
+def test__what_is_no_checkpoint_is_reported_in_one_sentence(tmp_path: Path, contents: bytes, message: str) -> None:
     (tmp_path / "file.pth").write_bytes(contents)
     with pytest.raises(CapiError, match=message) as caught:
         read_contents(tmp_path / "file.pth")
@@ -276,7 +276,7 @@ def damaged_headers() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", damaged_headers())
-def test__damaged_headers_are_told_in_one_sentence(tmp_path: Path, name: str) -> None:
+def test__damaged_headers_are_reported_in_one_sentence(tmp_path: Path, name: str) -> None:
     header = damaged_headers()[name]
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(CapiError, match=r"could not be opened|is cut off") as told:

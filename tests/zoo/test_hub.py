@@ -111,13 +111,13 @@ def test__weights_of_another_method_are_not_fetched(endpoint: str, asked: list[s
         ("someone/pickled", "someone/pickled on the Hub has no model.safetensors"),
     ],
 )
-def test__what_is_not_there_is_told_in_one_sentence(endpoint: str, name: str, message: str) -> None:
+def test__what_is_not_there_is_reported_in_one_sentence(endpoint: str, name: str, message: str) -> None:
     with pytest.raises(CapiError, match=message) as caught:
         hub_folder(name, endpoint=endpoint)
     assert "\n" not in str(caught.value)
 
 
-def test__offline_it_is_told_what_to_fetch(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__offline_the_error_names_what_to_fetch(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub.constants
 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)

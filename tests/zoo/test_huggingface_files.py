@@ -65,7 +65,7 @@ def test__reference_checkpoint_comes_back_bit_by_bit(reference_checkpoint: Path,
     assert_equal(model, read_transformers(write_transformers(model, tmp_path / "out", image_size=8 * model.patch_size)))
 
 
-def test__what_is_read_is_frozen_and_normalises_as_before(model: CapiEncoder, tmp_path: Path) -> None:
+def test__what_is_read_is_frozen_and_normalizes_as_before(model: CapiEncoder, tmp_path: Path) -> None:
     model.statistics = Statistics((0.1, 0.2, 1 / 3), (0.5, 0.6, 0.7))
     read = read_transformers(write_transformers(model, tmp_path / "a" / "b", image_size=32))
     assert read.statistics == model.statistics

@@ -61,7 +61,7 @@ def test__pixels_are_those_of_our_evaluation_bit_by_bit(photos: Path, whole: boo
     assert torch.equal(given, as_evaluated(photos, frame))
 
 
-def test__the_middle_is_cut_out_resized_and_normalised() -> None:
+def test__the_middle_is_cut_out_resized_and_normalized() -> None:
     """Against Pillow and plain arithmetic: of 100 x 80 pixels, the middle square of 7/8 of the short side."""
     image = Image.fromarray(pixels_of(100, 80))
     expected = image.resize((32, 32), Image.Resampling.BICUBIC, box=(5, 15, 75, 85))
@@ -86,9 +86,9 @@ MODES = ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I"
 
 
 def of_mode(mode: str) -> Image.Image:
-    grey = of_dtype("uint16", 40, 52)
+    gray = of_dtype("uint16", 40, 52)
     if mode in {"I;16", "I", "F"}:
-        values = {"I;16": grey, "I": grey.astype(np.int32), "F": (grey / 65535).astype(np.float32)}
+        values = {"I;16": gray, "I": gray.astype(np.int32), "F": (gray / 65535).astype(np.float32)}
         return Image.fromarray(values[mode])
     return Image.fromarray(of_dtype("uint8", 40, 52, 4)).convert(mode)
 

@@ -79,7 +79,7 @@ def test__a_part_is_found_behind_its_names_and_wrappers() -> None:
     assert find_state(["no dict"], LAYOUT, LAYOUT.part("one")) is None
 
 
-def test__an_unknown_part_and_a_name_that_comes_twice_are_told() -> None:
+def test__an_unknown_part_and_a_name_that_comes_twice_are_reported() -> None:
     with pytest.raises(CapiError, match='have no part "three": there is one, two'):
         LAYOUT.part("three")
     with pytest.raises(CapiError, match=r'holds "layer.0" twice'):

@@ -55,7 +55,7 @@ def test__what_is_no_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
         load_baseline(BASELINES["dino_vitb16"], tmp_path / "folder")
 
 
-def test__weights_are_frozen_real_numbers_with_their_licence(tmp_path: Path) -> None:
+def test__weights_are_frozen_real_numbers_with_their_license(tmp_path: Path) -> None:
     baseline = small("mae_vitl16")
     state = {name: value.half() for name, value in original(baseline, random_model(baseline)).items()}
     model = load_baseline(baseline, save({"model": state}, tmp_path / "half.pth"))

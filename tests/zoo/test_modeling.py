@@ -107,7 +107,7 @@ def test__calls_that_cannot_be_answered_are_refused(folder: Path) -> None:
     "overrides", [[], ["model.positions=learned", "model.head=mlp"], ["target.kind=pixels"]], ids=str
 )
 def test__a_model_from_a_config_begins_as_our_own_does(small_config: Config, overrides: list[str]) -> None:
-    """Means and deviations of each weight, which the library initialises anew."""
+    """Means and deviations of each weight, which the library initializes."""
     config = varied(small_config, *overrides)
     encoder = frozen(learner_of(config).student, statistics(config))
     made = CapiModel(CapiConfig.from_encoder(encoder, image_size=32)).model
@@ -118,7 +118,7 @@ def test__a_model_from_a_config_begins_as_our_own_does(small_config: Config, ove
             torch.testing.assert_close(value.std(), own.std(), atol=1e-3, rtol=0.15, msg=name, equal_nan=True)
 
 
-def test__weights_that_a_file_lacks_begin_anew(folder: Path) -> None:
+def test__weights_that_a_file_lacks_are_initialized(folder: Path) -> None:
     """The library warns and goes on; what it did find must stay as it was."""
     state = load_file(folder / "model.safetensors")
     gone = {name: state.pop(name) for name in ("model.encoder.patch_embedding.bias", "model.predictor.mask_token")}

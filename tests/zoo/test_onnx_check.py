@@ -65,7 +65,7 @@ def test__a_difference_is_that_of_numpy() -> None:
     assert found.least_cosine == pytest.approx(cosines.min())
 
 
-def test__what_is_no_number_is_no_small_difference() -> None:
+def test__nan_is_no_small_difference() -> None:
     given = torch.ones(2, 3)
     given[0, 0] = torch.nan
     assert not difference(torch.ones(2, 3), given).relative <= 1

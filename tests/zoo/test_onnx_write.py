@@ -17,7 +17,7 @@ SAME = Difference(absolute=1e-6, relative=1e-6, cosine=1.0, least_cosine=1.0)
 
 @pytest.fixture
 def without_tracing(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Files of a few bytes in place of graphs, and a check that finds what it is told to find."""
+    """Files of a few bytes in place of graphs, and a check that finds what it is asked to find."""
 
     def use(found: Difference = SAME, *, beside: bool = False) -> None:
         def save(encoder: CapiEncoder, path: Path, **_: object) -> None:

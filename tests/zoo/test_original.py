@@ -9,7 +9,7 @@ import transformers
 import capi
 from capi.api.training import adapted_config
 from capi.train.build import build_learner, masked_batch
-from capi.train.initial_weights import initialise
+from capi.train.initial_weights import initialize
 from capi.train.step import Learner, train_step
 from capi.zoo.baselines.load import load_baseline
 from capi.zoo.baselines.registry import BASELINES
@@ -25,7 +25,7 @@ def trained(model: str) -> Learner:
         model, [*TINY, "adapt.frozen_share=0", "optimization.learning_rate=0.01", "adapt.lora_rank=2"]
     )
     learner = build_learner(config)
-    initialise(learner, config)
+    initialize(learner, config)
     for step in range(3):
         train_step(learner, [masked_batch(config, images(count=4), step)], step)
     return learner

@@ -81,7 +81,7 @@ def test__a_dict_that_holds_itself_ends() -> None:
         ({"module.head.last_layer.weight_g": torch.ones(5, 1)}, "twice"),
     ],
 )
-def test__what_lies_among_the_weights_is_told(extra: dict[Any, Any], message: str) -> None:
+def test__what_lies_among_the_weights_is_reported(extra: dict[Any, Any], message: str) -> None:
     with pytest.raises(CapiError, match=message):
         find_released({**STATE, **extra}, "file.pth")
 
@@ -112,7 +112,7 @@ def test__another_method_is_named(method: str, wrapping: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test__i_jepa_is_told_by_its_predictor() -> None:
+def test__i_jepa_is_recognized_by_its_predictor() -> None:
     encoder = {name: torch.zeros(1) for name in VIT}
     predictor = {"module.predictor_blocks.0.attn.qkv.weight": torch.zeros(1)}
     with pytest.raises(CapiError, match="looks like a checkpoint of I-JEPA"):

@@ -131,7 +131,7 @@ def test__the_name_of_an_accelerator_is_noted(folder: RunFolder, monkeypatch: py
     assert folder.record()["starts"][-1]["machine"]["accelerator"] == "Accelerator of cuda:1"
 
 
-def test__a_record_of_another_kind_is_told(folder: RunFolder) -> None:
+def test__a_record_of_another_kind_is_reported(folder: RunFolder) -> None:
     (folder.path / "run.json").write_text("[1, 2]")
     with pytest.raises(CapiError, match="holds a list, expected an object"):
         folder.record()

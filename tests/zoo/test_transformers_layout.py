@@ -42,7 +42,7 @@ def test__the_eps_of_the_file_is_taken(tmp_path: Path) -> None:
         ({"patch_size": None}, "x has no usable config.json"),
     ],
 )
-def test__another_kind_or_size_is_told(change: dict[str, object], message: str) -> None:
+def test__another_kind_or_size_is_reported(change: dict[str, object], message: str) -> None:
     with pytest.raises(CapiError, match=message):
         architecture_in(CONFIG | change, small("dino_vitb16"), "x")
 

@@ -80,7 +80,7 @@ def test__a_file_with_a_config_of_version_1_is_read(run: Path, tmp_path: Path, i
     assert torch.equal(capi.load(file)(images).feature_map, capi.load(run)(images).feature_map)
 
 
-def test__the_encoder_knows_what_its_images_are_normalised_with(small_config: Config, tmp_path: Path) -> None:
+def test__the_encoder_knows_what_its_images_are_normalized_with(small_config: Config, tmp_path: Path) -> None:
     data = small_config.data.model_copy(update={"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)})
     run = make_run(small_config.model_copy(update={"data": data}), tmp_path / "run")
     for path in (run, capi.export(run, tmp_path / "encoder.safetensors")):
@@ -188,7 +188,7 @@ def test__an_exported_file_of_another_precision_loads_as_float32(run: Path, tmp_
     assert {parameter.dtype for parameter in capi.load(file).parameters()} == {torch.float32}
 
 
-def test__an_exported_file_that_is_cut_off_is_told(run: Path, tmp_path: Path) -> None:
+def test__an_exported_file_that_is_cut_off_is_reported(run: Path, tmp_path: Path) -> None:
     file = capi.export(run, tmp_path / "encoder.safetensors")
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(CapiError, match="is cut off"):

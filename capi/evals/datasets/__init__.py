@@ -13,8 +13,9 @@ from capi.errors import CapiError, nearest
 from capi.evals.datasets.copies import noting_copies
 from capi.evals.datasets.files import MisplacedFilesError
 from capi.evals.datasets.records import CIFAR10, CIFAR100, STL10
-from capi.evals.fitted_probes import KINDS
-from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData, Task
+from capi.evals.fitted_probes import PROBES
+from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData
+from capi.runtime.protocol import Task
 
 # Their modules, in the order in which they are listed.
 _MODULES = (
@@ -52,7 +53,7 @@ def check_task(name: str, task: Task) -> None:
         return
     segmented = task == "classification"
     has = "masks, but no classes of images" if segmented else "classes of images, but no masks"
-    protocols = [kind for kind, probe in KINDS.items() if hasattr(probe, "segment") == segmented]
+    protocols = [kind for kind, probe in sorted(PROBES.items()) if hasattr(probe, "segment") == segmented]
     raise CapiError(
         f'the data set "{name}" has {has}: choose {" or ".join(f"{name}/{protocol}" for protocol in protocols)}'
     )

@@ -26,10 +26,10 @@ _LOG = logging.getLogger("capi")
 _LAST_BYTES = 4096
 # Files that are handed to threads at a time: each of them is an object while it waits.
 _FILES_AT_A_TIME = 10_000
-Data = TypeVar("Data", ClassificationData, SegmentationData)
+TaskData = TypeVar("TaskData", ClassificationData, SegmentationData)
 
 
-def noting_copies(data: Data, root: Path | None) -> Data:
+def noting_copies(data: TaskData, root: Path | None) -> TaskData:
     """The same data, with a note for each test that has images of the training split, which is also logged.
 
     Notes name files from `root` on, the folder or CSV of the data: they are in results, which others read.

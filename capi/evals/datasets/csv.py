@@ -22,7 +22,7 @@ from capi.evals.datasets.mask_files import check_all_masked, segmentation_of_own
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, SegmentationData
 from capi.runtime.image_files import refuse_outside
 
-Rows = list[tuple[str, str, str]]
+CsvRows = list[tuple[str, str, str]]
 
 
 def load_classification(path: Path, options: DataOptions) -> ClassificationData:
@@ -57,7 +57,7 @@ def load_segmentation(path: Path, options: DataOptions) -> SegmentationData:
     )
 
 
-def _read(path: Path, column: str, options: DataOptions, *, by_class: bool) -> tuple[Rows, tuple[str, ...]]:
+def _read(path: Path, column: str, options: DataOptions, *, by_class: bool) -> tuple[CsvRows, tuple[str, ...]]:
     """Rows of (file, split, value of the column), sorted by file; without a column `split` they are divided here."""
     if not path.is_file():
         raise CapiError(f"there is no file {path}: this data set is a CSV with the columns file, {column} and split")
@@ -81,7 +81,7 @@ def _read(path: Path, column: str, options: DataOptions, *, by_class: bool) -> t
     return [(file, split, value) for split in parts for file, value in parts[split]], (*notes, note)
 
 
-def _chosen(rows: Rows, path: Path, options: DataOptions) -> tuple[str, tuple[str, ...]]:
+def _chosen(rows: CsvRows, path: Path, options: DataOptions) -> tuple[str, tuple[str, ...]]:
     splits = {split for _, split, _ in rows}
     train = options.train or "train"
     tests = chosen_tests(splits, options, path)

@@ -31,12 +31,12 @@ from capi.types import Int
 
 Validation = tuple[Path, Mapping[int, str]]
 """The folder of the validation images, and their names by number."""
-Result = tuple[AnsweredImages, tuple[str, ...]]
-Reader = Callable[[Path, Sequence[str], Validation, DataOptions], Result]
+TestSet = tuple[AnsweredImages, tuple[str, ...]]
+TestSetReader = Callable[[Path, Sequence[str], Validation, DataOptions], TestSet]
 FRAME = 2
 
 
-def read_real(path: Path, classes: Sequence[str], validation: Validation, options: DataOptions) -> Result:
+def read_real(path: Path, classes: Sequence[str], validation: Validation, options: DataOptions) -> TestSet:
     """Reassessed labels: entry i is about validation image i + 1; images without labels are left out."""
     entries = _json(path / "real.json" if path.is_dir() else path)
     folder, names = validation
@@ -51,7 +51,7 @@ def read_real(path: Path, classes: Sequence[str], validation: Validation, option
     return AnsweredImages(Files(folder, [name for name, _ in rows]), padded([labels for _, labels in rows])), notes
 
 
-def read_v2(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> Result:
+def read_v2(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> TestSet:
     """Folders are class numbers, whatever their order as text."""
     rows = class_folders(path)
     notes = check_count(len(rows), 10_000, "images of ImageNetV2", options)
@@ -61,26 +61,26 @@ def read_v2(path: Path, classes: Sequence[str], _: Validation, options: DataOpti
     return AnsweredImages(Files(path, [name for name, _ in rows]), padded([[int(kind)] for _, kind in rows])), notes
 
 
-def read_adversarial(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> Result:
+def read_adversarial(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> TestSet:
     """ImageNet-A: a choice among the classes it has folders of."""
     test, own = _subset(path, classes)
     return test, check_count(own, 200, "classes of ImageNet-A", options)
 
 
-def read_renditions(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> Result:
+def read_renditions(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> TestSet:
     """ImageNet-R: a choice among the classes it has folders of."""
     test, own = _subset(path, classes)
     notes = check_count(own, 200, "classes of ImageNet-R", options)
     return test, notes + check_count(len(test.images), 30_000, "images of ImageNet-R", options)
 
 
-def read_sketch(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> Result:
+def read_sketch(path: Path, classes: Sequence[str], _: Validation, options: DataOptions) -> TestSet:
     """Sketches of all classes, so nothing is left out of the choice."""
     test, own = _subset(path, classes)
     return AnsweredImages(test.images, test.answers), check_count(own, 1000, "classes of ImageNet-Sketch", options)
 
 
-def read_objectnet(path: Path, classes: Sequence[str], _: Validation, __: DataOptions) -> Result:
+def read_objectnet(path: Path, classes: Sequence[str], _: Validation, __: DataOptions) -> TestSet:
     """Any ImageNet class that stands for the object is right; objects that none stands for are left out."""
     right = objectnet_classes(path / "mappings", len(classes))
     rows = class_folders(path / "images")
@@ -96,7 +96,7 @@ def read_objectnet(path: Path, classes: Sequence[str], _: Validation, __: DataOp
     return AnsweredImages(images, answers, _standing_for_themselves(overlapping, len(classes)), restricted=True), ()
 
 
-TEST_SETS: dict[str, Reader] = {
+TEST_SETS: dict[str, TestSetReader] = {
     "real": read_real,
     "v2": read_v2,
     "a": read_adversarial,

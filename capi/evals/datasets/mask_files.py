@@ -18,7 +18,7 @@ from capi.evals.datasets.files import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
 from capi.runtime.image_files import open_image
 
-Labels = npt.NDArray[Any]
+MaskValues = npt.NDArray[Any]
 Pairs = Sequence[tuple[str, str]]
 VOID = 255
 # Pillow stretches grey values of 2 and 4 bits over 0 to 255; labels are what the file holds.
@@ -40,11 +40,11 @@ class MaskFiles:
     def name(self, index: int) -> str:
         return self.files.name(index)
 
-    def read(self, index: int) -> Labels:
+    def read(self, index: int) -> MaskValues:
         values = self.numbers(index)
         return values if self.table is None else self._looked_up(values, index)
 
-    def numbers(self, index: int) -> Labels:
+    def numbers(self, index: int) -> MaskValues:
         """What the file holds, before the table."""
         return read_label_image(self.path(index))
 
@@ -57,13 +57,13 @@ class MaskFiles:
         return hashlib.sha256(f"{self.files.fingerprint} {table}".encode()).hexdigest()[:16]
 
     @cached_property
-    def _lookup(self) -> Labels:
+    def _lookup(self) -> MaskValues:
         assert self.table is not None
         lookup = np.full(max(self.table, default=0) + 1, -1, dtype=np.int32)
         lookup[list(self.table)] = list(self.table.values())
         return lookup
 
-    def _looked_up(self, values: Labels, index: int) -> Labels:
+    def _looked_up(self, values: MaskValues, index: int) -> MaskValues:
         inside = np.clip(values, 0, len(self._lookup) - 1)
         labels = np.where(inside == values, self._lookup[inside], -1)
         unknown = labels < 0
@@ -79,7 +79,7 @@ class MaskFiles:
 class ColorMasks(MaskFiles):
     """Masks whose labels are colours; the table's numbers are red * 65536 + green * 256 + blue, matched exactly."""
 
-    def numbers(self, index: int) -> Labels:
+    def numbers(self, index: int) -> MaskValues:
         image = _opened(self.path(index))
         if image.mode not in {"RGB", "P"}:
             raise CapiError(f"{self.path(index)} is no colour image (mode {image.mode}): its labels should be colours")
@@ -90,7 +90,7 @@ class ColorMasks(MaskFiles):
         return f"the colour {value >> 16} {value >> 8 & 255} {value & 255}"
 
 
-def read_label_image(path: Path) -> Labels:
+def read_label_image(path: Path) -> MaskValues:
     """The numbers that an image file holds: palette images as indices, small bit depths unstretched."""
     image = _opened(path)
     if image.mode not in _ONE_NUMBER_A_PIXEL:

@@ -8,7 +8,7 @@ import numpy as np
 
 from capi.errors import CapiError
 from capi.evals.datasets.files import check_count, check_present, classification, list_lines, without_excluded
-from capi.evals.datasets.mask_files import VOID, Labels, MaskFiles, check_all_masked, masked
+from capi.evals.datasets.mask_files import VOID, MaskFiles, MaskValues, check_all_masked, masked
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, MaskedImages, SegmentationData
 
 COUNTS = {"trainval": 3680, "test": 3669}
@@ -34,7 +34,7 @@ class Trimaps(MaskFiles):
         super().__init__(root, names, {_FOREGROUND: CAT, _BACKGROUND: 0, _BORDER: VOID})
         self.species = [pet.species for pet in pets]
 
-    def read(self, index: int) -> Labels:
+    def read(self, index: int) -> MaskValues:
         # The table calls every foreground a cat.
         labels = super().read(index)
         return np.where(labels == CAT, np.uint8(self.species[index]), labels)

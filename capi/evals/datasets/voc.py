@@ -8,7 +8,7 @@ import numpy as np
 from capi.data.sources import Files
 from capi.errors import CapiError
 from capi.evals.datasets.files import check_count, check_more, check_present, first_with, list_lines, read_matlab
-from capi.evals.datasets.mask_files import VOID, Labels, MaskFiles, known_labels, read_label_image
+from capi.evals.datasets.mask_files import VOID, MaskFiles, MaskValues, known_labels, read_label_image
 from capi.evals.tasks import DataOptions, Dataset, MaskedImages, SegmentationData
 
 TRAIN, VAL, AUGMENTED = 1464, 1449, 10582
@@ -34,7 +34,7 @@ class VocMasks(MaskFiles):
         assert self.sbd is not None
         return self.sbd / name.removeprefix(_SBD)
 
-    def numbers(self, index: int) -> Labels:
+    def numbers(self, index: int) -> MaskValues:
         path = self.path(index)
         if path.suffix != ".mat":
             return read_label_image(path)

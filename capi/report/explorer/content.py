@@ -1,11 +1,20 @@
-"""What the explorer shows of an image, a clicked patch, a prototype and hidden patches, as pictures and HTML."""
+"""What the explorer shows of an image, a clicked patch, a prototype and hidden patches, as pictures and HTML.
+
+Text, pictures with captions, scales and legends are the macros of `templates/explorer.html`. Pictures are within the
+page, every text is escaped, and nothing refers to anything outside.
+"""
+
+import base64
+import io
+from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup
 from PIL import Image
 from torch import Tensor, tensor
 
-from capi.report.explorer.html import Figure, parts
 from capi.report.explorer.session import Explorer, View
+from capi.report.pages.page import environment
 from capi.report.pictures.clusters import KMeans
 from capi.report.pictures.colormaps import coolwarm
 from capi.report.pictures.gallery import PatchPlace
@@ -18,6 +27,28 @@ Patch = tuple[int, int]
 _OTHERS, _NEAREST, _MEMBERS, _ANSWERS = 3, 12, 24, 5
 # Patches around a patch that is shown, the side of that picture, and of one that fills a hidden patch.
 _CONTEXT, _CROP_SIDE, _TILE_SIDE = 2, 96, 32
+
+parts: Any = environment().get_template("explorer.html").module
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with a caption; one of patches has a pixel for each, and is enlarged without blurring."""
+
+    picture: Image.Image
+    caption: str = ""
+    patches: bool = False
+
+    @property
+    def address(self) -> str:
+        """The picture itself as an address: exact where pixels are patches, else as a photo."""
+        buffer = io.BytesIO()
+        if self.patches:
+            self.picture.save(buffer, "PNG")
+        else:
+            self.picture.convert("RGB").save(buffer, "JPEG", quality=90)
+        kind = "png" if self.patches else "jpeg"
+        return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
 class Content:

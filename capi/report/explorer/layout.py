@@ -11,8 +11,7 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.method.masking import MASKS
-from capi.report.explorer.content import Content, Patch
-from capi.report.explorer.html import parts
+from capi.report.explorer.content import Content, Patch, parts
 from capi.report.explorer.session import Explorer, View
 from capi.report.pictures.hidden_patches import HiddenPredictions, hidden_picture, rectangle
 from capi.report.pictures.similarity import outline_patch, patch_at

@@ -1,7 +1,7 @@
 """The explorer as a page in the browser, on this machine alone: pick an image, click a patch, hide a region.
 
 Only this module knows gradio, and imports it when it is needed. The page fetches nothing from elsewhere; uploads and
-pictures lie in a temporary folder that is removed at the end. What goes wrong with an image is told on the page.
+pictures lie in a temporary folder that is removed at the end. The page shows what goes wrong with an image.
 
 The explorer of a model by its name: of a run it knows the prototypes, the temperature and the masks too.
 """
@@ -36,9 +36,9 @@ from capi.types import Names, VisionEncoder, listed
 from capi.zoo.build import recorded_target
 from capi.zoo.encoders import open_encoder
 from capi.zoo.run_folder import RECORD, RunFolder, run_config
-from capi.zoo.weights import Weights
+from capi.zoo.weights import WeightsName
 
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 HOST = "127.0.0.1"
 MAX_UPLOAD = "32mb"
 MAX_SESSIONS = 16
@@ -70,7 +70,7 @@ def serve(
 
 
 def _wait() -> None:
-    """Until Ctrl-C, or until the process is told to end: the temporary folder is removed in both cases."""
+    """Until Ctrl-C, or until a signal ends the process: the temporary folder is removed in both cases."""
     ended = threading.Event()
     # Only the first thread of a process hears of signals.
     hears = threading.current_thread() is threading.main_thread()
@@ -217,10 +217,10 @@ def _theme() -> Any:
     )
 
 
-def _in_loop(action: Callable[[], Result]) -> Result:
+def _in_loop(action: Callable[[], Answer]) -> Answer:
     """Do something within an event loop: where none runs, gradio opens one for each of its locks and closes none."""
 
-    async def done() -> Result:
+    async def done() -> Answer:
         return action()
 
     try:
@@ -235,7 +235,7 @@ def explore(
     images: Names = (),
     *,
     size: int | None = None,
-    weights: Weights = "teacher",
+    weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     host: str = HOST,
     port: int | None = None,

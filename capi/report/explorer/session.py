@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from capi.data.crops import image_size_of, normalize
 from capi.data.decoding import Decoder
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.recorded import spaced
 from capi.data.sources import EncodedImages, ImageSource, find_images
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
-from capi.method.masking import Grid, MaskSampler
+from capi.method.masking import MaskSampler, PatchGrid
 from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, built_in_photos
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
@@ -228,8 +228,8 @@ class Explorer:
         own = kind == self.masks.kind
         options = self.masks.options if own else {}
         sampler = MaskSampler(kind=kind, ratio=ratio, roll=self.masks.roll and own, predict=1.0, options=options)
-        hidden = sampler(Grid(*view.grid), sample_keys(seed, 0, torch.zeros(1, dtype=torch.int64))).predict[0]
-        return torch.zeros(Grid(*view.grid).size, dtype=torch.bool).index_fill(0, hidden, True).view(view.grid)
+        hidden = sampler(PatchGrid(*view.grid), sample_keys(seed, 0, torch.zeros(1, dtype=torch.int64))).predict[0]
+        return torch.zeros(PatchGrid(*view.grid).size, dtype=torch.bool).index_fill(0, hidden, True).view(view.grid)
 
     def predict(self, view: View, hidden: Bool[Tensor, "rows columns"]) -> HiddenPredictions:
         """What the model predicts for hidden patches, beside the truth."""
@@ -263,7 +263,7 @@ class Explorer:
     def _thumbnail(self, number: int) -> Image.Image:
         """Small and quick, since there are many: a JPEG is not unpacked at its full size."""
         channels = len(statistics_of(self.encoder).mean)
-        reader = Reader(self.source, Decoder(channels=3 if channels == 1 else channels, reduced=True))
+        reader = ImageReader(self.source, Decoder(channels=3 if channels == 1 else channels, reduced=True))
         frame = PictureFrame(_THUMBNAIL, 1)
         with self._reading:
             try:

@@ -57,12 +57,9 @@ def chart_list(keys: Iterable[str]) -> list[Chart]:
     scores = sorted(key for key in present if is_score(key))
     usual = [metric.key for metric in METRICS if metric.key in present]
     others = sorted(key for key in present if key not in TABLE and not is_score(key))[:_FURTHER]
-    return [*_score_charts(scores), *(_chart(key) for key in [*usual, *others])]
-
-
-def _chart(key: str) -> Chart:
-    metric = metric_of(key)
-    return Chart(key, metric.title, metric.description, {key: ""})
+    metrics = {key: metric_of(key) for key in [*usual, *others]}
+    plain = (Chart(key, metric.title, metric.description, {key: ""}) for key, metric in metrics.items())
+    return [*_score_charts(scores), *plain]
 
 
 def charts_data(runs: Sequence[RunReport]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class RunReport:
     notes: Sequence[str] = ()
     emergence: Sequence[Emergence] = ()
     emergence_note: str = ""
-    neighbours: Sequence[Sequence[tuple[Picture, float | None]]] = ()
+    neighbors: Sequence[Sequence[tuple[Picture, float | None]]] = ()
     """Rows of a photo and the images nearest to it, with their cosines."""
     pixels: Mapping[str, float] = field(default_factory=dict)
     """What raw pixels score, by evaluation."""

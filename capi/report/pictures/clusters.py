@@ -32,25 +32,25 @@ class KMeans:
         values = (features.double() - mean).float()
         generator = torch.Generator().manual_seed(self.seed)
         attempts = [_refined(values, _start(values, self.clusters, generator)) for _ in range(_ATTEMPTS)]
-        centres = min(attempts, key=lambda attempt: attempt[1])[0]
-        sizes = _nearest(values, centres).bincount(minlength=len(centres))
+        centers = min(attempts, key=lambda attempt: attempt[1])[0]
+        sizes = _nearest(values, centers).bincount(minlength=len(centers))
         order = sizes.sort(descending=True, stable=True).indices
         self.mean_ = mean
-        self.centres_ = centres[order]
+        self.centers_ = centers[order]
         self.shares_ = sizes[order] / len(values)
-        self.inertia_ = _inertia(values, self.centres_)
+        self.inertia_ = _inertia(values, self.centers_)
         return self
 
     def predict(self, features: Float[Tensor, "s d"]) -> Int[Tensor, " s"]:
         """The cluster of each patch."""
-        return _nearest((features.double() - self.mean_).float(), self.centres_)
+        return _nearest((features.double() - self.mean_).float(), self.centers_)
 
 
 def _start(values: Float[Tensor, "s d"], clusters: int, generator: torch.Generator) -> Float[Tensor, "k d"]:
     """k-means++: each further centre is a patch, drawn by its squared distance to the nearest centre so far."""
     first = int(torch.randint(len(values), (1,), generator=generator))
-    centres = [values[first]]
-    distances = _squared(values, centres[0])
+    centers = [values[first]]
+    distances = _squared(values, centers[0])
     for _ in range(clusters - 1):
         total = distances.cumsum(0)
         if total[-1] <= 0:
@@ -58,42 +58,42 @@ def _start(values: Float[Tensor, "s d"], clusters: int, generator: torch.Generat
         draw = torch.rand(1, generator=generator, dtype=torch.float64) * total[-1]
         # Rounding must not lead to a patch that is a centre already.
         chosen = min(int(torch.searchsorted(total, draw, right=True)), int(distances.nonzero()[-1]))
-        centres.append(values[chosen])
+        centers.append(values[chosen])
         distances = torch.minimum(distances, _squared(values, values[chosen]))
-    return torch.stack(centres)
+    return torch.stack(centers)
 
 
-def _refined(values: Float[Tensor, "s d"], centres: Float[Tensor, "k d"]) -> tuple[Tensor, float]:
+def _refined(values: Float[Tensor, "s d"], centers: Float[Tensor, "k d"]) -> tuple[Tensor, float]:
     """Centres that are the means of the patches nearest to them, and the sum of squared distances."""
-    labels = _nearest(values, centres)
+    labels = _nearest(values, centers)
     for _ in range(_ITERATIONS):
-        centres = _means(values, labels, centres)
-        moved = _nearest(values, centres)
+        centers = _means(values, labels, centers)
+        moved = _nearest(values, centers)
         if torch.equal(moved, labels):
             break
         labels = moved
-    return centres, _inertia(values, centres)
+    return centers, _inertia(values, centers)
 
 
-def _means(values: Float[Tensor, "s d"], labels: Int[Tensor, " s"], centres: Float[Tensor, "k d"]) -> Tensor:
+def _means(values: Float[Tensor, "s d"], labels: Int[Tensor, " s"], centers: Float[Tensor, "k d"]) -> Tensor:
     """The mean of each cluster; one that lost all its patches takes the patch that is worst off."""
-    sizes = labels.bincount(minlength=len(centres))
-    sums = torch.zeros(centres.shape, dtype=torch.float64).index_add_(0, labels, values.double())
+    sizes = labels.bincount(minlength=len(centers))
+    sums = torch.zeros(centers.shape, dtype=torch.float64).index_add_(0, labels, values.double())
     means = (sums / sizes.clamp_min(1)[:, None]).float()
     empty = (sizes == 0).nonzero()[:, 0]
     if len(empty):
-        far = _squared(values, centres[labels]).topk(len(empty)).indices
+        far = _squared(values, centers[labels]).topk(len(empty)).indices
         means[empty] = values[far]
     return means
 
 
-def _nearest(values: Float[Tensor, "s d"], centres: Float[Tensor, "k d"]) -> Int[Tensor, " s"]:
-    half = centres.square().sum(1) / 2
-    return torch.cat([(part @ centres.T - half).argmax(1) for part in values.split(_AT_ONCE)])
+def _nearest(values: Float[Tensor, "s d"], centers: Float[Tensor, "k d"]) -> Int[Tensor, " s"]:
+    half = centers.square().sum(1) / 2
+    return torch.cat([(part @ centers.T - half).argmax(1) for part in values.split(_AT_ONCE)])
 
 
-def _inertia(values: Float[Tensor, "s d"], centres: Float[Tensor, "k d"]) -> float:
-    return float(_squared(values, centres[_nearest(values, centres)]).sum())
+def _inertia(values: Float[Tensor, "s d"], centers: Float[Tensor, "k d"]) -> float:
+    return float(_squared(values, centers[_nearest(values, centers)]).sum())
 
 
 def _squared(values: Float[Tensor, "s d"], others: Tensor) -> Float[Tensor, " s"]:
@@ -170,7 +170,7 @@ def renewed(
 def _starting_atoms(patches: Float[Tensor, "s d"], count: int, seed: int) -> Float[Tensor, "_ d"]:
     """The directions of clusters; those that are missing, or lie in the middle, stay zero and are never used."""
     atoms = torch.zeros(count, patches.shape[1])
-    centres = KMeans(count, seed=seed).fit(patches)
-    directions = centres.centres_ + centres.mean_.float()
+    centers = KMeans(count, seed=seed).fit(patches)
+    directions = centers.centers_ + centers.mean_.float()
     atoms[: len(directions)] = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-6)
     return atoms

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from capi.data.crops import center_box
 from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.loader import made_ahead
-from capi.data.reader import Reader
+from capi.data.reader import ImageReader
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
@@ -25,7 +25,7 @@ from capi.types import Float, VisionEncoder, statistics_of
 # An image that is longer than this many times its short side is shown by its middle.
 LONGEST_ASPECT = 4.0
 # Feature maps that are kept from the pass that fits to the pass that draws.
-KEPT_BYTES = 2**28
+MAP_CACHE_BYTES = 2**28
 # A batch holds no more pixels than `batch_size` images of this side.
 _USUAL_SIDE = 224
 
@@ -53,7 +53,7 @@ class PictureFrame:
 
     def box(self, image_size: tuple[int, int]) -> Box:
         """The part of the image that fills this size; patches may leave out a strip at the edges."""
-        return center_box(image_size, self._grid_size(image_size), kept=1.0)
+        return center_box(image_size, self._grid_size(image_size), share=1.0)
 
     def _grid_size(self, image_size: tuple[int, int]) -> tuple[int, int]:
         if not self.whole:
@@ -87,7 +87,7 @@ class SizedImages(Dataset[SizedImage]):
         return len(self.source)
 
     def __getitem__(self, number: int) -> SizedImage:
-        reader = Reader(self.source, Decoder(channels=self.channels))
+        reader = ImageReader(self.source, Decoder(channels=self.channels))
         try:
             size = reader.size(number)
             pixels = reader.crop(number, self.frame.box(size), self.frame.size(size))
@@ -115,7 +115,7 @@ class FeatureMaps:
     frame: PictureFrame
     encoding: Encoding
     what: str = "images"
-    kept_bytes: int = KEPT_BYTES
+    kept_bytes: int = MAP_CACHE_BYTES
     failed: dict[str, str] = field(default_factory=dict)
     _kept: list[NumberedMap] = field(default_factory=list, init=False)
     _room: int = field(default=0, init=False)
@@ -150,9 +150,14 @@ class FeatureMaps:
         """Neighbors of one size, as many as make a batch."""
         group: list[SizedImage] = []
         for image in self._readable(first):
-            if group and (not _alike(image, group[0]) or len(group) >= self._batch_size(group[0].pixels)):
-                yield group
-                group = []
+            if group:
+                pixels = group[0].pixels
+                size = self.encoding.batch_size
+                # Fewer images where they are large, which bounds the memory.
+                most = min(max(size * _USUAL_SIDE**2 // (pixels.shape[1] * pixels.shape[2]), 1), size)
+                if len(group) >= most or (image.pixels.shape, image.pixels.dtype) != (pixels.shape, pixels.dtype):
+                    yield group
+                    group = []
             group.append(image)
         if group:
             yield group
@@ -164,14 +169,6 @@ class FeatureMaps:
                 yield image
             else:
                 self.failed[self.source.name(image.number)] = image.failure
-
-    def _batch_size(self, pixels: Tensor) -> int:
-        area = pixels.shape[1] * pixels.shape[2]
-        return min(max(self.encoding.batch_size * _USUAL_SIDE**2 // area, 1), self.encoding.batch_size)
-
-
-def _alike(one: SizedImage, other: SizedImage) -> bool:
-    return one.pixels.shape == other.pixels.shape and one.pixels.dtype == other.pixels.dtype
 
 
 def photos(

@@ -64,8 +64,8 @@ def moments_of(features: Float[Tensor, "s d"]) -> Moments:
     """The moments of some patches, in float64."""
     values = features.double()
     mean = values.mean(0)
-    centred = values - mean
-    return Moments(len(values), mean, centred.T @ centred)
+    centerd = values - mean
+    return Moments(len(values), mean, centerd.T @ centerd)
 
 
 def components_of(moments: Moments, sample: Float[Tensor, "s d"], count: int) -> Components:

@@ -299,21 +299,22 @@ def figure_of(
     several = next((drawn for column in columns for drawn in column.drawn.values() if len(drawn) > 1), None)
     if several is None:
         numbers, heads = list(photos), [f"{column.name}\n{column.detail}" for column in columns]
-        rows = [_row_of_image(number, photos[number], columns) for number in numbers]
+        rows = [
+            Row(photos[number].name, [Drawn(photos[number].picture), *drawn])
+            for number in numbers
+            for drawn in [[next(iter(column.drawn.get(number, ())), None) for column in columns]]
+        ]
     else:
         numbers, heads = list(photos)[: max(MOST_ROWS // len(columns), 1)], [drawn.title for drawn in several]
-        rows = [_row_of_model(number, photos[number], column, len(heads)) for number in numbers for column in columns]
+        missing: list[Drawn | None] = [None] * len(heads)
+        rows = [
+            Row(
+                f"{photos[number].name} · {column.name}, {column.detail}",
+                [Drawn(photos[number].picture), *(column.drawn.get(number) or missing)],
+            )
+            for number in numbers
+            for column in columns
+        ]
     total = len(photos) if images is None else images
     notes = [painter.explanation, *([f"Shown: {len(numbers)} of {total} images."] if len(numbers) < total else [])]
     return sheet_of(painter.title, notes, ["photo", *heads], rows, legend=painter.legend())
-
-
-def _row_of_image(number: int, photo: Photo, columns: Sequence[DrawnModel]) -> Row:
-    drawn = (next(iter(column.drawn.get(number, ())), None) for column in columns)
-    return Row(photo.name, [Drawn(photo.picture), *drawn])
-
-
-def _row_of_model(number: int, photo: Photo, column: DrawnModel, count: int) -> Row:
-    missing: list[Drawn | None] = [None] * count
-    label = f"{photo.name} · {column.name}, {column.detail}"
-    return Row(label, [Drawn(photo.picture), *(column.drawn.get(number) or missing)])

@@ -15,7 +15,7 @@ import yaml
 
 from capi.config.schema import Config
 from capi.errors import CapiError, nearest
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.train.build import mask_sampler
 from capi.train.cost.flop import iteration_flop
 from capi.train.cost.step import memory_of
@@ -110,7 +110,7 @@ def peak_images_per_second(config: Config, learner: Learner, device: torch.devic
     gpu = gpu_of_device(torch.cuda.get_device_name(device), memory_of(device))
     if gpu is None:
         return None
-    grid, optimization = Grid(*config.grid), config.optimization
+    grid, optimization = PatchGrid(*config.grid), config.optimization
     visible, _, predicted = mask_sampler(config).counts(grid)
     flop = iteration_flop(
         learner.student,

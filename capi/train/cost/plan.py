@@ -15,7 +15,7 @@ from capi.config.files import Overrides, Recipe, as_config, differences, load_co
 from capi.config.schema import Config
 from capi.config.trust import trusting
 from capi.errors import CapiError
-from capi.method.masking import Grid
+from capi.method.masking import PatchGrid
 from capi.models.costs import Counts, blocks_of
 from capi.runtime.summary import Summary
 from capi.train.build import build_learner, mask_sampler
@@ -218,11 +218,11 @@ def networks(config: Config, gpu: Gpu | None = None) -> Planned:
         raise CapiError(
             "what a frozen encoder costs is not known before it is opened: try the recipe with `capi pretrain --check`"
         )
-    visible, _, predicted = mask_sampler(config).counts(Grid(*config.grid))
+    visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     # On the meta device tensors have shapes and no values, so that the largest model is built in a moment.
     with torch.device("meta"):
         learner = build_learner(config, "meta")
-    counts = Counts(learner.student.encoder.num_registers, Grid(*config.grid).size, visible, predicted)
+    counts = Counts(learner.student.encoder.num_registers, PatchGrid(*config.grid).size, visible, predicted)
     return Planned(config, learner, counts, accelerator=gpu is None or gpu.accelerator)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from capi.method.masking import Grid, MaskSampler
+from capi.method.masking import MaskSampler, PatchGrid
 from capi.runtime.devices import peak_bytes
 from capi.runtime.randomness import sample_keys
 from capi.train.cost.flop import IterationFlop, iteration_flop
@@ -39,7 +39,7 @@ class StepCost:
 def random_batch(
     *,
     masks: MaskSampler,
-    grid: Grid,
+    grid: PatchGrid,
     image_shape: tuple[int, int, int],
     batch_size: int,
     seed: int,

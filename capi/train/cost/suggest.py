@@ -14,8 +14,8 @@ from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.data.crops import center_box
 from capi.data.decoding import BrokenImageError
-from capi.data.locations import Data, open_images
-from capi.data.reader import Reader, read_bytes
+from capi.data.locations import DataLocation, open_images
+from capi.data.reader import ImageReader, read_bytes
 from capi.data.sources import ImageSource, masks_warning
 from capi.data.survey import (
     THUMBNAIL,
@@ -190,7 +190,7 @@ _ENOUGH_TO_COMPETE = 1_000_000
 def look_at(source: ImageSource) -> Images:
     """How many images there are, how long the shorter side of a typical one is, and what channels they have."""
     decoder = replace(build_reader(load_config("small"), source).decoder, channels=usual_channels(source))
-    reader = Reader(source, decoder)
+    reader = ImageReader(source, decoder)
     sides, errors = _sides(reader)
     if not sides:
         tried = min(len(source), _SAMPLE)
@@ -207,7 +207,7 @@ def look_at(source: ImageSource) -> Images:
     )
 
 
-def _values(reader: Reader) -> tuple[float, float] | None:
+def _values(reader: ImageReader) -> tuple[float, float] | None:
     """The lowest and the highest value of a few images, as they are stored."""
     found = []
     for index in evenly(len(reader.source), _FEW_VALUES):
@@ -223,7 +223,7 @@ def _values(reader: Reader) -> tuple[float, float] | None:
     return float(min(ends[0].min() for ends in found)), float(max(ends[1].max() for ends in found))
 
 
-def _sides(reader: Reader) -> tuple[list[int], list[BrokenImageError]]:
+def _sides(reader: ImageReader) -> tuple[list[int], list[BrokenImageError]]:
     """The shorter sides of some images, and why others could not be read."""
     sides, errors = [], []
     for index in evenly(len(reader.source), _SAMPLE):
@@ -235,7 +235,7 @@ def _sides(reader: Reader) -> tuple[list[int], list[BrokenImageError]]:
 
 
 def suggest(
-    data: Data, *, gpu: str = "this", gpus: int = 1, hours: float = 24.0, assumptions: Assumptions | None = None
+    data: DataLocation, *, gpu: str = "this", gpus: int = 1, hours: float = 24.0, assumptions: Assumptions | None = None
 ) -> Suggestion:
     """A recipe with batch, prototypes and length for these images on this hardware, each with its reason."""
     return suggest_run(look_at(open_images(data)), find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)

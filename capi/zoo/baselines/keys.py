@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from capi.errors import CapiError, quoted, some_of
-from capi.zoo.released import State, unwrapped
+from capi.zoo.released import StateDict, unwrapped
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -87,7 +87,7 @@ class _Place(NamedTuple):
     as_grid: bool
 
 
-def find_state(contents: Any, layout: Layout, part: Subnetwork) -> State | None:
+def find_state(contents: Any, layout: Layout, part: Subnetwork) -> StateDict | None:
     """The tensors of one part of a checkpoint by their own names, without wrappers; None where they are not there."""
     for place in part.places:
         mapping = contents
@@ -106,9 +106,9 @@ def find_state(contents: Any, layout: Layout, part: Subnetwork) -> State | None:
     return None
 
 
-def _renamed(plain: State, layout: Layout, prefix: str) -> State:
+def _renamed(plain: StateDict, layout: Layout, prefix: str) -> StateDict:
     """Names as the layout has them; two that become the same are an error."""
-    state: State = {}
+    state: StateDict = {}
     for name, value in plain.items():
         short = name.removeprefix(prefix)
         for pattern, replacement in layout.renamed:
@@ -119,7 +119,7 @@ def _renamed(plain: State, layout: Layout, prefix: str) -> State:
     return _masked(_renumbered(state, layout.leading_blocks))
 
 
-def _renumbered(state: State, leading: str) -> State:
+def _renumbered(state: StateDict, leading: str) -> StateDict:
     """All blocks in one row, those that were counted by themselves first."""
     first = {
         int(match[1]) for name in state if leading and (match := re.match(rf"{re.escape(leading)}\.(\d+)\.", name))
@@ -133,7 +133,7 @@ def _renumbered(state: State, leading: str) -> State:
     return {name_of(name): value for name, value in state.items()} if first else state
 
 
-def _masked(state: State) -> State:
+def _masked(state: StateDict) -> StateDict:
     """A bias that lies beside a mask is their product."""
     products = {
         name: value * state[f"{name}_mask"]
@@ -143,11 +143,11 @@ def _masked(state: State) -> State:
     return state | products
 
 
-def to_ours(state: State, layout: Layout, shapes: Shapes, source: str) -> State:
+def to_ours(state: StateDict, layout: Layout, shapes: Shapes, source: str) -> StateDict:
     """Our state dict out of theirs; a missing, extra or misshapen name is an error that says it."""
     places = _places(layout, shapes)
     refuse_misfit(state, layout, shapes, source)
-    ours: State = {}
+    ours: StateDict = {}
     for theirs, place in places.items():
         value = state[theirs].detach().float()
         value = value.flatten(1, 2) if place.as_grid else value
@@ -157,9 +157,9 @@ def to_ours(state: State, layout: Layout, shapes: Shapes, source: str) -> State:
     return ours
 
 
-def to_theirs(ours: State, layout: Layout) -> State:
+def to_theirs(ours: StateDict, layout: Layout) -> StateDict:
     """Their state dict out of ours. A part of theirs that is not used is zero."""
-    theirs: State = {}
+    theirs: StateDict = {}
     for name, place in _places(layout, {name: tuple(value.shape) for name, value in ours.items()}).items():
         used = next(ours[each] for each in place.ours if each is not None)
         parts = [torch.zeros_like(used) if each is None else ours[each] for each in place.ours]
@@ -167,7 +167,7 @@ def to_theirs(ours: State, layout: Layout) -> State:
     return theirs
 
 
-def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> None:
+def refuse_misfit(state: StateDict, layout: Layout, shapes: Shapes, source: str) -> None:
     """Every name there, none too many, each of its shape."""
     places = _places(layout, shapes)
     missing = [name for name in places if name not in state]
@@ -187,7 +187,7 @@ def refuse_misfit(state: State, layout: Layout, shapes: Shapes, source: str) -> 
         raise CapiError(f"{source} has {some_of(quoted(unreal))} that hold no real numbers")
 
 
-def fits(state: State, layout: Layout, shapes: Shapes) -> bool:
+def fits(state: StateDict, layout: Layout, shapes: Shapes) -> bool:
     """Whether these are the tensors of a model of such shapes."""
     try:
         refuse_misfit(state, layout, shapes, "")

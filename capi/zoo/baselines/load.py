@@ -19,9 +19,9 @@ import torch
 
 from capi.errors import CapiError
 from capi.models.plain_vit import (
-    Origin,
     PlainArchitecture,
     PlainViT,
+    WeightsOrigin,
     column_first_sincos,
     rotary_periods,
     row_first_sincos,
@@ -39,7 +39,7 @@ from capi.zoo.baselines.transformers_layout import (
 )
 from capi.zoo.files import read_contents
 from capi.zoo.huggingface.files import CONFIG, WEIGHTS
-from capi.zoo.released import State, look_of
+from capi.zoo.released import StateDict, look_of
 
 FOLDER_VARIABLE = "CAPI_BASELINES"
 _BICUBIC = ("bicubic", "antialias")
@@ -50,7 +50,7 @@ def weightless_baseline(name: str) -> PlainViT:
     """The encoder that `baseline:NAME` stands for as its authors describe it, without weights."""
     baseline = baseline_named(name.removeprefix(PREFIX))
     with without_weights():
-        return PlainViT(baseline.architecture, statistics=baseline.statistics, origin=Origin(baseline.name))
+        return PlainViT(baseline.architecture, statistics=baseline.statistics, origin=WeightsOrigin(baseline.name))
 
 
 def open_baseline(name: str) -> PlainViT:
@@ -122,14 +122,14 @@ def load_baseline(baseline: Baseline, path: Path, part: str | None = None) -> Pl
     folder = _transformers_folder(path)
     if folder is None:
         contents = read_weights(path) if path.is_dir() else read_contents(path)
-        origin = Origin(baseline.name)
+        origin = WeightsOrigin(baseline.name)
         return _build(baseline, baseline.architecture, contents, baseline.layout, part, str(path), origin)
     config = read_config(folder)
     if part is not None:
         raise CapiError(f'{folder} holds one network in the format of transformers: leave out "@{part}"')
     architecture = architecture_in(config, baseline, str(folder))
     layout = layout_for(architecture, str(config["model_type"]))
-    origin = Origin(baseline.name, "transformers")
+    origin = WeightsOrigin(baseline.name, "transformers")
     return _build(baseline, architecture, read_weights(folder), layout, None, str(folder), origin)
 
 
@@ -149,7 +149,7 @@ def _build(
     layout: Layout,
     part: str | None,
     source: str,
-    origin: Origin,
+    origin: WeightsOrigin,
 ) -> PlainViT:
     state = find_state(contents, layout, layout.part(part))
     if state is None:
@@ -179,7 +179,7 @@ def _build(
     return model.requires_grad_(False).eval()
 
 
-def _set_periods(model: PlainViT, state: State, layout: Layout, source: str) -> None:
+def _set_periods(model: PlainViT, state: StateDict, layout: Layout, source: str) -> None:
     """Of rotary positions: the file's where it has them, as published ones are rounded; else as they are computed."""
     if model.rotary_periods is None:
         return
@@ -191,7 +191,7 @@ def _set_periods(model: PlainViT, state: State, layout: Layout, source: str) -> 
     model.rotary_periods = periods
 
 
-def _tell_doubtful(weights: State, architecture: PlainArchitecture, baseline: Baseline, source: str) -> None:
+def _tell_doubtful(weights: StateDict, architecture: PlainArchitecture, baseline: Baseline, source: str) -> None:
     """Names and shapes of several methods are the same; whether positions are learned tells some of them apart."""
     if "positions" not in weights:
         return

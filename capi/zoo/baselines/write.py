@@ -1,7 +1,6 @@
 """An encoder back in the layout it came in: what loads the source's own file loads this one in its place."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +51,9 @@ def _write_checkpoint(network: PlainNetwork, state: dict[str, Tensor], out: Path
     if out.is_dir():
         raise CapiError(f"{out} is a folder, but weights of {layout.method} are a file: --out takes its name")
     out.parent.mkdir(parents=True, exist_ok=True)
+    contents: Any = {part.prefixes[0] + name: value for name, value in theirs.items()}
+    for name in reversed(part.places[0]):
+        contents = {name: contents}
     with atomic_open(out) as file:
-        torch.save(_nested(part.places[0], {part.prefixes[0] + name: value for name, value in theirs.items()}), file)
+        torch.save(contents, file)
     return out
-
-
-def _nested(place: Sequence[str], state: Any) -> Any:
-    for name in reversed(place):
-        state = {name: state}
-    return state

@@ -10,9 +10,8 @@ from typing import Any
 
 from capi.errors import CapiError
 from capi.runtime.documents import read_object
-from capi.zoo.huggingface.files import CONFIG, WEIGHTS
+from capi.zoo.huggingface.files import CONFIG, MODEL_TYPE, WEIGHTS
 
-MODEL_TYPE = "capi"
 _ID = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?", re.ASCII)
 # Endings of files: a path that leads nowhere is no id.
 _FILES = (".pth", ".pt", ".bin", ".ckpt", ".safetensors", ".onnx", ".yaml", ".yml", ".py")

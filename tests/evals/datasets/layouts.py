@@ -51,8 +51,8 @@ class Tree:
 def photo(labels: Labels, name: str) -> bytes:
     """A colour for each label, with grain that depends on the name."""
     random = np.random.default_rng(sum(name.encode()))
-    colours = np.random.default_rng(5).integers(40, 216, (256, 3))
-    pixels = colours[labels] + random.integers(-12, 13, (*labels.shape, 3))
+    colors = np.random.default_rng(5).integers(40, 216, (256, 3))
+    pixels = colors[labels] + random.integers(-12, 13, (*labels.shape, 3))
     return encoded(Image.fromarray(pixels.astype(np.uint8)), "PNG" if name.endswith("png") else "JPEG")
 
 

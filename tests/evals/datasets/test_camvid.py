@@ -9,17 +9,17 @@ from capi.evals.datasets.camvid import load
 from capi.evals.tasks import DataOptions
 from tests.evals.datasets.layouts import build_camvid, halves
 
-COLOURS = {"Animal": (64, 128, 64), "Void": (0, 0, 0), "Wall": (64, 192, 0)}
+COLORS = {"Animal": (64, 128, 64), "Void": (0, 0, 0), "Wall": (64, 192, 0)}
 
 
 def as_published(root: Path) -> Path:
     for folder in ("701_StillsRaw_full", "LabeledApproved_full"):
         (root / folder).mkdir(parents=True)
-    palette = np.array(list(COLOURS.values()), np.uint8)
+    palette = np.array(list(COLORS.values()), np.uint8)
     for name in ("b", "a", "c"):
         Image.new("RGB", (8, 8)).save(root / f"701_StillsRaw_full/{name}.png")
         Image.fromarray(palette[halves(0, 2, 1)]).save(root / f"LabeledApproved_full/{name}_L.png")
-    lines = [f"{red} {green} {blue}\t\t{name}" for name, (red, green, blue) in COLOURS.items()]
+    lines = [f"{red} {green} {blue}\t\t{name}" for name, (red, green, blue) in COLORS.items()]
     (root / "label_colors.txt").write_text("\r\n".join(lines) + "\r\n")
     (root / "train.txt").write_text("b\na\n")
     (root / "test.txt").write_text("c\n")
@@ -39,7 +39,7 @@ def test__the_layout_of_the_tutorial_has_eleven_classes_and_a_label_that_is_igno
         load(tmp_path, DataOptions())
 
 
-def test__colours_become_the_classes_of_the_file_of_colours(tmp_path: Path) -> None:
+def test__colors_become_the_classes_of_the_file_of_colors(tmp_path: Path) -> None:
     data = load(as_published(tmp_path), DataOptions())
     assert data.classes == {0: "Animal", 2: "Wall"}
     assert data.ignored == {1}
@@ -48,7 +48,7 @@ def test__colours_become_the_classes_of_the_file_of_colours(tmp_path: Path) -> N
     assert "no official splits" in data.notes[0]
 
 
-def test__a_colour_that_is_not_named_is_an_error(tmp_path: Path) -> None:
+def test__a_color_that_is_not_named_is_an_error(tmp_path: Path) -> None:
     as_published(tmp_path)
     Image.new("RGB", (8, 8), (64, 128, 65)).save(tmp_path / "LabeledApproved_full/c_L.png")
     with pytest.raises(CapiError, match=r"c_L\.png holds the colour 64 128 65"):

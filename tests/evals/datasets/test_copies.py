@@ -86,7 +86,7 @@ def test__a_photo_in_both_splits_of_a_folder_is_noted_and_logged(
     assert [record.getMessage() for record in caplog.records] == [note]
 
 
-def test__a_photo_that_was_stored_anew_is_not_found(tmp_path: Path) -> None:
+def test__a_photo_that_was_encoded_again_is_not_found(tmp_path: Path) -> None:
     build_folder(tmp_path)
     with Image.open(tmp_path / "train" / "ant" / "3.png") as image:
         image.save(tmp_path / "val" / "bee" / "copy.bmp")

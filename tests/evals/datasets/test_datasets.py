@@ -181,7 +181,7 @@ def test__other_than_the_official_counts_are_an_error_or_else_a_note(name: str, 
                 load(name, tmp_path, DataOptions(more=options.more))
 
 
-def test__a_misspelt_name_is_told_its_neighbour() -> None:
+def test__a_misspelt_name_is_answered_with_the_nearest_name() -> None:
     with pytest.raises(CapiError, match='no data set "cityscape"; did you mean "cityscapes"'):
         load_segmentation("cityscape", Path(), DataOptions())
 

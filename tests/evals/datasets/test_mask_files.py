@@ -53,7 +53,7 @@ def test__labels_beyond_a_byte_are_read(tmp_path: Path) -> None:
     assert masks.read(0).tolist() == [[0, 700]]
 
 
-def test__colours_photos_and_broken_files_are_no_masks(tmp_path: Path) -> None:
+def test__colors_photos_and_broken_files_are_no_masks(tmp_path: Path) -> None:
     Image.new("RGB", (8, 8)).save(tmp_path / "colour.png")
     Image.new("L", (8, 8)).save(tmp_path / "photo.png", "JPEG")
     (tmp_path / "broken.png").write_bytes(mask_bytes(LABELS, palette=False)[:50])
@@ -76,7 +76,7 @@ def test__a_table_renumbers_and_refuses_what_it_lacks(tmp_path: Path) -> None:
             MaskFiles(tmp_path, ["a.png"], table).read(0)
 
 
-def test__colours_are_matched_exactly(tmp_path: Path) -> None:
+def test__colors_are_matched_exactly(tmp_path: Path) -> None:
     pixels = np.zeros((1, 3, 3), np.uint8)
     pixels[0, 1], pixels[0, 2] = (64, 128, 64), (192, 0, 128)
     Image.fromarray(pixels).save(tmp_path / "a.png")

@@ -75,7 +75,7 @@ def test__class_folders_are_read_too(tmp_path: Path, name: Name) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test__damaged_files_are_told(tmp_path: Path, name: Name) -> None:
+def test__damaged_files_are_reported(tmp_path: Path, name: Name) -> None:
     build_binary(tmp_path, name)
     binary = BINARIES[name]
     folder = tmp_path / binary.folder

@@ -199,7 +199,7 @@ def _tar_cases(choose: random.Random) -> Iterator[Case]:
 
 
 def _index_cases() -> Iterator[Case]:
-    """An index beside a tar that is not true: it is made anew, and the images are read."""
+    """An index beside a tar that is not true: it is made again, and the images are read."""
     lies: dict[str, dict[str, Any]] = {
         "an offset below 0": {"places": [[-512, 10], [512, 10]]},
         "an offset beyond the end": {"places": [[2**40, 10], [512, 10]]},

@@ -63,7 +63,7 @@ COMMANDS = {
     "resume": ["pretrain", "run/config.yaml", "--data", "photos", "--out", "run", "--resume"],
     "push": ["push", "run", "me/model", "--dry-run", "--licence", "mit", "--out", "hub"],
 }
-# A run that can be read in part is told about in part.
+# A run that can be read in part is reported in part.
 ANY = (0, 1, 2)
 
 

@@ -1,6 +1,6 @@
 """Neighbors found once for every k, and the votes of their pixel labels, against the plain ways.
 
-    python benchmarks/neighbours.py
+    python benchmarks/neighbors.py
 
 All ways run in turn in one run. The plain search is one for every k; scikit-learn's is brute force too, in float64 as
 ours is in effect. The plain vote counts every label of the data set at every pixel.
@@ -21,12 +21,12 @@ ALL_K = (1, 3, 10, 30)
 SCIKIT_METRIC: dict[Distance, str] = {"cosine": "cosine", "l2": "euclidean"}
 
 
-def found_once(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
-    found = {name: NearestNeighbors(max(ALL_K), name).fit(bank).kneighbors(queries).index for name in SCIKIT_METRIC}
-    return {(name, k): index[:, :k] for name, index in found.items() for k in ALL_K}
+def searched_once(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
+    nearest = {name: NearestNeighbors(max(ALL_K), name).fit(bank).kneighbors(queries).index for name in SCIKIT_METRIC}
+    return {(name, k): index[:, :k] for name, index in nearest.items() for k in ALL_K}
 
 
-def found_for_every_k(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
+def searched_for_every_k(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int], Tensor]:
     return {
         (name, k): NearestNeighbors(k, name).fit(bank).kneighbors(queries).index
         for name in SCIKIT_METRIC
@@ -34,7 +34,7 @@ def found_for_every_k(bank: Tensor, queries: Tensor) -> dict[tuple[Distance, int
     }
 
 
-def found_by_scikit_learn(
+def searched_by_scikit_learn(
     bank: Tensor, queries: Tensor, numbers: tuple[int, ...]
 ) -> dict[tuple[Distance, int], Tensor]:
     from sklearn.neighbors import NearestNeighbors
@@ -60,12 +60,12 @@ def vectors(count: int, width: int) -> Tensor:
 def search(arguments: argparse.Namespace) -> None:
     bank, queries = vectors(arguments.bank, arguments.width), vectors(arguments.queries, arguments.width)
     works: dict[str, Work] = {
-        "once for all k": partial(found_once, bank, queries),
-        "for every k": partial(found_for_every_k, bank, queries),
-        "scikit-learn, once": partial(found_by_scikit_learn, bank, queries, (max(ALL_K),)),
-        "scikit-learn, for every k": partial(found_by_scikit_learn, bank, queries, ALL_K),
+        "once for all k": partial(searched_once, bank, queries),
+        "for every k": partial(searched_for_every_k, bank, queries),
+        "scikit-learn, once": partial(searched_by_scikit_learn, bank, queries, (max(ALL_K),)),
+        "scikit-learn, for every k": partial(searched_by_scikit_learn, bank, queries, ALL_K),
     }
-    ours, theirs = found_once(bank, queries), found_by_scikit_learn(bank, queries, ALL_K)
+    ours, theirs = searched_once(bank, queries), searched_by_scikit_learn(bank, queries, ALL_K)
     same = all(torch.equal(ours[key], theirs[key]) for key in ours)
     print(f"{len(queries)} x {len(bank)} vectors of {bank.shape[1]}, both distances, k = {ALL_K}")
     print(f"  the same neighbours as scikit-learn: {'yes' if same else 'NO'}")
@@ -80,9 +80,9 @@ def pixel_labels(count: int, labels: int, side: int = 14) -> Tensor:
     return torch.where(ramp < border, first, second).to(torch.uint8)
 
 
-def counted_votes(blocks: Tensor, neighbours: Tensor, labels: int) -> Iterator[Tensor]:
+def counted_votes(blocks: Tensor, neighbors: Tensor, labels: int) -> Iterator[Tensor]:
     pixels = blocks[0].numel()
-    for numbers in neighbours.split(64):
+    for numbers in neighbors.split(64):
         votes = blocks[numbers].flatten(2).transpose(1, 2).long()
         counts = torch.zeros(len(numbers), pixels, labels, dtype=torch.int16)
         yield counts.scatter_add_(2, votes, torch.ones_like(votes, dtype=torch.int16)).argmax(2)
@@ -95,9 +95,9 @@ def votes(arguments: argparse.Namespace) -> None:
     start = torch.randint(arguments.bank - 60, (arguments.patches, 1))
     alike = order[start + torch.randint(60, (arguments.patches, max(ALL_K)))]
     other = torch.randint(arguments.bank, alike.shape)
-    neighbours = torch.where(torch.rand(alike.shape) < 0.5, alike, other)
+    neighbors = torch.where(torch.rand(alike.shape) < 0.5, alike, other)
     for k in ALL_K:
-        index = neighbours[:, :k]
+        index = neighbors[:, :k]
         works: dict[str, Work] = {
             "compared": partial(vote_blocks, blocks, index),
             "counted": lambda index=index: list(counted_votes(blocks, index, arguments.labels)),  # type: ignore[misc]
