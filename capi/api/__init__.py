@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from capi.data.sources import ENDINGS as ENDINGS
     from capi.data.sources import is_csv as is_csv
     from capi.data.survey import DataSummary as DataSummary
+    from capi.data.survey import Survey as Survey
     from capi.data.survey import check_data as check_data
     from capi.data.survey import significant as significant
     from capi.errors import CapiError as CapiError
@@ -144,6 +145,7 @@ _COMMANDS = {
     "ENDINGS": "capi.data.sources",
     "is_csv": "capi.data.sources",
     "DataSummary": "capi.data.survey",
+    "Survey": "capi.data.survey",
     "significant": "capi.data.survey",
     "Comparison": "capi.evals.comparison_cells",
     "DATASETS": "capi.evals.datasets",

@@ -40,7 +40,15 @@ from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
 from capi.errors import CapiError
 from capi.evals.comparison_cells import BenchmarkColumn
-from capi.report.ablation import Point, RowOutcome, RunOutcome, TableOutcome, write_table
+from capi.report.ablation import (
+    Point,
+    RowOutcome,
+    RunOutcome,
+    TableOutcome,
+    orderings_sentence,
+    score_text,
+    write_table,
+)
 from capi.report.comparison import NAME as COMPARISON
 from capi.report.doctor import doctor
 from capi.report.picture_files import read_emergence
@@ -51,6 +59,7 @@ from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths
 from capi.runtime.progress import default_console
 from capi.runtime.protocol import Task
+from capi.runtime.summary import Summary
 from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
@@ -418,6 +427,22 @@ class InterruptionError(Exception):
     """Someone stopped the study; it resumes where it was."""
 
 
+@dataclass(frozen=True, repr=False)
+class Ablated(Summary):
+    """A table of a study that is done: its page, and what it came to."""
+
+    page: Path
+    outcome: TableOutcome
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        table = self.outcome
+        scores = {
+            row.name: ", ".join(f"{column} {score_text(row.score(column))}" for column in table.columns)
+            for row in table.everything
+        }
+        return f"{table.paper.title}: {orderings_sentence(table)}", {**scores, "page": str(self.page)}
+
+
 def ablate(
     table: str,
     overrides: Overrides = (),
@@ -431,15 +456,16 @@ def ablate(
     jobs: int = 1,
     photos: bool = True,
     console: Console | None = None,
-) -> Path | None:
-    """Run all rows of one of the paper's tables in miniature, judge them, and write a page, whose place is returned.
+    **sections: Any,
+) -> Ablated | None:
+    """Run all rows of one of the paper's tables in miniature, judge them, and write a page.
 
-    `data` is a place with labels, or `demo`; `overrides` change the recipe of all rows, `options` the benchmarks (text
-    `key=value`, or dicts).
+    `data` is a place with labels, or `demo`; `overrides` and further keywords change the recipe of all rows,
+    `options` the benchmarks (text `key=value`, or dicts).
     With several `jobs` so many runs train at once, each in a process with its share of the processor's cores. Without
     `photos` the page shows features alone, not the images. None when it was interrupted; the same call resumes.
     """
-    overrides = override_texts(overrides)
+    overrides = override_texts(overrides, sections)
     with trusting(overrides=overrides):
         chosen = str(choose_device(device))
         study = plan_study(
@@ -461,7 +487,8 @@ def ablate(
                 console.print(f"{number} of {len(study.jobs)}: {job.name} is done", highlight=False)
         except (InterruptionError, KeyboardInterrupt):
             return None
-        return write_table(gather(study), study.out)
+        outcome = gather(study)
+        return Ablated(write_table(outcome, study.out), outcome)
 
 
 def _write_recipes(jobs: Sequence[AblationJob]) -> None:

@@ -74,15 +74,17 @@ def compare(
     weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     console: Console | None = None,
+    **options: Any,
 ) -> Comparison:
     """Evaluate every model on every benchmark; `out` gets comparison.json, .md, .csv, .html and a folder of cells.
 
-    Overrides (`key=value`) go to each benchmark that knows the key. Cells that are done are kept; the comparison that
-    is returned has a list of the failed.
+    Overrides (`key=value`, a dict, or keywords) go to each benchmark that knows the key. Cells that are done are kept;
+    the comparison that is returned has a list of the failed.
     """
     columns = [benchmarks] if isinstance(benchmarks, str | Path) else benchmarks
+    texts = override_texts(overrides, options)
     with executing(device, console) as execution:
-        return compare_columns(listed(models), columns, overrides, out=out, weights=weights, execution=execution)
+        return compare_columns(listed(models), columns, texts, out=out, weights=weights, execution=execution)
 
 
 def compare_columns(

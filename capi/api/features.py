@@ -30,6 +30,7 @@ from capi.report.predictions import Predicted, write_predictions
 from capi.runtime.devices import choose_device, choose_workers
 from capi.runtime.image_files import is_below
 from capi.runtime.progress import EvaluationProgress, default_console
+from capi.runtime.summary import Summary
 from capi.types import Names, VisionEncoder, listed
 from capi.zoo.encoders import open_encoder, open_noted_encoder
 from capi.zoo.weights import WeightsName
@@ -37,6 +38,8 @@ from capi.zoo.weights import WeightsName
 _LOG = logging.getLogger("capi")
 # The short side of a map's picture, where the map has fewer patches.
 PICTURE_SIDE = 512
+# Matches that a notebook shows.
+_SHOWN_MATCHES = 20
 PICTURE_ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
@@ -91,8 +94,8 @@ def extract(
         )
 
 
-@dataclass(frozen=True)
-class Stitched:
+@dataclass(frozen=True, repr=False)
+class Stitched(Summary):
     """The map of a large image: its file, its picture, its rows and columns."""
 
     path: Path
@@ -100,6 +103,26 @@ class Stitched:
     grid: tuple[int, int]
     resumed: bool = False
     """Whether it had been complete before."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        rows, columns = self.grid
+        kept = ", complete before" if self.resumed else ""
+        return f"{self.path}: {rows} x {columns} patches{kept}", {"picture": str(self.picture)}
+
+
+class Matches(Summary, list[Match]):
+    """The most similar images or patches, best first: a list."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        rows = {
+            str(rank): f"{match.similarity:.4f}  {match.name}"
+            + ("" if match.patch is None else f", patch {match.patch[0]}, {match.patch[1]}")
+            + (f" ({match.label})" if match.label else "")
+            + (", the image itself" if match.itself else "")
+            for rank, match in enumerate(self[:_SHOWN_MATCHES], 1)
+        }
+        more = {"...": f"{len(self) - _SHOWN_MATCHES} more"} if len(self) > _SHOWN_MATCHES else {}
+        return f"The {len(self)} most similar", rows | more
 
 
 def extract_tiles(
@@ -170,7 +193,7 @@ def nearest(
     images: str | Path | None = None,
     device: torch.device | str | None = None,
     overwrite: bool = False,
-) -> list[Match]:
+) -> Matches:
     """The images of a file of `extract` that are most similar to an image; with a point `at`, the patches.
 
     `model` is by default the one the file was made with; one that is Python, or that is not on this machine and not a
@@ -205,7 +228,7 @@ def nearest(
         sheet = matches.similarity_sheet(Path(image), similar, shown, framing=features.facts.framing, at=at)
         make_folder(picture.parent)
         save_picture(sheet, picture)
-    return similar
+    return Matches(similar)
 
 
 def predict(

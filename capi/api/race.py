@@ -25,6 +25,7 @@ from capi.evals.tasks import DataOptions
 from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device
 from capi.runtime.privacy import hide_path, hide_paths_of_command
+from capi.runtime.summary import Summary
 from capi.train import run
 from capi.train.cost.plan import planned_cost
 from capi.zoo.weights import load_run
@@ -69,6 +70,18 @@ TRACKS = {
 }
 
 
+class SpeedRecord(Summary, dict[str, Any]):
+    """The record of a race: a dict, as it is written."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        reached = "reaches" if self["reached"] else "does not reach"
+        return f"{self['track']}: {self['score']:.1%} {reached} the goal of {self['goal']:.0%}", {
+            "cost": f"{self['cpu_seconds']:.1f} CPU seconds, {self['wall_seconds']:.1f} s, {self['flop']:.3g} FLOP",
+            "recipe": " ".join((self["recipe"], *self["overrides"])),
+            "images": f"{self['images_seen']} seen",
+        }
+
+
 def speedrun(
     track: str,
     recipe: str,
@@ -78,7 +91,8 @@ def speedrun(
     data: str | Path | None = None,
     device: str | None = None,
     console: Console | None = None,
-) -> dict[str, Any] | None:
+    **sections: Any,
+) -> SpeedRecord | None:
     """Train a recipe on a track's photos, score it as the track says, write one record; None when interrupted.
 
     The cost is the CPU seconds of this process and its workers, from opening the photos to the last step, and the FLOP
@@ -87,7 +101,7 @@ def speedrun(
     if track not in TRACKS:
         raise CapiError(f'there is no track "{track}"{nearest(track, TRACKS)} (there are {", ".join(TRACKS)})')
     rules = TRACKS[track]
-    texts = override_texts(overrides)
+    texts = override_texts(overrides, sections)
     config = load_config(recipe, [*texts, *_QUIET])
     # The race begins with random weights and no other encoder.
     for key, given in (("init.encoder", config.init.encoder), ("target.frozen.encoder", config.target.frozen.encoder)):
@@ -111,27 +125,29 @@ def speedrun(
         cost = planned_cost(config)
     score = _score(config, rules, root, done.path, chosen)
     written = dump_config(config)
-    record = {
-        "track": track,
-        "goal": rules.goal,
-        "score": round(score, 4),
-        "reached": score >= rules.goal,
-        "cpu_seconds": round(cpu, 1),
-        "wall_seconds": round(clock, 1),
-        "flop": cost.flop,
-        "images_seen": cost.images_seen,
-        "seed": config.seed,
-        "recipe": hide_path(recipe),
-        "overrides": [hide_paths_of_command([text]) for text in texts],
-        "config_sha256": hashlib.sha256(written.encode()).hexdigest(),
-        "photos": source.fingerprint,
-        "capi": capi.__version__,
-        "torch": torch.__version__,
-        "device": str(chosen),
-        "machine": platform.processor() or platform.machine(),
-        "threads": torch.get_num_threads(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+    record = SpeedRecord(
+        {
+            "track": track,
+            "goal": rules.goal,
+            "score": round(score, 4),
+            "reached": score >= rules.goal,
+            "cpu_seconds": round(cpu, 1),
+            "wall_seconds": round(clock, 1),
+            "flop": cost.flop,
+            "images_seen": cost.images_seen,
+            "seed": config.seed,
+            "recipe": hide_path(recipe),
+            "overrides": [hide_paths_of_command([text]) for text in texts],
+            "config_sha256": hashlib.sha256(written.encode()).hexdigest(),
+            "photos": source.fingerprint,
+            "capi": capi.__version__,
+            "torch": torch.__version__,
+            "device": str(chosen),
+            "machine": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "date": time.strftime("%Y-%m-%d"),
+        }
+    )
     atomic_write(done.path / RECORD, json.dumps(record, indent=1) + "\n")
     return record
 

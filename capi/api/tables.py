@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from capi.api.comparison import compare_columns
 from capi.config.experiments import Asked, ResultTable, TableColumn, TableRow, asked_for, table_named
-from capi.config.files import Overrides
+from capi.config.files import Overrides, override_texts
 from capi.config.paper import number_of
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import NOT_IN_TABLE, BenchmarkColumn, Comparison, TableEntry, TableView, ViewRow
@@ -44,12 +45,14 @@ def compare_table(
     weights: WeightsName = "teacher",
     device: torch.device | str | None = None,
     console: Console | None = None,
+    **options: Any,
 ) -> Comparison:
     """A result table of the paper, rows and columns as printed, ours beside the paper's: rows of `models` (all where
     none is given), and rows of one's own for others. A table of a public board shows `models` beside its numbers.
 
     Data sets lie in `data_root` under their names, further test sets of ImageNet as imagenet-v2, imagenet-a, ... What
     is not there, weights or data, is said in its cells, and the others are computed; a cell that fails stops none.
+    `overrides` and further keywords go to each benchmark that knows the key.
     """
     printed = table_named(table)
     root = None if data_root is None else Path(data_root)
@@ -68,7 +71,7 @@ def compare_table(
         return compare_columns(
             [row.model for row in rows if row.model],
             list(columns.values()),
-            overrides,
+            override_texts(overrides, options),
             out=out,
             weights=weights,
             execution=execution,

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from capi import api
 from capi.cli.app import app, echo, messages
-from capi.cli.terminal import Terminal
+from capi.cli.terminal import Terminal, wrapped
 from capi.cli.usage import Commands, between, refuse_idle
 from capi.errors import INTERRUPTED, CapiError
 
@@ -61,7 +61,10 @@ def shards(
         )
     except KeyboardInterrupt:
         complete = len(list(out.glob("*.tar")))
-        echo(f"Stopped. {out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on.")
+        shards = f"{out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on."
+        echo(
+            f"Stopped. {shards}" if complete else "Stopped before a shard was complete; the same command starts again."
+        )
         raise typer.Exit(INTERRUPTED) from None
     reused = f", shards that were there already: {packed.reused}" if packed.reused else ""
     number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
@@ -96,11 +99,21 @@ def check(
         raise CapiError(f"{json_file} cannot be written: there is no folder {json_file.absolute().parent}")
     try:
         survey = api.check_data(source, limit=limit, channels=channels, workers=workers, console=messages())
-    except KeyboardInterrupt:
-        echo("Stopped, and nothing was written. --limit N looks at N images, spread evenly.")
+    except KeyboardInterrupt as stopped:
+        # Not by its class: while what is needed is imported, another import would fail.
+        so_far: api.Survey | None = getattr(stopped, "survey", None)
+        if so_far is None or not so_far.looked_at:
+            echo("Stopped before an image was looked at.")
+        else:
+            echo(f"Stopped after {so_far.looked_at} of {so_far.total} images. --limit N looks at N, spread evenly.")
+            _print_survey(so_far)
         raise typer.Exit(INTERRUPTED) from None
     if json_file is not None:
         api.atomic_write(json_file, json.dumps(survey.as_record(), indent=1) + "\n")
+    _print_survey(survey)
+
+
+def _print_survey(survey: "api.Survey") -> None:
     for name, value in survey.summary()[1].items():
         echo(f"{name:<12}{value}")
 
@@ -127,7 +140,8 @@ def datasets(context: typer.Context) -> None:
 def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> None:
     """Show how the files of a data set must lie, where it comes from, and what can be said about it."""
     dataset = api.dataset_named(name)
-    echo(f"{dataset.name}: {dataset.title}\n\n{dataset.layout.strip()}\n")
+    width = min(Terminal().width, 120)
+    echo(f"{dataset.name}: {dataset.title}\n\n{wrapped(dataset.layout.strip(), width)}\n")
     heeded = sorted({*dataset.heeds, "verify_counts"})
     beside = " beside data=PATH" if api.dataset_named(name).needs_folder else ""
-    echo(f"Options{beside}: {', '.join(heeded)}")
+    echo(wrapped(f"Options{beside}: {', '.join(heeded)}", width))

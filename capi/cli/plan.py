@@ -254,8 +254,7 @@ def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "A
 
 
 def _suggestion_table(suggestion: "Suggestion", data: list[str]) -> Table:
-    images = suggestion.images
-    title = f"For {images.count:,} images of about {images.side} px, {images.channels} channels, in {', '.join(data)}"
+    title = f"For {suggestion.images}, in {', '.join(data)}"
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("", "value", "why", "from"):
         table.add_column(name, overflow="fold")

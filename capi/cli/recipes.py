@@ -11,6 +11,7 @@ from capi.cli.app import OverrideArguments, app, echo, results
 from capi.cli.terminal import print_scores
 from capi.cli.usage import RECIPE_HELP, Commands
 from capi.config import files
+from capi.config.experiments import ablations
 from capi.config.paper import FIGURE_ONLY, PaperTable, number_of, paper_models, paper_table, paper_tables
 from capi.config.schema import Config
 from capi.errors import CapiError
@@ -35,7 +36,8 @@ def recipes(
     if context.invoked_subcommand is not None:
         return
     if table is not None:
-        _print_table(paper_table(table))
+        shorts = {ablation.short: full for full, ablation in ablations().items()}
+        _print_table(paper_table(shorts.get(table, table)))
     elif tables:
         results().print(_tables_table())
     else:

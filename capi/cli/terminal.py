@@ -1,6 +1,7 @@
 """Text on a terminal: what a file says must not move the cursor, set a title, or turn the order of letters around."""
 
 import re
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -38,6 +39,37 @@ class Terminal(Console):
         for segment in super().render(renderable, options):
             # Control segments are rich's own: they move the cursor of a progress bar.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+_ENTRY = re.compile(r"( *\S(?:.*?\S)? {2,})(\S.*)")
+
+
+def wrapped(text: str, width: int) -> str:
+    """Paragraphs as wide as the terminal; the text of an entry, `name   what it is`, stays in its column."""
+    blocks: list[tuple[str, str]] = []
+    joins = False
+    for line in text.splitlines():
+        entry = _ENTRY.fullmatch(line)
+        continues = joins and line and (line.startswith("   ") or not (entry or blocks[-1][0]))
+        if continues and not line.startswith("ROOT/"):
+            head, before = blocks[-1]
+            blocks[-1] = head, f"{before} {line.strip()}"
+        elif entry:
+            blocks.append((entry[1], entry[2]))
+        else:
+            blocks.append(("", line))
+        joins = bool(line)
+    lines = []
+    for head, words in blocks:
+        first, indent = head, " " * len(head)
+        if len(head) > width // 2:
+            # Too long a name for a column beside it.
+            lines.append(textwrap.fill(head, width, subsequent_indent="  "))
+            first = indent = " " * 8
+        lines.append(
+            textwrap.fill(words, width, initial_indent=first, subsequent_indent=indent, break_on_hyphens=False)
+        )
+    return "\n".join(lines)
 
 
 def print_scores(

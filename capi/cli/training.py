@@ -63,8 +63,9 @@ def pretrain(
         _check(recipe, overrides or [], data, trust or [], device, rounds)
         return
     refuse_idle(context, ("rounds",), "is the number of iterations that --check times: add --check, or leave it out")
-    # Given alike to all processes, so one of them says what is wrong.
+    # Given alike to all processes, so one of them says what is wrong: a typo before what is missing.
     if not data or out is None:
+        api.load_config(recipe, overrides or [])
         raise typer.BadParameter(
             "pretrain needs --data, images to learn from, and --out, a folder for the run (or --check)"
         )
@@ -306,7 +307,7 @@ def ablate(
         return
     if table is None or data is None or out is None:
         raise CapiError("ablate needs a table, --data with images and labels, and --out, a folder (or --list)")
-    page = api.ablate(
+    done = api.ablate(
         table,
         overrides or [],
         data=data,
@@ -319,10 +320,10 @@ def ablate(
         photos=photos,
         console=messages(),
     )
-    if page is None:
+    if done is None:
         echo("Stopped and saved. The same command resumes.")
         raise typer.Exit(INTERRUPTED)
-    echo(f"wrote {page}: open it in a browser")
+    echo(f"wrote {done.page}: open it in a browser")
 
 
 def _tables() -> Table:

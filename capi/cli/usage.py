@@ -68,6 +68,12 @@ def sentence_of(error: Any) -> str:
 
 
 def _no_such_option(error: Any) -> str:
+    if error.ctx.info_name in ("evaluate", "compare") and error.option_name in ("--protocol", "--dataset"):
+        where = "after the model" if error.ctx.info_name == "evaluate" else "after --on"
+        return (
+            f'{error.ctx.command_path} has no option "{error.option_name}": data set and protocol are one word, '
+            f"DATASET/PROTOCOL, {where}, such as folder/knn (capi datasets lists data sets)"
+        )
     if override := _meant_override(error):
         return (
             f'{error.ctx.command_path} has no option "{error.option_name}": values of a '

@@ -191,6 +191,8 @@ class OpenedImage(Protocol):
 
     def decode(self, factor: int = 1) -> Pixels: ...
 
+    def part(self, box: Box, size: tuple[int, int]) -> tuple[Decoded, Box]: ...
+
     def crop(self, box: Box, size: tuple[int, int]) -> Pixels: ...
 
 
@@ -227,6 +229,11 @@ class PillowPicture:
         """The same as (height, width) or (height, width, channels)."""
         return np.asarray(self.load(factor))
 
+    def part(self, box: Box, size: tuple[int, int]) -> tuple[Decoded, Box]:
+        """Decoded pixels that hold a crop at least as large as `size`, and the crop's box within them."""
+        factor = self.shape.factor(box, size)
+        return self.load(factor), box.scaled(1 / factor, 1 / factor)
+
     def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
         """A crop resized to (height, width), as (channels, height, width)."""
         factor = self.shape.factor(box, size)
@@ -246,12 +253,15 @@ class TiffPicture:
     def decode(self, factor: int = 1) -> Pixels:  # noqa: ARG002 - the contract's signature
         return self._part(0, self.shape.height, 0, self.shape.width)
 
-    def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
+    def part(self, box: Box, size: tuple[int, int]) -> tuple[Decoded, Box]:  # noqa: ARG002 - the contract's signature
         # Rounding may push a box out of the image by a hair, where there are no pixels.
         left, top = max(math.floor(box.left), 0), max(math.floor(box.top), 0)
         right, bottom = min(math.ceil(box.right), self.shape.width), min(math.ceil(box.bottom), self.shape.height)
-        pixels = self._part(top, bottom, left, right)
         inside = Box(box.left - left, box.top - top, box.right - left, box.bottom - top)
+        return self._part(top, bottom, left, right), inside
+
+    def crop(self, box: Box, size: tuple[int, int]) -> Pixels:
+        pixels, inside = self.part(box, size)
         decoder = self.decoder
         return resize(pixels, inside, size, decoder.channels, quick=decoder.reduced, crop_first=decoder.crop_first)
 

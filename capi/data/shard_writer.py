@@ -36,6 +36,7 @@ from capi.runtime.lock import locked
 from capi.runtime.privacy import hide_path
 from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.randomness import Stream, permuted
+from capi.runtime.summary import Summary
 
 PLAN, MANIFEST = "packing.json", "shards.json"
 SHARD_MEGABYTES = 256
@@ -60,8 +61,8 @@ class PackingSettings:
     """The seed of the order in the shards; None keeps the order of the source."""
 
 
-@dataclass(frozen=True)
-class Packed:
+@dataclass(frozen=True, repr=False)
+class Packed(Summary):
     """What lies in the folder."""
 
     path: Path
@@ -72,6 +73,16 @@ class Packed:
     """Shards that were there already."""
     left_out: dict[str, str]
     """Images that could not be read, and why."""
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        shards = f"{self.shards} shard{'' if self.shards == 1 else 's'}"
+        rows = {"train": f"data={self.pattern!r}", "size": f"{self.bytes / 1e6:.1f} MB"}
+        if self.reused:
+            rows["kept"] = f"{self.reused} that were there already"
+        if self.left_out:
+            name, reason = next(iter(self.left_out.items()))
+            rows["left out"] = f"{len(self.left_out)}, such as {name}: {reason}"
+        return f"{self.path}: {self.images} images in {shards}", rows
 
     @property
     def pattern(self) -> str:

@@ -205,6 +205,62 @@ def image_names(folder: Path) -> Iterator[str]:
             yield name
 
 
+# Folders as people name them, in lower case.
+_MASKS = frozenset(
+    ("mask", "masks", "label", "labels", "annotation", "annotations", "segmentation", "segmentationclass")
+) | frozenset(("trimaps", "gt", "gtfine", "ground_truth", "groundtruth"))
+_PHOTOS = frozenset(("image", "images", "img", "imgs", "photo", "photos", "jpegimages", "leftimg8bit", "rgb"))
+_LOSSLESS, _LOSSY = {".png", ".gif", ".tif", ".tiff", ".bmp"}, {".jpg", ".jpeg", ".jpe", ".webp"}
+# Names that are compared, and folders beside each other: more than these are classes.
+_MOST_NAMES, _MOST_SIBLINGS = 200_000, 8
+
+
+def masks_warning(source: ImageSource) -> str | None:
+    """One line where some files look like the masks of others, which nobody wants to pretrain on; else None."""
+    for part in source.parts if isinstance(source, Mixture) else (source,):
+        if not isinstance(part, ListedNames) or len(part) > _MOST_NAMES:
+            continue
+        names = [part.name(number) for number in range(len(part))]
+        pairs = dict(_mask_folders(names))
+        masks = sum(name.startswith(tuple(f"{folder}/" for folder in pairs)) for name in names)
+        if masks:
+            photos = sorted(set(pairs.values()))
+            where = " ".join(f"--data {part.root / folder}" for folder in photos) if isinstance(part, Files) else ""
+            advice = f"give {where}" if where else f"pack {', '.join(photos)} alone"
+            return f"{masks:,} of {len(part):,} files look like masks: {advice}"
+    return None
+
+
+def _mask_folders(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Folders of masks, each with the folder of photos beside it.
+
+    They are named as masks and share file names with a folder beside them, or lie beside one named as photos; or of two
+    folders with the same file names one holds JPEGs and the other has kept every value.
+    """
+    folders: dict[str, dict[str, list[str]]] = {}
+    for name in names:
+        parts = name.split("/")
+        for depth in range(len(parts) - 1):
+            inside = folders.setdefault("/".join(parts[:depth]), {})
+            inside.setdefault(parts[depth], []).append("/".join(parts[depth + 1 :]))
+    for parent, inside in folders.items():
+        if not 2 <= len(inside) <= _MOST_SIBLINGS:
+            continue
+        stems = {name: {os.path.splitext(file)[0] for file in files} for name, files in inside.items()}
+        endings = {name: {os.path.splitext(file)[1].lower() for file in files} for name, files in inside.items()}
+        for masks in inside:
+            for photos in (name for name in inside if name != masks and name.lower() not in _MASKS):
+                shared = len(stems[masks] & stems[photos])
+                if masks.lower() in _MASKS:
+                    found = 2 * shared >= len(stems[masks]) or photos.lower() in _PHOTOS
+                else:
+                    kinds = endings[masks] <= _LOSSLESS and endings[photos] <= _LOSSY
+                    found = kinds and len(inside) == 2 and 10 * shared >= 9 * len(stems[masks])
+                if found:
+                    yield os.path.join(parent, masks), os.path.join(parent, photos)
+                    break
+
+
 def find_images(places: Sequence[Path]) -> NamedFiles:
     """The images that files and folders stand for. Where several folders are given, names begin with the folder's."""
     images: list[tuple[str, Path]] = []

@@ -20,11 +20,19 @@ from rich.console import Console
 from torch.utils.data import Dataset
 
 from capi.data.crops import center_box
-from capi.data.decoding import BrokenImageError, ChannelsError, Decoder, PillowPicture, error_reason
+from capi.data.decoding import (
+    BrokenImageError,
+    ChannelsError,
+    Decoded,
+    Decoder,
+    PillowPicture,
+    error_reason,
+    resize,
+)
 from capi.data.loader import made_ahead
 from capi.data.locations import DataLocation, open_images
 from capi.data.reader import ImageReader, read_bytes
-from capi.data.sources import ImageSource, SizedSource
+from capi.data.sources import ImageSource, SizedSource, masks_warning
 from capi.errors import CapiError
 from capi.runtime.devices import choose_workers
 from capi.runtime.progress import TaskProgress, default_console
@@ -76,7 +84,7 @@ class Survey(Summary):
     """Of each channel, in units of full scale, as data.mean takes it."""
     std: list[float] = field(default_factory=list)
     lowest: list[float] = field(default_factory=list)
-    """Of each channel, as the mean; of thumbnails, so a single pixel does not count."""
+    """Of each channel, as the mean; of pixels as they are decoded, a JPEG at the fraction that a thumbnail needs."""
     highest: list[float] = field(default_factory=list)
     copies: int = 0
     """Images that could go without losing one: the same bytes are there already."""
@@ -85,6 +93,8 @@ class Survey(Summary):
     alike: int = 0
     """Images that look like another one, copies not counted."""
     looking_alike: list[list[str]] = field(default_factory=list)
+    masks: str | None = None
+    """A warning where some files look like masks of the others."""
     seconds: float = 0.0
     workers: int = 0
     fingerprint: str = ""
@@ -100,6 +110,8 @@ class Survey(Summary):
             "images": f"{self.total}{some}; {self.readable} can be read, {len(self.broken)} cannot",
             "broken": f"{len(self.broken)}{broken}",
         }
+        if self.masks:
+            rows["masks"] = self.masks
         if self.animated:
             rows["frames"] = f"{self.animated} with several frames, of which the first is read"
         if self.readable:
@@ -125,7 +137,9 @@ class Survey(Summary):
     def _range(self) -> dict[str, str]:
         """A warning where the images are far from the statistics of the recipes, which are those of ImageNet."""
         if len(self.mean) != len(IMAGENET.mean):
-            return {}
+            highest = max(self.highest)
+            low = f", and values end at {significant([highest])} of full scale" if highest < _LOW_RANGE else ""
+            return {"range": f"the recipes' mean and std are of 3 channels{low}: use data.mean=auto data.std=auto"}
         warning = statistics_warning(Statistics(tuple(self.mean), tuple(self.std)), IMAGENET)
         return {"range": f"{warning} (the defaults are ImageNet's)"} if warning else {}
 
@@ -219,17 +233,32 @@ def survey(
     """Read all images once, or `limit` of them spread evenly, with so many processes beside this one."""
     chosen = range(len(source)) if limit is None else evenly(len(source), limit)
     chunks = _Chunks(source, decoder, chosen)
-    result = Survey(total=len(source), workers=workers, fingerprint=source.fingerprint)
-    start, seen = time.perf_counter(), []
-    with TaskProgress("looking at images", len(chosen), console) as progress:
-        for some in _watched(chunks, workers, progress):
-            seen.append(some)
-            result.broken |= some.broken
-    result.looked_at, result.seconds = len(chosen), time.perf_counter() - start
-    numbers = np.concatenate([some.numbers for some in seen])
-    result.readable = len(numbers)
-    if len(numbers):
-        _sum_up(result, source, numbers, seen)
+    result = Survey(total=len(source), workers=workers, fingerprint=source.fingerprint, masks=masks_warning(source))
+    begun, seen = time.perf_counter(), []
+    try:
+        with TaskProgress("looking at images", len(chosen), console) as progress:
+            for some in _watched(chunks, workers, progress):
+                seen.append(some)
+    except KeyboardInterrupt:
+        raise SurveyStopped(_summed_up(result, source, seen, time.perf_counter() - begun)) from None
+    return _summed_up(result, source, seen, time.perf_counter() - begun)
+
+
+class SurveyStopped(KeyboardInterrupt):
+    """Ctrl-C while images are looked at; `survey` is what was seen until then."""
+
+    def __init__(self, survey: Survey) -> None:
+        super().__init__()
+        self.survey = survey
+
+
+def _summed_up(result: Survey, source: ImageSource, seen: list[_Seen], seconds: float) -> Survey:
+    result.looked_at, result.seconds = sum(some.asked for some in seen), seconds
+    for some in seen:
+        result.broken |= some.broken
+    result.readable = sum(len(some.numbers) for some in seen)
+    if result.readable:
+        _sum_up(result, source, np.concatenate([some.numbers for some in seen]), seen)
     return result
 
 
@@ -275,15 +304,32 @@ def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int,
     picture = decoder.open(content)
     shape = picture.shape
     box = center_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
-    pixels = picture.crop(box, (THUMBNAIL, THUMBNAIL)).astype(np.float64) / 255
+    decoded, inside = picture.part(box, (THUMBNAIL, THUMBNAIL))
+    channels, crop_first = decoder.channels, decoder.crop_first
+    pixels = resize(decoded, inside, (THUMBNAIL, THUMBNAIL), channels, quick=decoder.reduced, crop_first=crop_first)
+    pixels = pixels.astype(np.float64) / 255
     kind, animated = "TIFF", False
     if isinstance(picture, PillowPicture):
         kind = str(picture.image.format)
         animated = kind != "TIFF" and getattr(picture.image, "is_animated", False)
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
-    moments = np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2)), pixels.min((1, 2)), pixels.max((1, 2))])
+    # The extremes of what is stored: a thumbnail's lie elsewhere, since its filter averages and overshoots.
+    moments = np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2)), *extremes(decoded, decoder.channels)])
     row = (len(content), shape.width, shape.height, digest, _look_hash(pixels.mean(0)), animated)
     return row, moments, kind
+
+
+def extremes(decoded: Decoded, channels: int) -> npt.NDArray[np.float64]:
+    """The lowest and the highest value of each channel, in units of full scale."""
+    if isinstance(decoded, np.ndarray):
+        values = decoded.reshape(*decoded.shape[:2], -1)
+        ends = np.stack([values.min((0, 1)), values.max((0, 1))])
+    else:
+        ends = np.reshape(np.array(decoded.getextrema()), (-1, 2)).T
+    if ends.shape[1] != channels:
+        # Gray values stand for all channels; of colors that are averaged, the extremes of any.
+        ends = np.repeat(np.stack([ends[:1].min(1), ends[1:].max(1)]), channels, axis=1)
+    return ends.astype(np.float64) / 255
 
 
 def _look_hash(gray: npt.NDArray[np.float64]) -> int:
@@ -353,6 +399,8 @@ THUMBNAIL = 64
 SMALLEST_STD = 1e-5
 # Images are far from what they are normalized with where a mean is off by more than so many std, or a std by a factor.
 _FAR_MEAN, _FAR_STD = 2.0, 4.0
+# Images whose highest value is below this share of full scale use little of it, as cameras of 12 bits in 16.
+_LOW_RANGE = 0.25
 
 
 @dataclass

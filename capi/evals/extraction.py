@@ -43,6 +43,7 @@ from capi.runtime.atomic import atomic_write, move_into_place, refuse_link
 from capi.runtime.documents import read_object
 from capi.runtime.lock import locked
 from capi.runtime.processes import ALONE, Processes
+from capi.runtime.summary import Summary
 from capi.types import Features, VisionEncoder, statistics_of
 
 _LOG = logging.getLogger("capi")
@@ -51,8 +52,8 @@ SECONDS_BETWEEN_SAVES = 10.0
 _VERSION = 1
 
 
-@dataclass(frozen=True)
-class Extracted:
+@dataclass(frozen=True, repr=False)
+class Extracted(Summary):
     """What was written, and how many of the images had been done before."""
 
     path: Path
@@ -62,6 +63,12 @@ class Extracted:
     dtype: str
     size: tuple[int, int]
     resumed_at: int = 0
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        features = {kind: f"{' x '.join(map(str, shape))} an image" for kind, shape in self.shapes.items()}
+        resumed = {"resumed": f"after {self.resumed_at} images"} if self.resumed_at else {}
+        size = " x ".join(map(str, self.size))
+        return f"{self.path}: features of {self.images} images of {size} pixels in {self.dtype}", features | resumed
 
 
 def extract_features(

@@ -1,4 +1,4 @@
-"""k nearest neighbours, exact and in bounded memory, and the classes they vote for.
+"""k nearest neighbours, exact and in bounded memory, and what their classes say.
 
 A block of the bank at a time, products in float32 find the candidates: every vector whose product comes within a bound
 on all rounding errors of the k best. Only candidates are measured, by differences in float64, so that the result is
@@ -23,10 +23,7 @@ DEFAULT_CHUNK_BYTES = 256 * 2**20
 DEFAULT_BANK_BYTES = 2**30
 # Of a value that is ready for products: in float64, and in float32.
 _READY_BYTES = 12
-_VOTING_ROWS = 4096
 _LARGEST_BLOCK = 32768
-# Columns of products that are looked at together.
-_GROUP = 16
 _CANDIDATES_AT_A_TIME = 2**20
 # Differences of so many values stay in the cache of a processor, and are too few for torch to call other threads.
 _ELEMENTS_AT_A_TIME = {"cpu": 2**15, "other": 2**24}
@@ -44,7 +41,7 @@ class Neighbors(NamedTuple):
 
 
 class NearestNeighbors:
-    """The k nearest training vectors and the majority among their classes, in the manner of scikit-learn.
+    """The k nearest training vectors, in the manner of scikit-learn.
 
     Equally distant neighbours count in the order of the training set. The training vectors stay where they are (they
     may be mapped from a file) and are standardised on the way: `(vector - mean) / scale`, as are those asked about.
@@ -68,7 +65,6 @@ class NearestNeighbors:
     def fit(
         self,
         features: Float[Tensor, "s d"],
-        labels: Int[Tensor, " s"] | None = None,
         *,
         mean: Float[Tensor, " d"] | None = None,
         scale: Float[Tensor, " d"] | None = None,
@@ -82,7 +78,7 @@ class NearestNeighbors:
         self.mean_, self.scale_ = mean, scale
         self.block_rows_, self.query_rows_ = _rows_at_a_time(self.chunk_bytes, features.shape[1])
         _must_be_finite(features, self.block_rows_)
-        self.features_, self.labels_ = features, labels
+        self.features_ = features
         self._ready: dict[tuple[str, int, Distance], list[_Block]] = {}
         return self
 
@@ -101,23 +97,6 @@ class NearestNeighbors:
                     queries = self._points(features[rows])
                     squared[rows], index[rows] = _nearer(queries, block, squared[rows], index[rows])
         return _as_neighbors(squared.cpu(), index.cpu(), self.distance)
-
-    def predict(self, features: Float[Tensor, "s d"]) -> Int[Tensor, " s"]:
-        """The class of the majority; of several, that of the nearest neighbour among them."""
-        if self.labels_ is None:
-            raise CapiError("these neighbours have no classes: give `fit` the labels of the training vectors")
-        classes = int(self.labels_.max()) + 1
-        nearest = self.kneighbors(features)
-        parts = zip(nearest.index.split(_VOTING_ROWS), nearest.closeness.split(_VOTING_ROWS), strict=True)
-        voted = []
-        for index, closeness in parts:
-            labels = self.labels_[index]
-            voted.append(predicted_class(class_votes(labels, closeness, self.neighbors, classes), labels))
-        return torch.cat(voted)
-
-    def score(self, features: Float[Tensor, "s d"], labels: Int[Tensor, " s"]) -> float:
-        """Share of right answers."""
-        return (self.predict(features) == labels).double().mean().item()
 
     def _blocks(self) -> Iterator["_Block"]:
         """The bank, ready for products; one that there is room for stays ready for the next search."""
@@ -169,15 +148,6 @@ def class_votes(
     return votes.scatter_add_(1, labels[:, :k].long(), weights[:, :k].double())
 
 
-def predicted_class(votes: Float[Tensor, "s classes"], labels: Int[Tensor, "s n"]) -> Int[Tensor, " s"]:
-    """The class with the most votes; of several, that of the nearest neighbour among them."""
-    order = torch.arange(labels.shape[1], device=labels.device).expand(labels.shape)
-    earliest = torch.full(votes.shape, labels.shape[1], device=votes.device)
-    earliest.scatter_reduce_(1, labels.long(), order, "amin")
-    never = labels.shape[1] + 1
-    return torch.where(votes == votes.amax(1, keepdim=True), earliest, never).argmin(1)
-
-
 class _Points(NamedTuple):
     """Vectors in float64 whose distances are wanted: for the cosine, directions. `zero`: those without direction."""
 
@@ -191,8 +161,7 @@ class _Block(NamedTuple):
     Half the squared distance of q and b is |q|^2 / 2 - (q.b - |b|^2 / 2), whatever the origin; it is the mean of the
     block here, because products of vectors far from the origin lose the digits that distinguish them.
 
-    `products` is (rows, d + 1), row by row: b / unit, then -|b / unit|^2 / 2 in the last column, where the rows that
-    fill up the last group hold minus infinity. `points` and `numbers` have the same rows without those.
+    `products` is (rows, d + 1), row by row: b / unit, then -|b / unit|^2 / 2 in the last column.
     """
 
     points: _Points
@@ -212,10 +181,7 @@ class _Block(NamedTuple):
             bank, shifted, square = _Points(bank.vectors[first], bank.zero[first]), shifted[first], square[first]
         unit = square.max().sqrt().item() or 1.0
         half_square = (square + bank.zero) / (2 * unit**2)
-        products = torch.zeros(-(-len(first) // _GROUP) * _GROUP, shifted.shape[1] + 1, device=device)
-        products[: len(first), :-1] = shifted.div_(unit).float()
-        products[:, -1] = -torch.inf
-        products[: len(first), -1] = -half_square.float()
+        products = torch.cat([shifted.div_(unit).float(), -half_square.float()[:, None]], 1).to(device)
         return cls(bank, first + start, center, unit, products, half_square.max().item())
 
 
@@ -270,10 +236,9 @@ def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> 
         unfinished = []
         for rows in pending.split(max(_CANDIDATES_AT_A_TIME // count, 1)):
             all_rows = len(rows) == len(products)
-            values, columns = _largest(products if all_rows else products[rows.to(products.device)], count)
+            values, columns = (products if all_rows else products[rows.to(products.device)]).topk(count, dim=1)
             values, columns = values.to(rows.device).double(), columns.to(rows.device)
-            # The columns that fill a block up hold minus infinity, which is below any finite number.
-            threshold = least[rows].clamp_min(torch.finfo(torch.float32).min)
+            threshold = least[rows]
             if count >= k:
                 threshold = torch.maximum(threshold, values[:, k - 1] - 2 * error[rows])
             reached = values >= threshold[:, None]
@@ -282,8 +247,7 @@ def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> 
             which, place = (reached & ~crowded[:, None]).nonzero(as_tuple=True)
             distances = torch.full_like(values, torch.inf)
             distances[which, place] = _squared_distances(queries, block.points, rows[which], columns[which, place])
-            numbers = block.numbers[columns.clamp_max(len(block.numbers) - 1)]
-            squared[rows], index[rows] = _first(k, (squared[rows], distances), (index[rows], numbers))
+            squared[rows], index[rows] = _first(k, (squared[rows], distances), (index[rows], block.numbers[columns]))
         pending, count = torch.cat(unfinished), min(4 * count, width)
     return squared, index
 
@@ -293,19 +257,6 @@ def _first(k: int, squared: tuple[Tensor, ...], index: tuple[Tensor, ...]) -> tu
     index_of, order = torch.cat(index, 1).sort(1)
     sorted_squared, nearest = torch.cat(squared, 1).gather(1, order).sort(dim=1, stable=True)
     return sorted_squared[:, :k], index_of.gather(1, nearest[:, :k])
-
-
-def _largest(products: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row and their columns. They lie in the groups with the largest maxima, which are fewer."""
-    columns = products.shape[1]
-    if columns < 2 * _GROUP * count:
-        return products.topk(count, dim=1)
-    # n groups take each n-th column.
-    groups = columns // _GROUP
-    best = products.view(len(products), _GROUP, groups).amax(1).topk(count, dim=1, sorted=False).indices
-    members = (best[:, :, None] + torch.arange(0, columns, groups, device=products.device)).flatten(1)
-    values, place = products.gather(1, members).topk(count, dim=1)
-    return values, members.gather(1, place)
 
 
 def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:

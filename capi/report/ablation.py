@@ -5,6 +5,7 @@
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -177,6 +178,32 @@ def orderings(table: TableOutcome, paper_column: int, column: str) -> list[Order
     return pairs
 
 
+_VERDICTS = ("holds", "reversed", "not told apart", "no difference")
+
+
+def verdicts(table: TableOutcome) -> dict[str, int]:
+    """How many of the paper's orderings came out which way here."""
+    pairs = [each for number, column in columns_side_by_side(table) for each in orderings(table, number, column)]
+    counts = Counter(each.verdict for each in pairs)
+    return {verdict: counts[verdict] for verdict in _VERDICTS if counts[verdict]}
+
+
+def orderings_sentence(table: TableOutcome) -> str:
+    """What the study came to: how many of the paper's orderings hold, else its own order by the first score."""
+    counts = verdicts(table)
+    if total := sum(counts.values()):
+        holds = counts.pop("holds", 0)
+        others = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        if total == 1:
+            return "The one ordering of the paper " + ("holds here" if holds else f"does not hold here: {others}")
+        return f"{holds} of {total} orderings of the paper hold here" + (f"; {others}" if others else "")
+    scored = [(row, column) for column in table.columns[:1] for row in table.rows if row.score(column) is not None]
+    if not scored:
+        return "Nothing has been scored yet"
+    listed = ", ".join(f"{row.name} {score_text(row.score(column))}" for row, column in scored)
+    return f"No printed score of the paper stands beside these, so no ordering is judged; {scored[0][1]} here: {listed}"
+
+
 def _paper(row: RowOutcome, column: int) -> float:
     assert row.paper is not None
     return float(row.paper.scores[column])
@@ -289,6 +316,7 @@ def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:
 def as_markdown(table: TableOutcome) -> str:
     """The numbers, and what became of the paper's orderings."""
     parts = [f"# {table.paper.title}", f"{table.paper.number} of the paper, in miniature."]
+    parts.append(f"{orderings_sentence(table)}.")
     if not table.finished:
         parts.append("Not all of it has been run yet.")
     ours = [f"{column} ({table.measures[column]})" if column in table.measures else column for column in table.columns]
@@ -343,6 +371,8 @@ def as_html(table: TableOutcome) -> str:
         f"{table.paper.title}, in miniature",
         charts={"charts": charts, "runs": [row.name for row in table.everything], "apart": True},
         study=table,
+        sentence=orderings_sentence(table),
+        shares=list(verdicts(table).items()),
         done=sum(run.done for run in every),
         total=len(every),
         head=_html_head(table),

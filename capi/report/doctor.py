@@ -51,7 +51,10 @@ class Diagnosis(Summary):
 
     def summary(self) -> tuple[str, dict[str, str]]:
         worth = [finding for state in ("alarm", "look") for finding in self.of(state)]
-        about = {finding.title: " ".join(filter(None, (finding.text, finding.advice))) for finding in worth}
+        about = {
+            finding.title: ". ".join(part.rstrip(".") for part in (finding.text, finding.advice) if part)
+            for finding in worth
+        }
         well = ", ".join(finding.title for finding in self.of("well"))
         return f"{self.run}: {self.state.sentence} {self.sentence}", about | ({"well": well} if well else {})
 

@@ -26,8 +26,8 @@ from capi.method.teacher import Layers, Normalization, layer_tokens
 from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, load_prototypes
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, SizedImages
-from capi.report.pictures.gallery import FROM_ONE_IMAGE, PrototypeIndex, member_crops, spread_over_use, strip
-from capi.report.pictures.sheets import save_picture
+from capi.report.pictures.gallery import FROM_ONE_IMAGE, PrototypeIndex, member_crops, spread_over_use
+from capi.report.pictures.sheets import save_picture, strip
 from capi.report.snapshots import RunFrame, photo_of, run_frame
 from capi.runtime.atomic import atomic_folder
 from capi.types import Features, VisionEncoder, statistics_of

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image
 
 from capi.data.crops import Frame
 from capi.data.decoding import Decoder
@@ -26,10 +26,11 @@ from capi.evals.results import Outcome, make_folder
 from capi.evals.tasks import SegmentationData
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import photos_of
-from capi.report.pictures.sheets import Row, font, save_picture, sheet_of
+from capi.report.pictures.sheets import Row, save_picture, sheet_of, stacked, swatches
 from capi.runtime.atomic import atomic_open, remove
 from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths
+from capi.runtime.summary import Summary
 
 LABELS, FAILED, CLASSES, LEGEND = "labels.csv", "failed.csv", "classes.csv", "legend.png"
 MASKS, OVERLAYS = "labels", "overlays"
@@ -37,13 +38,20 @@ MASKS, OVERLAYS = "labels", "overlays"
 _SHOWN_HEIGHT = 256
 
 
-@dataclass(frozen=True)
-class Predicted:
+@dataclass(frozen=True, repr=False)
+class Predicted(Summary):
     """What was written where."""
 
     folder: Path
     images: int
     failed: dict[str, str]
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        rows = {}
+        if self.failed:
+            name, reason = next(iter(self.failed.items()))
+            rows["failed"] = f"{len(self.failed)} that cannot be read, such as {name} ({reason}): see {FAILED}"
+        return f"{self.folder}: {self.images} images are labeled", rows
 
 
 def write_predictions(prediction: Prediction, out: Path, *, overwrite: bool = False) -> Predicted:
@@ -146,7 +154,6 @@ LabelImage = npt.NDArray[np.integer]
 # Steps of the golden angle never come back to a hue that is taken.
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _IGNORED = (255, 255, 255)
-_MARGIN, _LINE = 8, 20
 
 
 def color_of(label: int) -> tuple[int, int, int]:
@@ -183,28 +190,6 @@ def label_image(labels: LabelImage) -> Image.Image:
 
 
 def legend(names: Mapping[int, str], width: int, ignored: Sequence[int] = ()) -> Image.Image:
-    """A patch of colour and a name for each label, as many in a row as fit."""
-    writing = font()
-    longest = max((writing.getlength(name) for name in names.values()), default=0)
-    cell = math.ceil(longest) + _LINE + 2 * _MARGIN
-    columns = max(width // cell, 1)
-    rows = math.ceil(len(names) / columns)
-    sheet = Image.new("RGB", (max(width, cell), rows * _LINE + 2 * _MARGIN), "white")
-    draw = ImageDraw.Draw(sheet)
-    for number, (label, name) in enumerate(sorted(names.items())):
-        left, top = _MARGIN + number % columns * cell, _MARGIN + number // columns * _LINE
-        color = _IGNORED if label in ignored else color_of(label)
-        draw.rectangle((left, top + 3, left + 14, top + 15), fill=color, outline="black")
-        draw.text((left + _LINE, top + 2), name, fill="black", font=writing)
-    return sheet
-
-
-def stacked(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Pictures one below the other."""
-    width = max(picture.width for picture in pictures)
-    sheet = Image.new("RGB", (width, sum(picture.height for picture in pictures)), "white")
-    top = 0
-    for picture in pictures:
-        sheet.paste(picture, (0, top))
-        top += picture.height
-    return sheet
+    """The colour and the name of each label."""
+    entries = sorted(names.items())
+    return swatches([(_IGNORED if label in ignored else color_of(label), name) for label, name in entries], width)

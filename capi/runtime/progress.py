@@ -46,12 +46,22 @@ def _progress(console: Console, *, transient: bool = True) -> Progress:
         MofNCompleteColumn(table_column=whole[0]),
         TimeElapsedColumn(table_column=whole[1]),
         TextColumn("left"),
-        TimeRemainingColumn(table_column=whole[2]),
+        _LeftColumn(table_column=whole[2]),
         TextColumn("{task.fields[values]}", markup=False),
         console=console,
         expand=True,
         transient=transient,
     )
+
+
+class _LeftColumn(TimeRemainingColumn):
+    """The time left: until `ends` where whoever shows the bar knows it, which is from its first update on."""
+
+    def render(self, task: Task) -> Text:
+        ends = task.fields.get("ends")
+        if ends is None:
+            return super().render(task)
+        return Text(clock_time(max(ends - time.monotonic(), 0)), "progress.remaining")
 
 
 class _NameColumn(TextColumn):
@@ -166,7 +176,7 @@ class RunProgress(ShowsBar):
             length = self._room() - 30
             if len(title) > length:
                 title = title[: max(length - 1, 0)] + "…" * (length > 0)
-            self.task = self.bar.add_task(title, total=total, completed=start, values="")
+            self.task = self.bar.add_task(title, total=total, completed=start, values="", ends=None)
 
     def update(self, step: int, numbers: Sequence[str]) -> None:
         """Show a step and its numbers, the most important first."""
@@ -177,15 +187,17 @@ class RunProgress(ShowsBar):
             while len(text) > room and len(parts) > 2:
                 parts.pop()
                 text = "  ".join(parts)
-            self.bar.update(self.task, completed=step, values=text)
+            ends = time.monotonic() + self._seconds_left(step)
+            self.bar.update(self.task, completed=step, values=text, ends=ends)
         elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES or step == self.total:
             self.last_line = time.monotonic()
-            self.console.print(f"step {step}/{self.total}  {text}  {self._left(step)} left", soft_wrap=True)
+            left = clock_time(self._seconds_left(step))
+            self.console.print(f"step {step}/{self.total}  {text}  {left} left", soft_wrap=True)
 
     def _room(self) -> int:
         """Characters that step, times and a short bar leave for the title and the values."""
         return self.console.width - (2 * len(str(self.total)) + 1) - _BESIDE_NAMES
 
-    def _left(self, step: int) -> str:
+    def _seconds_left(self, step: int) -> float:
         done = max(step - self.first, 1)
-        return clock_time((time.monotonic() - self.start_time) / done * (self.total - step))
+        return (time.monotonic() - self.start_time) / done * (self.total - step)

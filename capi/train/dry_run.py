@@ -13,6 +13,7 @@ from capi.config.schema import Config
 from capi.config.trust import Trust, trusting
 from capi.data.loader import LoadedBatch
 from capi.data.locations import DataLocation, open_images
+from capi.data.sources import masks_warning
 from capi.data.survey import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.method.masking import PatchGrid
@@ -85,12 +86,12 @@ def _checked(
     visible, _, _ = mask_sampler(config).counts(PatchGrid(*config.grid))
     if least_bytes(config, visible) > memory_of(device):
         raise CapiError(_too_large(config))
-    summary, read_rate = None, None
+    summary, read_rate, masks = None, None, None
     try:
         if data is None:
             batches = [_noise(config, device) for _ in range(config.optimization.micro_batches)]
         else:
-            config, summary, read_rate, loaded = _look_at(config, data)
+            config, summary, read_rate, loaded, masks = _look_at(config, data)
             batches = [build.device_mover(config, device)(part) for part in loaded]
         config, frozen_encoder = build.resolve_target(config, device=device)
         learner = build_learner(config, device, frozen_encoder)
@@ -109,7 +110,7 @@ def _checked(
     warnings: list[str | None] = []
     if summary:
         warnings.append(statistics_warning(summary.statistics, networks.statistics(config)))
-        warnings.append(build.batch_warning(config, summary.total))
+        warnings += [build.batch_warning(config, summary.total), masks]
     steps, loss = config.optimization.known_steps, networks.loss_label(config)
     return RunCheck(cost, summary, read_rate, steps, str(device), loss, tuple(filter(None, warnings)))
 
@@ -125,8 +126,8 @@ def _noise(config: Config, device: torch.device) -> MaskedBatch:
     )
 
 
-def _look_at(config: Config, data: DataLocation) -> tuple[Config, DataSummary, float, list[LoadedBatch]]:
-    """A sample of the images, and the first batch, timed."""
+def _look_at(config: Config, data: DataLocation) -> tuple[Config, DataSummary, float, list[LoadedBatch], str | None]:
+    """A sample of the images, the first batch, timed, and a warning where some of them look like masks."""
     source = open_images(data)
     config = build.resolve_steps(build.resolve_statistics(config, source), len(source))
     summary = summarize(build.build_reader(config, source))
@@ -136,7 +137,8 @@ def _look_at(config: Config, data: DataLocation) -> tuple[Config, DataSummary, f
     for part in loaded:
         if part.failure:
             raise CapiError(part.failure)
-    return config, summary, config.optimization.batch_size / (time.perf_counter() - start), loaded
+    rate = config.optimization.batch_size / (time.perf_counter() - start)
+    return config, summary, rate, loaded, masks_warning(source)
 
 
 def least_bytes(config: Config, visible: int) -> int:

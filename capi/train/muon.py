@@ -94,6 +94,10 @@ class Muon(Optimizer):
     def flop(self) -> int:
         return sum(len(weights) * orthogonal_flop(*weights[0].shape) for _, weights in self._matrices)
 
+    def launches(self) -> int:
+        # The Newton-Schulz steps and what is beside them, for all matrices of a shape at once.
+        return (3 * STEPS + 20) * len(self._matrices)
+
     def working_values(self) -> int:
         # Stacks of gradients, momenta and updates, and two in the Newton-Schulz steps.
         return max(5 * len(weights) * weights[0].numel() for _, weights in self._matrices)

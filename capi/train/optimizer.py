@@ -48,6 +48,10 @@ class Optimizer(torch.optim.Optimizer):
         """The FLOP of the matrix products in one step, over all processes together."""
         return 0
 
+    def launches(self) -> int:
+        """Operations that a step launches beyond those of AdamW."""
+        return 0
+
     def working_values(self) -> int:
         """About so many float32 values that a step holds beside parameters, gradients and states."""
         return 0

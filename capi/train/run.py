@@ -17,7 +17,7 @@ from capi.config.schema import Config
 from capi.data.locations import DataLocation, describe_data, open_images
 from capi.data.reader import BrokenImages
 from capi.data.recorded import with_sample
-from capi.data.sources import ImageSource
+from capi.data.sources import ImageSource, masks_warning
 from capi.data.survey import quick_statistics, statistics_warning
 from capi.errors import CapiError
 from capi.runtime.devices import choose_workers
@@ -474,6 +474,8 @@ def _warnings(given: _Given) -> Iterator[str]:
     if warning:
         yield warning
     if warning := build.batch_warning(given.config, len(given.source)):
+        yield warning
+    if warning := masks_warning(given.source):
         yield warning
 
 

@@ -33,6 +33,7 @@ from capi.runtime.devices import as_on_accelerator, choose_device, is_accelerato
 from capi.runtime.privacy import hide_path
 from capi.runtime.processes import joined
 from capi.runtime.progress import TaskProgress, default_console
+from capi.runtime.summary import Summary
 from capi.train import run
 from capi.train.build import build_learner, mask_sampler, masked_batch
 from capi.train.checkpoint import Checkpoints
@@ -80,8 +81,8 @@ class CheckOutcome:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class SelfTest:
+@dataclass(frozen=True, repr=False)
+class SelfTest(Summary):
     """All outcomes, and what they were found on."""
 
     machine: dict[str, Any]
@@ -90,6 +91,11 @@ class SelfTest:
     @property
     def passed(self) -> bool:
         return all(outcome.status != "failed" for outcome in self.outcomes)
+
+    def summary(self) -> tuple[str, dict[str, str]]:
+        machine, verdict = self.machine, "passed" if self.passed else "FAILED"
+        rows = {each.name: f"{each.status}: {each.sentence}" for each in self.outcomes}
+        return f"capi {machine['capi']} selftest {verdict} on {machine['devices']} x {machine['device']}", rows
 
     def json(self) -> str:
         record = {"machine": self.machine, "passed": self.passed, "checks": [asdict(each) for each in self.outcomes]}

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from capi import api
+from capi.data import survey
 from tests.cli.conftest import RunHere, assert_refused
 
 
@@ -77,8 +78,8 @@ def test__one_file_that_is_no_image_is_one_file(photos: Path, run_here: RunHere)
 @pytest.mark.parametrize(
     ("arguments", "name", "said"),
     [
-        (["shards", "photos", "--out", "x"], "pack_shards", "Stopped. x has 0 complete shards; the same command goes"),
-        (["data", "check", "photos"], "check_data", "Stopped, and nothing was written."),
+        (["shards", "photos", "--out", "x"], "pack_shards", "Stopped before a shard was complete"),
+        (["data", "check", "photos"], "check_data", "Stopped before an image was looked at."),
     ],
 )
 def test__an_interruption_says_what_was_done(
@@ -91,3 +92,49 @@ def test__an_interruption_says_what_was_done(
     ran = run_here(*arguments)
     assert (ran.code, ran.stderr) == (130, "")
     assert ran.stdout.startswith(said)
+
+
+# A machine may have fewer cores than workers.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test__an_interrupted_check_says_what_it_had_found(
+    photos: Path, run_here: RunHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("capi.data.survey._CHUNK", 2)
+    given = []
+
+    def interrupted(self: survey.TaskProgress, count: int = 1) -> None:
+        given.append(count)
+        if len(given) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(survey.TaskProgress, "advance", interrupted)
+    (photos / "1.png").write_bytes(b"no image")
+    ran = run_here("data", "check", "photos", "--workers", "1")
+    assert ran.code == 130
+    first, *rows = ran.stdout.splitlines()
+    assert first.startswith("Stopped after 4 of 6 images.")
+    assert "6, of which 4 were looked at; 3 can be read, 1 cannot" in rows[0]
+    assert "1.png" in rows[1]
+
+
+# A machine may have fewer cores than workers.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test__masks_beside_photos_are_told_by_every_command_that_looks_at_images(
+    photos: Path, run_here: RunHere, tmp_path: Path
+) -> None:
+    scenes = tmp_path / "scenes"
+    scenes.mkdir()
+    photos.rename(scenes / "images")
+    (scenes / "masks").mkdir()
+    for number in range(6):
+        Image.fromarray(np.zeros((30, 40), dtype=np.uint8)).save(scenes / "masks" / f"{number}.png")
+    warning = "6 of 12 files look like masks: give --data scenes/images"
+    small = ("model.width=32", "model.depth=1", "model.heads=2", "optimization.batch_size=4", "optimization.steps=1")
+    for command in (
+        ("data", "check", "scenes", "--workers", "1"),
+        ("plan", "--suggest", "scenes", "--gpu", "l4"),
+        ("pretrain", "tiny4", *small, "run.report=false", "--data", "scenes", "--out", "x", "--device", "cpu"),
+    ):
+        ran = run_here(*command)
+        assert ran.code == 0, ran.stderr
+        assert warning in " ".join((ran.stdout + ran.stderr).split()), command

@@ -27,5 +27,23 @@ def test__a_data_set_shows_its_layout_and_its_options(run_here: RunHere) -> None
     assert "\nOptions: tests, train, verify_counts" in shown
 
 
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("name", DATASETS)
+def test__a_layout_is_as_wide_as_the_terminal_and_loses_no_word(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, name: str, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = run_here("datasets", "show", name).stdout
+    assert max(map(len, shown.splitlines())) <= width
+    assert " ".join(DATASETS[name].layout.split()) in " ".join(shown.split())
+
+
+def test__the_text_of_an_entry_stays_in_its_column(run_here: RunHere, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = run_here("datasets", "show", "csv").stdout.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("  split    its split;"))
+    assert all(line.startswith(" " * 11) for line in lines[first + 1 : first + 4])
+
+
 def test__the_nearest_data_set_is_named(run_here: RunHere) -> None:
     assert_refused(run_here("datasets", "show", "pet"), 'did you mean "pets"?')

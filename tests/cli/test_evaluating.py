@@ -340,3 +340,9 @@ def test__pictures_are_drawn_of_models_and_images(run_here: RunHere, work: Path)
     assert "pixels:4" in page
     ran = run_here("visualize", "masks/images/val", "--out", "again")
     assert (ran.code, "needs at least one model" in ran.stderr) == (2, True)
+
+
+def test__a_zip_is_refused_with_what_it_serves_for(run_here: RunHere, tmp_path: Path) -> None:
+    (tmp_path / "photos.zip").write_bytes(b"zip")
+    ran = run_here("evaluate", "pixels:4", "folder/knn", f"data={tmp_path}/photos.zip")
+    assert_refused(ran, "photos.zip is a zip, which training and `capi extract` read as it is: unzip it")

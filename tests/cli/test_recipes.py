@@ -83,3 +83,9 @@ def test__a_row_of_two_models_is_called_their_mean(run_here: RunHere) -> None:
 )
 def test__wrong_questions_are_refused_in_a_sentence(run_here: RunHere, arguments: list[str], message: str) -> None:
     assert_refused(run_here(*arguments), message)
+
+
+def test__a_table_has_the_short_name_that_ablate_knows(run_here: RunHere) -> None:
+    short, full = (run_here("recipes", "--table", name) for name in ("predictor", "predictor-architecture"))
+    assert short.code == 0, short.stderr
+    assert short.stdout == full.stdout

@@ -6,7 +6,7 @@ from PIL import Image
 
 from capi.data.decoding import Decoder
 from capi.data.reader import ImageReader
-from capi.data.sources import EncodedImages, ImageSource, image_folder
+from capi.data.sources import EncodedImages, Files, ImageSource, image_folder, masks_warning
 from capi.data.survey import _joined, summarize, survey
 from capi.errors import CapiError
 from tests.data.pictures import encoded, noise, photo
@@ -115,3 +115,45 @@ def test__what_is_missing_to_read_any_image_is_reported(tmp_path: Path, monkeypa
     source: ImageSource = image_folder(tmp_path)
     with pytest.raises(CapiError, match=r"capi\[tiff\]"):
         survey(source, Decoder(channels=5))
+
+
+def test__the_range_is_that_of_the_pixels_and_not_of_thumbnails(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    # One bright pixel in the dark, which a thumbnail averages away, and which makes its filter swing below 0.
+    values = np.zeros((256, 256, 5), dtype=np.uint16)
+    values[128, 128] = [100, 200, 300, 400, 3000]
+    tifffile.imwrite(tmp_path / "a.tif", values, planarconfig="contig", metadata={"axes": "YXS"})
+    found = survey(image_folder(tmp_path), Decoder(channels=5))
+    assert found.lowest == [0.0] * 5
+    assert found.highest == pytest.approx([value / 65535 for value in (100, 200, 300, 400, 3000)])
+    told = found.summary()[1]["range"]
+    assert "data.mean=auto data.std=auto" in told
+    assert "0.0458" in told
+
+
+MASKED = (
+    (["images/a.jpg", "images/b.jpg", "masks/a.png", "masks/b.png"], 2, "images"),
+    (["x/leftImg8bit/ulm/a_img.png", "x/gtFine/ulm/a_ids.png"], 1, "x/leftImg8bit"),
+    (["images/a.jpg", "annotations/trimaps/a.png", "annotations/trimaps/b.png"], 2, "images"),
+    (["scenes/a.jpg", "scenes/b.jpg", "truth/a.png", "truth/b.png"], 2, "scenes"),
+)
+
+
+@pytest.mark.parametrize(("names", "masks", "photos"), MASKED)
+def test__masks_beside_photos_are_named(tmp_path: Path, names: list[str], masks: int, photos: str) -> None:
+    warning = masks_warning(Files(tmp_path, names))
+    assert warning == f"{masks} of {len(names)} files look like masks: give --data {tmp_path / photos}"
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["cats/1.jpg", "cats/2.jpg", "dogs/1.jpg", "dogs/2.jpg"],
+        # A class of people who wear masks.
+        ["gloves/x.jpg", "mask/y.jpg", "helmet/z.jpg"],
+        ["masks/a.png", "masks/b.png"],
+        ["a.jpg", "b.jpg"],
+    ],
+)
+def test__class_folders_are_no_masks(tmp_path: Path, names: list[str]) -> None:
+    assert masks_warning(Files(tmp_path, names)) is None

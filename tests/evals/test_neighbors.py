@@ -9,7 +9,8 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.evals import neighbors as module
-from capi.evals.neighbors import Distance, NearestNeighbors, class_votes, predicted_class
+from capi.evals.fitted_probes import vote_confidences
+from capi.evals.neighbors import Distance, NearestNeighbors, class_votes
 
 DISTANCES: tuple[Distance, ...] = get_args(Distance)
 SCIKIT_METRIC = {"cosine": "cosine", "l2": "euclidean"}
@@ -42,13 +43,13 @@ def voted_slowly(labels: list[int]) -> int:
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("k", [1, 3, 10, 300])
 def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) -> None:
-    (features, labels), (queries, _) = labeled_clouds(300, offset), labeled_clouds(200, offset)
+    (features, _), (queries, _) = labeled_clouds(300, offset), labeled_clouds(200, offset)
     theirs = TheirNeighbors(n_neighbors=k, metric=SCIKIT_METRIC[distance], algorithm="brute")
     distances, nearest = theirs.fit(features.double().numpy()).kneighbors(queries.double().numpy())
     if distance == "cosine" and offset:
         # Its cosines differ by rounding alone this far out.
         nearest, distances = nearest_slowly(features, queries, k, distance).numpy(), distances.round(12)
-    found = NearestNeighbors(k, distance).fit(features, labels).kneighbors(queries)
+    found = NearestNeighbors(k, distance).fit(features).kneighbors(queries)
     assert found.index.tolist() == nearest.tolist()
     assert found.index.dtype == torch.long
     closeness = 1 - distances if distance == "cosine" else -distances
@@ -56,17 +57,15 @@ def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) ->
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
-def test__predicts_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -> None:
-    (features, labels), (queries, wanted) = labeled_clouds(300), labeled_clouds(200)
-    ours = NearestNeighbors(10, distance).fit(features, labels)
+def test__votes_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -> None:
+    (features, labels), (queries, _) = labeled_clouds(300), labeled_clouds(200)
     theirs = KNeighborsClassifier(10, metric=SCIKIT_METRIC[distance]).fit(features.double().numpy(), labels.numpy())
-    votes = labels[ours.kneighbors(queries).index]
-    clear = torch.tensor([row.bincount(minlength=5).sort().values.diff()[-1] > 0 for row in votes])
+    found = NearestNeighbors(10, distance).fit(features).kneighbors(queries)
+    votes = class_votes(labels[found.index], found.closeness, 10, 5)
+    clear = votes.sort().values.diff()[:, -1] > 0
     assert 0.6 < clear.double().mean() < 1
     expected = torch.from_numpy(theirs.predict(queries.double().numpy()))
-    predicted = ours.predict(queries)
-    assert torch.equal(predicted[clear], expected[clear])
-    assert ours.score(queries, wanted) == pytest.approx((predicted == wanted).sum().item() / 200)
+    assert torch.equal(votes.argmax(1)[clear], expected[clear])
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -155,15 +154,6 @@ def test__more_vectors_than_are_looked_at_first_are_too_close_to_tell(distance: 
     assert torch.equal(search.kneighbors(queries).index, nearest_slowly(features, queries, 3, distance))
 
 
-def test__the_largest_of_many_columns_are_those_of_topk() -> None:
-    products = torch.randn(20, 16 * 100)
-    products[:, ::7] = products[:, :1]
-    values, columns = module._largest(products, 40)
-    assert torch.equal(values, products.topk(40, dim=1).values)
-    assert torch.equal(products.gather(1, columns), values)
-    assert all(len(set(row)) == 40 for row in columns.tolist())
-
-
 @pytest.mark.parametrize("distance", DISTANCES)
 def test__the_result_does_not_depend_on_how_the_work_is_cut(
     distance: Distance, monkeypatch: pytest.MonkeyPatch
@@ -239,9 +229,9 @@ def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytes
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("medium")
     seen = []
-    largest = module._largest
+    nearer = module._nearer
     monkeypatch.setattr(
-        module, "_largest", lambda *given: seen.append(torch.get_float32_matmul_precision()) or largest(*given)
+        module, "_nearer", lambda *given: seen.append(torch.get_float32_matmul_precision()) or nearer(*given)
     )
     try:
         with torch.autocast("cpu", torch.bfloat16):
@@ -275,9 +265,11 @@ def test__tied_votes_go_to_the_class_of_the_nearest_member(k: int) -> None:
     labels = torch.randint(6, (500, 9))
     expected = [voted_slowly(row[:k].tolist()) for row in labels]
     assert (torch.tensor(expected) != labels[:, :k].mode(dim=1).values).any()
-    votes = class_votes(labels, torch.zeros(labels.shape), k, 6)
-    assert votes.sum(1).tolist() == [k] * 500
-    assert predicted_class(votes, labels).tolist() == expected
+    assert class_votes(labels, torch.zeros(labels.shape), k, 6).sum(1).tolist() == [k] * 500
+    shares = vote_confidences(
+        labels, torch.zeros(labels.shape), neighbors=k, classes=6, vote="majority", temperature=0.07
+    )
+    assert shares.argmax(1).tolist() == expected
 
 
 def test__weighted_votes_sum_the_exponential_of_similarities() -> None:
@@ -288,7 +280,6 @@ def test__weighted_votes_sum_the_exponential_of_similarities() -> None:
             expected[row, labels[row, place]] += torch.exp(closeness[row, place].double() / 0.07)
     votes = class_votes(labels, closeness, 5, 4, vote="weighted")
     torch.testing.assert_close(votes, expected)
-    assert torch.equal(predicted_class(votes, labels), expected.argmax(1))
     flat = class_votes(labels, closeness, 5, 4, vote="weighted", temperature=1e9)
     torch.testing.assert_close(flat, class_votes(labels, closeness, 5, 4))
 
@@ -300,23 +291,21 @@ def test__more_voters_than_neighbors_are_an_error() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test__values_that_are_not_finite_are_errors(value: float) -> None:
-    features, labels = labeled_clouds(20)
+    features, _ = labeled_clouds(20)
     broken = features.clone()
     broken[3, 2] = value
     with pytest.raises(CapiError, match="no finite numbers"):
-        NearestNeighbors(5).fit(broken, labels)
+        NearestNeighbors(5).fit(broken)
     with pytest.raises(CapiError, match="no finite numbers"):
-        NearestNeighbors(5).fit(features, labels).predict(broken)
+        NearestNeighbors(5).fit(features).kneighbors(broken)
 
 
 def test__neighbors_that_cannot_be_asked_are_errors() -> None:
-    features, labels = labeled_clouds(9)
-    NearestNeighbors(9).fit(features, labels)
+    features, _ = labeled_clouds(9)
+    NearestNeighbors(9).fit(features)
     with pytest.raises(CapiError, match="9 training vectors are fewer than the 10 neighbours"):
-        NearestNeighbors(10).fit(features, labels)
+        NearestNeighbors(10).fit(features)
     with pytest.raises(CapiError, match="0 neighbours cannot be asked"):
-        NearestNeighbors(0).fit(features, labels)
-    with pytest.raises(CapiError, match="have no classes"):
-        NearestNeighbors(3).fit(features).predict(features)
+        NearestNeighbors(0).fit(features)
     with pytest.raises(CapiError, match="scale of each feature must be above 0"):
         NearestNeighbors(3).fit(features, scale=torch.zeros(12))

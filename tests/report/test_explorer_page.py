@@ -91,6 +91,21 @@ def test__photo_and_answer_are_seen_together_on_a_laptop(browser: Browser, addre
     context.close()
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test__the_page_fits_every_screen_in_light_and_dark(browser: Browser, address: str, scheme: str) -> None:  # noqa: F811
+    for width in (390, 1280):
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)  # type: ignore[arg-type]
+        shown = context.new_page()
+        opened(shown, address)
+        for tab in shown.get_by_role("tab").all():
+            tab.click()
+            assert shown.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
+        colors = shown.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
+        background, color = (sum(map(int, re.findall(r"\d+", one)[:3])) for one in colors)
+        assert (background < color) is (scheme == "dark")
+        context.close()
+
+
 def test__an_upload_that_is_no_image_is_reported_and_the_page_lives_on(
     page: Page,  # noqa: F811
     address: str,

@@ -15,8 +15,8 @@ from capi.report.pictures.gallery import (
     member_crops,
     patch_crop,
     spread_over_use,
-    strip,
 )
+from capi.report.pictures.sheets import strip
 
 GRID = (5, 4)
 

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from capi.errors import CapiError
-from capi.report.pictures.sheets import font
-from capi.report.predictions import color_of, colored, label_image, legend, overlay, stacked
+from capi.report.pictures.sheets import font, stacked
+from capi.report.predictions import color_of, colored, label_image, legend, overlay
 from tests.data.pictures import noise
 
 

@@ -5,6 +5,8 @@ from PIL import Image
 from torch import Tensor
 
 from capi.report.pictures.colormaps import heat
+from capi.report.pictures.painters import Legend
+from capi.report.pictures.sheets import with_scale
 from capi.report.pictures.similarity import (
     heat_over,
     most_similar,
@@ -15,7 +17,6 @@ from capi.report.pictures.similarity import (
     patch_mask,
     similarity_map,
     similarity_picture,
-    with_scale,
 )
 
 
@@ -123,12 +124,13 @@ def test__the_outline_surrounds_the_patch_and_hides_nothing_of_it() -> None:
 
 def test__the_scale_runs_from_black_to_white_below_the_picture() -> None:
     picture = Image.new("RGB", (300, 40), "blue")
-    found = with_scale(picture, "0", "1", "cosine")
+    bar = Image.fromarray(heat(torch.linspace(0, 1, 256))[None].contiguous().numpy())
+    found = with_scale(picture, Legend(bar, "0", "1"), "cosine")
     assert found.width == 300
     assert found.crop((0, 0, 300, 40)).tobytes() == picture.tobytes()
-    bar = np.asarray(found)[52, 2:-2].astype(int).sum(1)
-    assert (np.diff(bar) >= 0).all()
-    assert (bar[0], bar[-1]) == (pytest.approx(0, abs=12), pytest.approx(765, abs=12))
+    shown = np.asarray(found)[52, 2:-2].astype(int).sum(1)
+    assert (np.diff(shown) >= 0).all()
+    assert (shown[0], shown[-1]) == (pytest.approx(0, abs=12), pytest.approx(765, abs=12))
 
 
 def test__limits_make_images_comparable() -> None:

@@ -1,6 +1,7 @@
 """Alarms while a run trains, doctor, report and watch are one judgement: on the same runs they say the same."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,35 @@ RUNS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "unlearned": ({"student_loss": 4.5, "folder/knn/teacher": 0.1}, {"Loss of the student", "folder/knn/teacher"}),
 }
+
+
+# Findings that no record of the run shows: only its folder does.
+LOST, FAR = "Checkpoint", "Range of the images"
+
+
+@pytest.mark.parametrize("wrong", [LOST, FAR])
+def test__what_only_the_folder_shows_is_the_same_everywhere(
+    config: Config,  # noqa: F811
+    tmp_path: Path,
+    wrong: str,
+) -> None:
+    changes, expected = RUNS["healthy" if wrong == LOST else "collapsed"]
+    data = {"path": "photos", "images": 100, "fingerprint": "photos"}
+    dark = {"statistics": {"mean": [0.01] * 3, "std": [0.005] * 3}} if wrong == FAR else {}
+    run = write_run(tmp_path / "run", config, changes=changes, data=data | dark)
+    if wrong == LOST:
+        shutil.rmtree(run / "checkpoints")
+    diagnosis, report = doctor(run), gather(run)
+    alarms = {finding.title for finding in diagnosis.of("alarm")}
+    assert alarms == {one.title for one in report.alarms} == {*expected, wrong}
+    assert diagnosis.sentence == report.verdict
+    shown = write_report(run).read_text(encoding="utf-8")
+    with WatchServer([run], port=0) as server:
+        watched = server.answer("/")
+    assert watched is not None
+    for text in (diagnosis_text(diagnosis).plain, shown, watched[1]):
+        assert report.verdict in text
+        assert wrong in text
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -44,3 +44,16 @@ def test__a_narrow_terminal_shows_step_times_speed_and_loss_whole(width: int, to
     for shown in (f"{total // 2}/{total} 0:00:00 left", "1234 images/s  loss 5.432"):
         assert shown in last
     assert ("entropy 0.56" in last) == (width == 200 or (width == 120 and total == 40))
+
+
+def test__the_time_left_is_shown_from_the_first_record_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("capi.runtime.progress.time.monotonic", lambda: now[0])
+    screen = io.StringIO()
+    console = Console(file=screen, width=100, force_terminal=True, color_system=None)
+    with RunProgress(console, total=100, start=0, title="run") as progress:
+        now[0] = 30.0
+        progress.update(10, NUMBERS)
+        assert progress.bar is not None
+        progress.bar.refresh()
+    assert "left 0:04:30" in " ".join(screen.getvalue().split())

@@ -1,19 +1,25 @@
 """Whole plans: what fits, how long it takes, and how far the paper's own run is from its plan."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import capi
 from capi.config.files import load_config
 from capi.errors import CapiError
 from capi.train.cost.hardware import gpus
 from capi.train.cost.memory import Saving
 from capi.train.cost.plan import (
+    LAUNCH_SECONDS,
     MFU_OF_MEASURED,
     PAPER_GPU_HOURS,
     Assumptions,
     against_paper,
     assumed_mfu,
+    launch_seconds,
     networks,
     plan_run,
 )
@@ -23,8 +29,8 @@ A100 = gpus()["a100-80g"]
 
 def test__hours_follow_from_flop_peak_and_share() -> None:
     config = load_config("vits16")
-    plan = plan_run(config, A100, 4, assumptions=Assumptions(mfu=0.5, pue=2.0, carbon_intensity=0.1))
-    seconds = sum(plan.flop_an_image) * 512 / (4 * 312e12 * 0.5)
+    plan = plan_run(config, A100, 4, assumptions=Assumptions(mfu=0.2, pue=2.0, carbon_intensity=0.1))
+    seconds = sum(plan.flop_an_image) * 512 / (4 * 312e12 * 0.2)
     assert plan.effort.seconds_a_step == pytest.approx(seconds)
     assert plan.effort.hours == pytest.approx(seconds * 100_000 / 3600)
     assert plan.effort.gpu_hours == pytest.approx(4 * plan.effort.hours)
@@ -157,3 +163,56 @@ def test__the_paper_s_batch_fits_the_paper_s_gpus() -> None:
 def test__what_cannot_be_planned_is_refused(overrides: list[str], count: int, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         plan_run(load_config("vits16", overrides), A100, count)
+
+
+# What moves no data, and so launches nothing.
+VIEWS = {
+    *("view", "_unsafe_view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze"),
+    *("detach", "alias", "split", "split_with_sizes", "unbind", "as_strided", "unfold", "lift_fresh"),
+    *("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"),
+}
+
+
+class Launches(TorchDispatchMode):
+    """Counts the operations that torch dispatches."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ not in VIEWS
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("recipe", "overrides"),
+    [
+        ("small", ["model.depth=4"]),
+        ("small", ["model.depth=8", "model.predictor.depth=1"]),
+        ("small", ["run.precision=bfloat16", "optimization.optimizer=adamw"]),
+        ("small", ["optimization.micro_batches=2"]),
+        ("tiny4", ["model.predictor.kind=self"]),
+        ("tiny4", ["model.predictor.kind=fused"]),
+    ],
+)
+def test__a_step_launches_about_as_many_operations_as_planned(recipe: str, overrides: list[str]) -> None:
+    small = ["model.width=64", "model.heads=2", "optimization.batch_size=4", "clustering.prototypes=16"]
+    config = load_config(recipe, ["run.precision=float32", *small, *overrides])
+    parts = config.optimization.micro_batches
+    learner = capi.build_learner(config)
+    images = torch.rand(4 // parts, 3, *config.data.height_and_width)
+    batches = [capi.masked_batch(config, images, part) for part in range(parts)]
+    capi.train_step(learner, batches, 0)
+    with Launches() as launches:
+        capi.train_step(learner, batches, 1)
+    saving = Saving(mixed_precision=config.run.precision == "bfloat16", micro_batches=parts)
+    planned = launch_seconds(networks(config), saving) / LAUNCH_SECONDS
+    assert planned == pytest.approx(launches.count, rel=0.2)
+
+
+def test__a_small_model_on_many_gpus_takes_as_long_as_its_launches_and_exchanges() -> None:
+    config = load_config("small", ["optimization.batch_size=64"])
+    step = plan_run(config, gpus()["h100"], 8).effort.seconds_a_step
+    alone = plan_run(config, gpus()["h100"], 1).effort.seconds_a_step
+    assert 0.012 < alone < step < 0.03
+    deeper = load_config("small", ["optimization.batch_size=64", "model.predictor.depth=6"])
+    assert plan_run(deeper, gpus()["h100"], 8).effort.seconds_a_step > step + 4e-3

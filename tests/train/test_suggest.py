@@ -135,6 +135,17 @@ def test__copies_are_counted_and_named(tmp_path: Path) -> None:
     assert "3 of 6 files have the bytes of another one" in suggest_run(images, LAPTOP).advice[0]
 
 
+def test__a_suggestion_names_channels_range_and_advice_by_itself(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    for number in range(3):
+        values = np.random.default_rng(number).integers(0, 4096, (64, 64, 5), dtype=np.uint16)
+        values[0, 0], values[1, 1] = 0, 4095
+        tifffile.imwrite(tmp_path / f"{number}.tif", values, planarconfig="contig", metadata={"axes": "YXS"})
+    text = repr(suggest_run(look_at(image_folder(tmp_path)), LAPTOP))
+    assert text.startswith("For 3 images of about 64 px, 5 channels, values 0 to 0.0625 of full scale\n")
+    assert "Published encoders see 3 channels" in " ".join(text.split())
+
+
 def test__no_step_of_a_plan_is_shorter_than_launching_it() -> None:
     plan = suggest_run(Images(3000, 40), gpus()["h200"]).plan
     assert plan.effort.seconds_a_step > 5e-3

@@ -91,4 +91,9 @@ def _checked(dataset: Dataset, root: Path | None, options: DataOptions) -> Path:
         return Path()
     if root is None:
         raise CapiError(f'the data set "{dataset.name}" needs to know where its files lie: give data=PATH')
+    if root.suffix.lower() == ".zip" and root.is_file():
+        raise CapiError(
+            f"{root} is a zip, which training and `capi extract` read as it is: unzip it to evaluate on it, and give "
+            "data=FOLDER"
+        )
     return root

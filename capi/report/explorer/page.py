@@ -27,6 +27,7 @@ from capi.report.draw import Prototypes, in_features, load_prototypes
 from capi.report.explorer.layout import ExplorerLayout
 from capi.report.explorer.session import Explorer
 from capi.report.pages.page import asset
+from capi.report.pictures.colormaps import HEAT, css_gradient
 from capi.report.pictures.hidden_patches import STUDENT_TEMPERATURE
 from capi.report.watch import is_loopback
 from capi.runtime.devices import choose_device
@@ -155,7 +156,7 @@ def _launched(page: Any, host: str, port: int, open_browser: bool) -> str:
         # No pages that describe the interface.
         app_kwargs={"docs_url": None, "redoc_url": None, "openapi_url": None, "middleware": _guards(host)},
         theme=_theme(),
-        css=asset("explorer.css"),
+        css=f"{asset('colors.css')}:root {{ --heat: {css_gradient(HEAT)}; }}\n{asset('explorer.css')}",
     )
     address: str = page.local_url
     return address

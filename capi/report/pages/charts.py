@@ -32,10 +32,6 @@ class Chart:
     percent: bool = False
 
 
-# The order of charts, where the table of metrics does not give it.
-_ORDER = ("student_loss", "clustering_loss", "target_entropy", *(metric.key for metric in METRICS))
-
-
 def thin(column: Column, stretches: int = STRETCHES) -> Column:
     """Lowest and highest value of each stretch, a gap where it has one, and both ends: the same curve to the eye."""
     count = len(column.values)
@@ -59,7 +55,7 @@ def chart_list(keys: Iterable[str]) -> list[Chart]:
     """The charts for these metrics: scores first, then what is known in its order, then what is not."""
     present = dict.fromkeys(key for key in keys if key not in _HIDDEN)
     scores = sorted(key for key in present if is_score(key))
-    usual = [key for key in dict.fromkeys(_ORDER) if key in present]
+    usual = [metric.key for metric in METRICS if metric.key in present]
     others = sorted(key for key in present if key not in TABLE and not is_score(key))[:_FURTHER]
     metrics = {key: metric_of(key) for key in [*usual, *others]}
     plain = (Chart(key, metric.title, metric.description, {key: ""}) for key, metric in metrics.items())

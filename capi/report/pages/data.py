@@ -131,6 +131,11 @@ class RunReport:
         return any(finding.state == "well" for finding in self.findings)
 
     @property
+    def has_scores(self) -> bool:
+        """Whether an evaluation was logged."""
+        return any(is_score(key) for key in self.columns)
+
+    @property
     def gains(self) -> list[Gain]:
         """The score of each evaluation against the untrained encoder and raw pixels; the teacher's where it has one."""
         gains: dict[str, Gain] = {}

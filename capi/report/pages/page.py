@@ -48,7 +48,7 @@ def render(
         .render(
             title=title,
             policy=policy(live=live is not None, scripted=charts is not None, images=images),
-            style=asset("style.css"),
+            style=style(),
             script=None if charts is None else script(),
             settings=as_json({"live": asking}),
             data=as_json(charts),
@@ -68,7 +68,7 @@ def policy(*, live: bool = False, scripted: bool = True, images: str = "data:") 
     rules = {
         "default-src": "'none'",
         **({"script-src": digest(script())} if scripted else {}),
-        "style-src": digest(asset("style.css")),
+        "style-src": digest(style()),
         "img-src": images,
         "connect-src": "'self'" if live else "'none'",
         "base-uri": "'none'",
@@ -92,6 +92,12 @@ def as_json(data: Any) -> str:
 def script() -> str:
     """The script of a page, in a scope of its own."""
     return f'"use strict";\n{{\n{asset("chart.js")}{asset("report.js")}}}'
+
+
+@cache
+def style() -> str:
+    """The style of a page."""
+    return asset("colors.css") + asset("style.css")
 
 
 @cache

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.report.pictures.painters import Drawn
-from capi.report.pictures.sheets import Row, sheet_of
+from capi.report.pictures.sheets import Row, sheet_of, strip, strip_width
 from capi.types import Float, Int
 
 # Patches of one image that a prototype shows at most: neighbours are alike, and a gallery is to show variety.
 FROM_ONE_IMAGE = 3
 # Logits that are in memory at a time.
 _LOGITS = 2**24
-_GAP = 2
 _OUTLINE, _AROUND, _EMPTY = "white", "black", "#eceff3"
 
 
@@ -210,15 +209,6 @@ def member_crops(
     return {prototype: [crops[prototype, rank] for rank in range(len(places[prototype]))] for prototype in places}
 
 
-def strip(crops: Sequence[Image.Image], *, side: int = 64, least: int = 1) -> Image.Image:
-    """Square crops side by side; where there are fewer than `least`, the rest is white."""
-    width = max(len(crops), least) * (side + _GAP) - _GAP
-    sheet = Image.new("RGB", (width, side), "white")
-    for number, crop in enumerate(crops):
-        sheet.paste(crop, (number * (side + _GAP), 0))
-    return sheet
-
-
 def gallery_sheet(
     index: PrototypeIndex,
     photo_of: Callable[[int], Image.Image],
@@ -245,12 +235,11 @@ def gallery_sheet(
         for number in prototypes
     ]
     rows = [Row("", cells[start : start + 2]) for start in range(0, len(cells), 2)]
-    width = patches * (side + _GAP) - _GAP
     notes = [
         "The patches that are closest to each prototype among those it is nearest to, outlined, with what is around "
         f"them; at most {FROM_ONE_IMAGE} of one image. The percentage is the share of all {index.seen} patches."
     ]
-    return sheet_of("Prototypes", notes, ["", ""], rows, side=width)
+    return sheet_of("Prototypes", notes, ["", ""], rows, side=strip_width(patches, side))
 
 
 def _caption(number: int, share: float) -> str:

@@ -27,6 +27,9 @@ _INK, _FAINT, _PAPER, _EMPTY = "#1c2430", "#5c6675", "white", "#eceff3"
 _LABEL = 24
 _BAR = (160, 12)
 _NARROWEST = 420
+# Around colours and their names, between the squares of a strip; the scale below a picture.
+_NEAR, _BETWEEN, _SWATCH = 8, 2, 20
+_SCALE_BAR, _SCALE_WRITING, _FRAME = 12, 15, "#8a93a0"
 _WITHIN_MATPLOTLIB = Path("mpl-data", "fonts", "ttf", "DejaVuSans.ttf")
 
 
@@ -158,6 +161,59 @@ def _bar(legend: Legend, width: int) -> Image.Image:
     sheet.paste(legend.bar.resize(_BAR, Image.Resampling.NEAREST), (start, 2))
     draw.text((start + _BAR[0] + 6, 0), legend.high, fill=_FAINT, font=font())
     return sheet
+
+
+def with_scale(picture: Image.Image, legend: Legend, meaning: str) -> Image.Image:
+    """The picture above its range of colours, with what the ends are and what it shows."""
+    writing = font(_SCALE_WRITING)
+    width = max(picture.width, int(sum(writing.getlength(text) for text in (legend.low, legend.high, meaning))) + 40)
+    scale = Image.new("RGB", (width, _NEAR + _SCALE_BAR + _SCALE_WRITING + 8), _PAPER)
+    scale.paste(legend.bar.resize((width, _SCALE_BAR)), (0, _NEAR))
+    draw, line = ImageDraw.Draw(scale), _NEAR + _SCALE_BAR + 3
+    draw.rectangle((0, _NEAR, width - 1, _NEAR + _SCALE_BAR - 1), outline=_FRAME)
+    for text, across, anchor in ((legend.low, 2, "la"), (meaning, width / 2, "ma"), (legend.high, width - 2, "ra")):
+        draw.text((across, line), text, fill=_INK, font=writing, anchor=anchor)
+    return stacked([picture, scale], centered=True)
+
+
+def swatches(entries: Sequence[tuple[tuple[int, int, int], str]], width: int) -> Image.Image:
+    """A patch of colour and a name for each entry, as many in a row as fit."""
+    writing = font()
+    longest = max((writing.getlength(name) for _, name in entries), default=0)
+    cell = math.ceil(longest) + _SWATCH + 2 * _NEAR
+    columns = max(width // cell, 1)
+    rows = math.ceil(len(entries) / columns)
+    sheet = Image.new("RGB", (max(width, cell), rows * _SWATCH + 2 * _NEAR), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for number, (color, name) in enumerate(entries):
+        left, top = _NEAR + number % columns * cell, _NEAR + number // columns * _SWATCH
+        draw.rectangle((left, top + 3, left + 14, top + 15), fill=color, outline="black")
+        draw.text((left + _SWATCH, top + 2), name, fill="black", font=writing)
+    return sheet
+
+
+def stacked(pictures: Sequence[Image.Image], *, centered: bool = False) -> Image.Image:
+    """Pictures one below the other."""
+    width = max(picture.width for picture in pictures)
+    sheet = Image.new("RGB", (width, sum(picture.height for picture in pictures)), _PAPER)
+    top = 0
+    for picture in pictures:
+        sheet.paste(picture, ((width - picture.width) // 2 if centered else 0, top))
+        top += picture.height
+    return sheet
+
+
+def strip(squares: Sequence[Image.Image], *, side: int = 64, least: int = 1) -> Image.Image:
+    """Squares side by side; where there are fewer than `least`, the rest is white."""
+    sheet = Image.new("RGB", (strip_width(max(len(squares), least), side), side), _PAPER)
+    for number, square in enumerate(squares):
+        sheet.paste(square, (number * (side + _BETWEEN), 0))
+    return sheet
+
+
+def strip_width(count: int, side: int) -> int:
+    """Of a strip of so many squares."""
+    return count * (side + _BETWEEN) - _BETWEEN
 
 
 def _write(draw: Any, corner: tuple[int, int], lines: Sequence[str], width: int) -> None:

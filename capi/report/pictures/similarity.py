@@ -15,7 +15,8 @@ from torch import Tensor
 
 from capi.report.pictures.colormaps import heat
 from capi.report.pictures.gallery import PatchPlace
-from capi.report.pictures.sheets import font
+from capi.report.pictures.painters import Legend
+from capi.report.pictures.sheets import with_scale
 from capi.types import Bool, Float
 
 # Cosines that differ by less are the same but for rounding.
@@ -23,8 +24,6 @@ ROUNDING = 1e-6
 _MOST = (0.05, 0.98)
 # How dark the heat becomes where the photo is black. Black stays black, so that no colour stands for two values.
 _DARKEST = 0.55
-_INK, _PAPER, _NO_VALUE = "#1c2430", "white", "#8a93a0"
-_BAR_HEIGHT, _BAR_GAP, _WRITING = 12, 6, 15
 
 
 class PatchBox(NamedTuple):
@@ -84,7 +83,8 @@ def similarity_picture(
     picture = heat_over(photo, similarity, (low, high))
     if outlined is not None:
         picture = outline_patch(picture, outlined, (similarity.shape[0], similarity.shape[1]))
-    return with_scale(picture, f"{low:.2f}", f"{high:.2f}", "cosine")
+    bar = Image.fromarray(heat(torch.linspace(0, 1, 256))[None].contiguous().numpy())
+    return with_scale(picture, Legend(bar, f"{low:.2f}", f"{high:.2f}"), "cosine")
 
 
 def heat_over(photo: Image.Image, values: Float[Tensor, "rows columns"], limits: tuple[float, float]) -> Image.Image:
@@ -126,23 +126,6 @@ def outline_patch(picture: Image.Image, place: tuple[int, int], grid: tuple[int,
     draw.rectangle((left - 4, top - 4, right + 3, bottom + 3), outline="black", width=1)
     draw.rectangle((left - 3, top - 3, right + 2, bottom + 2), outline="#39d7ff", width=3)
     return marked
-
-
-def with_scale(picture: Image.Image, low: str, high: str, meaning: str) -> Image.Image:
-    """The picture above a bar of the heat colours, with what its ends are and what it shows."""
-    writing = font(_WRITING)
-    below = _BAR_GAP + _BAR_HEIGHT + _WRITING + 8
-    width = max(picture.width, int(sum(writing.getlength(text) for text in (low, high, meaning))) + 40)
-    sheet = Image.new("RGB", (width, picture.height + below), _PAPER)
-    sheet.paste(picture, ((width - picture.width) // 2, 0))
-    top = picture.height + _BAR_GAP
-    bar = Image.fromarray(heat(torch.linspace(0, 1, 256))[None].contiguous().numpy())
-    sheet.paste(bar.resize((width, _BAR_HEIGHT)), (0, top))
-    draw, line = ImageDraw.Draw(sheet), top + _BAR_HEIGHT + 3
-    draw.rectangle((0, top, width - 1, top + _BAR_HEIGHT - 1), outline=_NO_VALUE)
-    for text, across, anchor in ((low, 2, "la"), (meaning, width / 2, "ma"), (high, width - 2, "ra")):
-        draw.text((across, line), text, fill=_INK, font=writing, anchor=anchor)
-    return sheet
 
 
 def _enlarged(colors: Tensor, size: tuple[int, int]) -> Image.Image:

@@ -7,16 +7,16 @@ run; `against_paper` says how far off the plan is.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from capi.config.files import Overrides, Recipe, as_config, differences, load_config
+from capi.config.files import Overrides, Recipe, as_config, differences, load_config, override_texts
 from capi.config.schema import Config
 from capi.config.trust import trusting
 from capi.errors import CapiError
 from capi.method.masking import PatchGrid
-from capi.models.costs import Counts
+from capi.models.costs import Counts, blocks_of
 from capi.runtime.summary import Summary
 from capi.train.build import build_learner, mask_sampler
 from capi.train.compilation import wants_compiling
@@ -146,12 +146,15 @@ def plan(
     gpu: str = "this",
     gpus: int = 1,
     assumptions: Assumptions | None = None,
+    **sections: Any,
 ) -> RunPlan:
     """What a run would need on so many GPUs, without running anything: memory part by part, what fits, hours, energy.
 
     `gpu` is a name that `capi plan --gpu list` gives, or `this` for the machine at hand. `assumptions` holds what no
-    plan can know: the share of the peak that is reached, and what power costs.
+    plan can know: the share of the peak that is reached, and what power costs. `overrides` and further keywords change
+    the recipe: `optimization={"steps": 100}`.
     """
+    overrides = override_texts(overrides, sections)
     with trusting(overrides=overrides):
         return plan_run(as_config(recipe, overrides), find_gpu(gpu), gpus, assumptions=assumptions)
 
@@ -191,7 +194,7 @@ def plan_run(
             Variant(name, other, planned.memory(each, other), largest_images(planned, other, usable))
             for name, other in variants(saving, gpu, gpus).items()
         ],
-        effort=effort(config, flop, gpu, gpus, saving, chosen, mfu),
+        effort=effort(planned, flop, gpu, gpus, saving, chosen, mfu),
         mfu=mfu,
     )
 
@@ -302,28 +305,42 @@ def _largest(peak: Callable[[int], int], usable: float) -> int:
     return low
 
 
-def launch_seconds(config: Config) -> float:
-    """Of a step: what launching its operations takes, however small they are."""
-    blocks = config.model.depth + (config.model.predictor.depth or 0)
-    return LAUNCH_SECONDS * blocks * config.optimization.micro_batches
+def launch_seconds(planned: Planned, saving: Saving, gpus: int = 1) -> float:
+    """Of a step: what launching its operations takes, however small they are, and waiting for other GPUs."""
+    student, optimizer = planned.learner.student, planned.learner.student_optimizer
+    encoder, predictor = len(blocks_of(student.encoder)), len(blocks_of(student.predictor))
+    casts = CASTS_OF_BLOCK * (encoder + predictor) if saving.mixed_precision else 0
+    part = ENCODER_BLOCK * encoder + PREDICTOR_BLOCK * predictor + casts + BESIDE_BLOCKS
+    again = 0 if saving.checkpointing == "off" else RECOMPUTED_BLOCK * (encoder + predictor)
+    launches = saving.micro_batches * (part + again) + OF_UPDATE + optimizer.launches()
+    # A block's weights are gathered for teacher, forward and backward pass, and its gradients summed.
+    exchanges = 4 * encoder + 3 * predictor + EXCHANGES_OF_CLUSTERING if gpus > 1 else 0
+    return LAUNCH_SECONDS * launches + EXCHANGE_SECONDS * exchanges
 
 
 def effort(
-    config: Config, flop: IterationFlop, gpu: Gpu, gpus: int, saving: Saving, assumptions: Assumptions, mfu: float
+    planned: Planned, flop: IterationFlop, gpu: Gpu, gpus: int, saving: Saving, assumptions: Assumptions, mfu: float
 ) -> Effort:
     """Time from FLOP, energy from time. Blocks that are recomputed cost one more forward pass."""
     again = (flop.student_encoder + flop.predictor) / TRAINING if saving.checkpointing == "full" else 0.0
     peak = gpu.peak("bfloat16" if saving.mixed_precision else "float32")
-    batch, steps = config.optimization.batch_size, config.optimization.known_steps
+    batch, steps = planned.config.optimization.batch_size, planned.config.optimization.known_steps
     # Operations are launched while earlier ones are computed, so a small step takes as long as launching it.
-    seconds = max((sum(flop) + again) * batch / (gpus * peak * mfu), launch_seconds(config))
+    seconds = max((sum(flop) + again) * batch / (gpus * peak * mfu), launch_seconds(planned, saving, gpus))
     hours = seconds * steps / 3600
     kwh = None if gpu.watts is None else hours * gpus * gpu.watts / 1000 * assumptions.pue
     return Effort(seconds, hours, hours * gpus, kwh, None if kwh is None else kwh * assumptions.carbon_intensity)
 
 
-# A block's operations, about 80 in teacher, student and backward pass, at some 10 microseconds each (assumed).
-LAUNCH_SECONDS = 1e-3
+# Operations of a step as torch dispatches them, views left out (a test counts them again): of a block in teacher,
+# student and backward pass, its casts to bfloat16, of a micro-batch outside of blocks (its clustering most of all), and
+# of the update with AdamW. A compiler fuses some of them.
+ENCODER_BLOCK, PREDICTOR_BLOCK, CASTS_OF_BLOCK, RECOMPUTED_BLOCK = 110, 75, 38, 30
+BESIDE_BLOCKS, OF_UPDATE = 280, 95
+# A launch, and an exchange of a few bytes between GPUs of a machine (both assumed).
+LAUNCH_SECONDS, EXCHANGE_SECONDS = 1e-5, 3e-5
+# A slice of the clustering has four.
+EXCHANGES_OF_CLUSTERING = 4
 # What the paper says of "a CAPI ViT-L model", its main one: 180 h on 32 A100-80GB.
 PAPER_RECIPE, PAPER_GPU, PAPER_GPUS = "vitl14", "a100-80g", 32
 PAPER_GPU_HOURS, PAPER_KWH, PAPER_KG = 5763.0, 2651.0, 928.0

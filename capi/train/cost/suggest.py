@@ -12,13 +12,16 @@ from typing import Literal, NamedTuple
 
 from capi.config.files import load_config
 from capi.config.schema import Config
+from capi.data.crops import center_box
 from capi.data.decoding import BrokenImageError
 from capi.data.locations import DataLocation, open_images
-from capi.data.reader import ImageReader
-from capi.data.sources import ImageSource
+from capi.data.reader import ImageReader, read_bytes
+from capi.data.sources import ImageSource, masks_warning
 from capi.data.survey import (
+    THUMBNAIL,
     count_copies,
     evenly,
+    extremes,
     quick_statistics,
     significant,
     statistics_warning,
@@ -39,6 +42,8 @@ PASSES, FEWEST_PASSES, FEWEST_STEPS = 100, 30, 1300
 PROTOTYPES_AN_IMAGE = 4
 SMALLEST_BATCH = 64
 _SAMPLE = 64
+# Images whose values are looked at, each decoded whole.
+_FEW_VALUES = 8
 # What machines with many GPUs usually have.
 GPUS_A_MACHINE = 8
 
@@ -101,6 +106,19 @@ class Images:
     """Mean and std of a few of them, where they are known."""
     copies: int = 0
     """Files with the bytes of another one."""
+    values: tuple[float, float] | None = None
+    """The lowest and the highest value of a few of them, in units of full scale."""
+    masks: str | None = None
+    """A warning where some of them look like masks."""
+
+    def __str__(self) -> str:
+        values = "" if self.values is None else f", values {' to '.join(map(_short, self.values))} of full scale"
+        channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
+        return f"{self.count:,} images of about {self.side} px, {channels}{values}"
+
+
+def _short(value: float) -> str:
+    return significant([value])
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,13 +136,16 @@ class Suggestion(Summary):
         return [f"{choice.key}={choice.value}" for choice in self.choices]
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        title = f"For {self.images.count:,} images of about {self.images.side} px"
-        return title, {choice.key: f"{choice.value}: {choice.reason}" for choice in (self.recipe, *self.choices)}
+        choices = {choice.key: f"{choice.value}: {choice.reason}" for choice in (self.recipe, *self.choices)}
+        advice = {"advice": f"{'. '.join(self.advice)}."} if self.advice else {}
+        return f"For {self.images}", choices | advice
 
     @property
     def advice(self) -> list[str]:
         """What an expert would say beside the values."""
         images, said = self.images, []
+        if images.masks:
+            said.append(images.masks)
         if images.copies:
             said.append(
                 f"{images.copies:,} of {images.count:,} files have the bytes of another one: `capi data check` names "
@@ -175,7 +196,31 @@ def look_at(source: ImageSource) -> Images:
         tried = min(len(source), _SAMPLE)
         raise CapiError(f"none of {tried} images could be read ({errors[0]}): --suggest needs images to look at")
     statistics, copies = quick_statistics(reader), count_copies(source)
-    return Images(len(source), int(median(sides)), reader.decoder.channels, statistics, copies)
+    return Images(
+        len(source),
+        int(median(sides)),
+        reader.decoder.channels,
+        statistics,
+        copies,
+        values=_values(reader),
+        masks=masks_warning(source),
+    )
+
+
+def _values(reader: ImageReader) -> tuple[float, float] | None:
+    """The lowest and the highest value of a few images, as they are stored."""
+    found = []
+    for index in evenly(len(reader.source), _FEW_VALUES):
+        try:
+            picture = reader.decoder.open(read_bytes(reader.source, index))
+            shape = picture.shape
+            box = center_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
+            found.append(extremes(picture.part(box, (THUMBNAIL, THUMBNAIL))[0], reader.decoder.channels))
+        except (BrokenImageError, OSError):
+            continue
+    if not found:
+        return None
+    return float(min(ends[0].min() for ends in found)), float(max(ends[1].max() for ends in found))
 
 
 def _sides(reader: ImageReader) -> tuple[list[int], list[BrokenImageError]]:
