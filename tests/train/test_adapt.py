@@ -102,6 +102,32 @@ def test__a_model_of_our_own_is_a_source_too() -> None:
     torch.testing.assert_close(found.registers, expected.registers)
 
 
+def test__the_optimizer_is_adamw_whatever_the_recipe_has_unless_an_override_names_one(tmp_path: Path) -> None:
+    model = source("dinov2_reg_vitl14", tmp_path)
+    for recipe in ("small", "vits16_gpu", "adapt"):
+        assert adapted_config(model, TINY, recipe=recipe).optimization.optimizer == "adamw", recipe
+        chosen = adapted_config(model, [*TINY, "optimization.optimizer=muon"], recipe=recipe)
+        assert chosen.optimization.optimizer == "muon", recipe
+
+
+@pytest.mark.parametrize("more", [["model.predictor.kind=fused"], ["target.kind=features"]], ids=str)
+@pytest.mark.parametrize("name", ["dinov2_reg_vitl14", "our own"])
+def test__other_predictors_and_targets_leave_an_encoder_that_goes_back(
+    name: str, more: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The released layout of our own has no place for them; `capi.load` reads what is written in its place."""
+    ours = name == "our own"
+    model = str(REFERENCE / "student.pth") if ours else source(name, tmp_path)
+    config = adapted_config(model, [*TINY, *more, "adapt.frozen_share=0", "data.image_size=24"])
+    learner = begun(config)
+    for step in range(2):
+        train_step(learner, [masked_batch(config, torch.randn(4, 3, 24, 24), step)], step)
+    written = capi.export(learner, tmp_path / "adapted.pth", format="original")
+    x = torch.randn(2, 3, 24, 24)
+    assert_same(capi.load(str(written) if ours else f"baseline:{name}={written}")(x), learner.as_encoder()(x))
+    assert ("is written as safetensors" in caplog.text) == ours
+
+
 def saved(run: Path) -> dict[str, Tensor]:
     learner = build_learner(capi.load_config(str(run / "config.yaml")))
     Checkpoints(run / "checkpoints").load(learner, 8)
@@ -251,6 +277,11 @@ def test__new_channels_begin_as_the_mean_and_other_patches_see_the_resized_one(t
         ("dinov2_reg_vitl14", ["model.patch_size=7"], r"is no multiple of model.patch_size = 7"),
         ("dinov2_reg_vitl14", ["model.channels=5"], r"data.mean has 3 values, but model.channels is 5.*data.mean=auto"),
         ("dinov2_reg_vitl14", ["model.depth=4"], r"blocks\.3.*not there\): set model.depth=3"),
+        (
+            "dinov2_reg_vitl14",
+            ["model.predictor.kind=fused", "model.predictor.depth=2"],
+            "model.predictor.depth has no meaning with model.predictor.kind=fused: leave it out",
+        ),
         ("dinov2_reg_vitl14", ["model.registers=0"], r"registers.*: set model.registers=4"),
     ],
 )
