@@ -1,5 +1,6 @@
 """Adapting: a run starts from any encoder, changes as much of it as it is asked to, and needs the source no more."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,6 +244,20 @@ def test__a_pull_is_decay_towards_the_start(tmp_path: Path) -> None:
     optimizer.found_inf = torch.ones(())
     optimizer.step()
     torch.testing.assert_close(weight, start + 1 - 0.2 * 0.5)
+
+
+def test__a_frozen_source_as_the_target_is_the_pull_towards_its_features(photos: Path, tmp_path: Path) -> None:
+    model = source("dinov2_reg_vitl14", tmp_path)
+    frozen = ["target.kind=frozen", f"target.frozen.encoder={model}", "target.normalize=none", "data.image_size=20"]
+    config = adapted_config(model, [*TINY, *frozen, "target.frozen.width=24"])
+    expected, x = capi.load(model), images()
+    learner = build_learner(config, frozen_encoder=expected)
+    initialise(learner, config)
+    assert_same(learner.as_encoder("student")(x), expected(x))
+    wanted = expected(x).feature_map.flatten(1, 2)
+    torch.testing.assert_close(learner.target.tokens(learner.teacher, x), wanted)
+    run = capi.adapt(model, [*TINY, *frozen], data=photos, out=tmp_path / "run", device="cpu")
+    assert json.loads((run.path / "run.json").read_text())["target"]["outputs"] == 24
 
 
 def test__new_channels_begin_as_the_mean_and_other_patches_see_the_resized_one(tmp_path: Path) -> None:
