@@ -143,7 +143,7 @@ def test__a_process_of_many_needs_what_is_planned(
     ids=str,
 )
 def test__adapting_a_large_encoder_needs_what_is_planned(tmp_path: Path, changes: list[str], room: float) -> None:
-    """ViT-L/14 of DINOv2, 256 images of 224 px in parts, on one GPU of 24 GB: the numbers of docs/guides/adapting.md."""
+    """ViT-L/14 of DINOv2, 256 images of 224 px in parts, on one GPU: the numbers of docs/guides/adapting.md."""
     file = tmp_path / "tracked.json"
     command = [sys.executable, "benchmarks/ranks.py", "--only", "adapt", "--recompute", "off", f"--json={file}"]
     subprocess.run([*command, *changes], capture_output=True, text=True, check=True)
