@@ -120,7 +120,7 @@ def test__other_predictors_and_targets_leave_an_encoder_that_goes_back(
     ours = name == "our own"
     model = str(REFERENCE / "student.pth") if ours else source(name, tmp_path)
     config = adapted_config(model, [*TINY, *more, "adapt.frozen_share=0", "data.image_size=24"])
-    learner = begun(config)
+    learner = started_learner(config)
     for step in range(2):
         train_step(learner, [masked_batch(config, torch.randn(4, 3, 24, 24), step)], step)
     written = capi.export(learner, tmp_path / "adapted.pth", format="original")
@@ -252,7 +252,7 @@ def test__a_frozen_source_as_the_target_is_the_pull_towards_its_features(photos:
     config = adapted_config(model, [*TINY, *frozen, "target.frozen.width=24"])
     expected, x = capi.load(model), images()
     learner = build_learner(config, frozen_encoder=expected)
-    initialise(learner, config)
+    initialize(learner, config)
     assert_same(learner.as_encoder("student")(x), expected(x))
     wanted = expected(x).feature_map.flatten(1, 2)
     torch.testing.assert_close(learner.target.tokens(learner.teacher, x), wanted)
