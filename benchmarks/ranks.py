@@ -2,6 +2,7 @@
 
     python benchmarks/ranks.py                    all cells: minutes each for ViT-L
     python benchmarks/ranks.py --only vits16 --processes 32 --shards 8 --ranks 0
+    python benchmarks/ranks.py --only adapt --recompute off adapt.lora_rank=16        capi adapt on one GPU
 
 The real step (FSDP2, bfloat16, recomputed blocks, micro-batches) of one process runs on tensors without values, over a
 network that is none, on the way that an accelerator takes. Only the queue of kernels and the allocator's fragments are
@@ -21,6 +22,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from capi.api.training import adapted_config
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.masking import PatchGrid
@@ -34,9 +36,11 @@ from capi.train.step import train_step
 from capi.types import MaskedBatch
 
 # Images of a GPU, and in how many micro-batches: what the plan says fits 80 GB.
-CELLS = {"vits16": (512, 2), "vitb14": (256, 2), "vitl14": (128, 2)}
+CELLS = {"vits16": (512, 2), "vitb14": (256, 2), "vitl14": (128, 2), "adapt": (256, 4)}
 # 31 divides no width, head, prototype or layer.
 WORLDS = ((32, 1), (32, 8), (32, 32), (31, 31))
+# What `adapt` starts from, on one GPU of 24 GB; its file is not needed.
+ADAPTED, ALONE = "baseline:dinov2_vitl14", ((1, 1),)
 
 BY_FSDP = {"_allgather_base_", "_reduce_scatter_base_", "allgather_", "reduce_scatter_"}
 
@@ -114,7 +118,9 @@ def is_group(value: Any) -> bool:
 def tracked(recipe: str, processes: int, rank: int, images: int, overrides: list[str]) -> Tracked:
     """One step of the process `rank`, with `images` images of its own, once moments and gradients are there."""
     fixed = [f"optimization.batch_size={images * processes}", "run.precision=bfloat16"]
-    config = load_config(recipe, [*fixed, *overrides])
+    changes = [*fixed, *overrides]
+    adapting = recipe == "adapt"
+    config = adapted_config(ADAPTED, changes, weights=False) if adapting else load_config(recipe, changes)
     with as_on_accelerator(), fake_learner(config, processes, rank) as learner:
         batches = empty_batches(config, images)
         tracker, collectives = Tracker(), Collectives()
@@ -131,9 +137,10 @@ def tracked(recipe: str, processes: int, rank: int, images: int, overrides: list
         tracker.track_external(*modules, *(value for value in (*states, *inputs) if isinstance(value, Tensor)))
         learner.student.register_forward_pre_hook(lambda *_: setattr(tracker, "phase", STUDENT))
         with tracker, collectives:
-            train_step(learner, batches, 2, tracker)
+            # Late enough that nothing stands still.
+            train_step(learner, batches, config.optimization.steps // 2, tracker)
         peak = tracker.get_tracker_snapshot("peak")[CPU]["Total"]
-    planned = plan_run(config, find_gpu("a100-80g"), processes)
+    planned = plan_run(config, find_gpu("rtx4090" if adapting else "a100-80g"), processes)
     return Tracked(
         recipe=recipe,
         processes=processes,
@@ -178,12 +185,12 @@ def main() -> None:
     )
     for recipe in arguments.only:
         images, parts = CELLS[recipe]
-        for processes, shards in WORLDS:
+        for processes, shards in ALONE if recipe == "adapt" else WORLDS:
             if arguments.processes not in (None, processes) or arguments.shards not in (None, shards):
                 continue
-            overrides = [*arguments.overrides, f"optimization.micro_batches={parts}", f"distributed.shards={shards}"]
+            overrides = [f"optimization.micro_batches={parts}", f"distributed.shards={shards}", *arguments.overrides]
             overrides.append(f"run.activation_checkpointing={arguments.recompute}")
-            for rank in arguments.ranks or (0, processes - 1):
+            for rank in arguments.ranks or sorted({0, processes - 1}):
                 row = tracked(recipe, processes, rank, images, overrides)
                 rows.append(asdict(row))
                 print(

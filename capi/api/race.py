@@ -21,7 +21,7 @@ from capi.errors import CapiError, nearest
 from capi.evals.classification import KnnClassification
 from capi.evals.datasets import load_classification
 from capi.evals.features import Encoding
-from capi.evals.tasks import DataOptions
+from capi.evals.tasks import ClassificationData, DataOptions
 from capi.runtime.atomic import atomic_write
 from capi.runtime.devices import choose_device
 from capi.runtime.privacy import hide_path, hide_paths_of_command
@@ -42,9 +42,12 @@ class Track:
     photos: str
     goal: float
     dataset: str
-    test: str
+    options: DataOptions
     neighbours: int
     train_images: int
+    test_images: int
+    # Where the training photos lie below --data.
+    train: str = "train"
     # None where the photos lie in a folder of one's own.
     fingerprint: str | None = None
 
@@ -54,18 +57,31 @@ TRACKS = {
         photos="the built-in photos",
         goal=0.54,
         dataset="demo",
-        test="test",
+        options=DataOptions(train="train", tests=("test",)),
         neighbours=1,
         train_images=675,
+        test_images=661,
         fingerprint="7ef7cd07f91c5369",
     ),
     "imagenette": Track(
         photos="a folder with train/CLASS and val/CLASS, as Imagenette comes",
         goal=0.5,
         dataset="folder",
-        test="val",
+        options=DataOptions(train="train", tests=("val",)),
         neighbours=20,
         train_images=9469,
+        test_images=3925,
+    ),
+    "cifar10": Track(
+        photos="the folder cifar-10-batches-bin, the binary version of CIFAR-10",
+        goal=0.5,
+        dataset="cifar10",
+        # Their numbers are those of the track.
+        options=DataOptions(verify_counts=False),
+        neighbours=20,
+        train_images=50_000,
+        test_images=10_000,
+        train="",
     ),
 }
 
@@ -108,9 +124,10 @@ def speedrun(
         if given is not None:
             raise CapiError(f"{key}={given} brings in what another run learnt, but a race begins anew: leave it out")
     root = _photos(track, rules, data)
+    labelled = _labelled(track, rules, root)
     chosen = choose_device(device)
     cpu, clock = _cpu_seconds(), time.perf_counter()
-    images = "demo" if root is None else root / "train"
+    images = "demo" if root is None else root / rules.train
     source = open_images(images)
     if len(source) != rules.train_images or source.fingerprint != (rules.fingerprint or source.fingerprint):
         raise CapiError(
@@ -123,7 +140,7 @@ def speedrun(
         if not done.finished:
             return None
         cost = planned_cost(config)
-    score = _score(config, rules, root, done.path, chosen)
+    score = _score(config, rules, labelled, done.path, chosen)
     written = dump_config(config)
     record = SpeedRecord(
         {
@@ -158,14 +175,26 @@ def _photos(track: str, rules: Track, data: str | Path | None) -> Path | None:
         if data is not None:
             raise CapiError(f"the track {track} has photos of its own: leave --data out")
         return None
-    if data is None or not (Path(data) / "train").is_dir():
+    if data is None or not (Path(data) / rules.train).is_dir():
         raise CapiError(f"the track {track} needs --data, {rules.photos}, and {data} is none")
     return Path(data)
 
 
-def _score(config: Config, rules: Track, root: Path | None, path: Path, device: torch.device) -> float:
+def _labelled(track: str, rules: Track, root: Path | None) -> ClassificationData:
+    """What the score is made of, before anything is trained."""
+    labelled = load_classification(rules.dataset, root, rules.options)
+    ((split, test),) = labelled.tests.items()
+    if len(test.images) != rules.test_images:
+        raise CapiError(
+            f"the track {track} is scored on {rules.test_images} photos, and {root} has {len(test.images)} in {split}: "
+            f"give {rules.photos}"
+        )
+    return labelled
+
+
+def _score(config: Config, rules: Track, labelled: ClassificationData, path: Path, device: torch.device) -> float:
     protocol = KnnClassification(
-        load_classification(rules.dataset, root, DataOptions(train="train", tests=(rules.test,))),
+        labelled,
         Encoding(size=config.data.height_and_width, batch_size=64, device=device),
         neighbors=(rules.neighbours,),
         votes=("majority",),

@@ -1,6 +1,6 @@
 """A run from a recipe to its report: what `capi.pretrain` does around the training itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from capi.train.initial_weights import adapted_sections
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
 from capi.train.run import PretrainedRun
+from capi.zoo.build import component
 from capi.zoo.run_folder import RunFolder, run_config
 
 
@@ -131,7 +132,8 @@ def adapted_config(
     weights: bool = True,
 ) -> Config:
     """The config of a run that adapts a model. Of the run in `out`, where there is one, it is its own: the model is not
-    opened again. Without `weights`, for a plan, a baseline needs no file.
+    opened again. Without `weights`, for a plan, a baseline needs no file. AdamW takes the place of a recipe's Muon,
+    unless an override names the optimizer: weights that Adam trained are better left with it.
     """
     expect("the model", model, (str, Path), "what capi.load takes, such as a run or baseline:NAME=FILE")
     name = str(model)
@@ -143,5 +145,13 @@ def adapted_config(
                 "that name, or give --out another folder"
             )
         return parse_config(before.model_dump(mode="json"), override_texts(overrides))
-    tree = merge(recipe_tree(str(recipe)), adapted_sections(name, weights=weights))
-    return parse_config(tree, override_texts(overrides), source=str(recipe))
+    tree, texts = merge(recipe_tree(str(recipe)), adapted_sections(name, weights=weights)), override_texts(overrides)
+    optimization = tree.get("optimization")
+    if isinstance(optimization, Mapping) and optimization.get("optimizer") == "muon":
+        tree = merge(tree, {"optimization": {"optimizer": "adamw"}})
+    config = parse_config(tree, texts, source=str(recipe))
+    if "depth" in component("model.predictor.kind", config).reads:
+        return config
+    # A predictor without blocks has no use for the depth that was chosen here.
+    without_depth = merge(tree, {"model": {"predictor": {"depth": None}}})
+    return parse_config(without_depth, texts, source=str(recipe))

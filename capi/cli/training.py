@@ -167,11 +167,14 @@ def demo(
 
 @app.command()
 def speedrun(
-    track: Annotated[str, typer.Argument(help="groceries or imagenette.")],
+    track: Annotated[str, typer.Argument(help="groceries, imagenette or cifar10.")],
     recipe: Annotated[str, typer.Argument(help="A recipe's name, or the path of a YAML file.")],
     overrides: OverrideArguments = None,
     out: Annotated[Path, typer.Option(help="Folder of the run; it must be empty or new.")] = Path("speedrun"),
-    data: Annotated[Path | None, typer.Option(help="Folder with train/CLASS and val/CLASS, for imagenette.")] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="imagenette: folder with train/CLASS and val/CLASS; cifar10: cifar-10-batches-bin."),
+    ] = None,
     device: Device = None,
 ) -> None:
     """Race to a fixed score on fixed photos, and write a record of what it cost (benchmarks/speedrun)."""

@@ -21,6 +21,9 @@ Switch = Annotated[
     Literal["auto", "on", "off"],
     BeforeValidator(lambda value: ("on" if value else "off") if isinstance(value, bool) else value),
 ]
+Recomputed = Annotated[
+    Literal["off", "full", "selective"], BeforeValidator(lambda value: "off" if value is False else value)
+]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Side = Annotated[int, Field(ge=1, le=2**16)]
 """Pixels."""
@@ -160,7 +163,7 @@ class RunConfig(Section):
     compile: Switch = "auto"
     """Compile the blocks and heads of student and teacher and the clustering's slices with torch.compile: slower to
     start, faster to run; `auto` is on for CUDA. Where nothing can be compiled the run continues without it."""
-    activation_checkpointing: Literal["off", "full", "selective"] = "off"
+    activation_checkpointing: Recomputed = "off"
     """Compute the student's blocks again in the backward pass, to save memory: all of them, or all but products."""
     non_finite: Literal["stop", "skip", "rollback"] = "stop"
     """A non-finite loss stops the run, skips the batch, or goes back to the last checkpoint with other data."""

@@ -6,6 +6,7 @@ labels.csv?images=FOLDER        the same where they lie below another folder
 photos.zip                      the images in a zip, read where they lie
 path/{000000..001023}.tar       shards; also one file or a glob, and the same for .zip, .parquet and .arrow
 photos.parquet?column=picture   a column by name
+cifar-10-batches-bin            the training images of CIFAR-10, also CIFAR-100 and STL-10, in their binary files
 hf://owner/name?split=train     a data set of the Hub; other schemes are in `SCHEMES`
 demo                            the built-in photos
 SOURCE@WEIGHT                   among several sources, how often one is drawn
@@ -29,6 +30,7 @@ from urllib.parse import parse_qsl
 
 from rich.console import Console
 
+from capi.data.records import open_records
 from capi.data.shards import open_shards
 from capi.data.sources import (
     COUNTS,
@@ -157,6 +159,9 @@ def _open_one(data: str, console: Console | None, index_beside: bool) -> ImageSo
         return csv_images(data)
     named = None if os.path.exists(data) else _COLUMN.fullmatch(data)
     path, column = (named["path"], named["column"]) if named else (data, None)
+    records = open_records(Path(path)) if os.path.isdir(path) else None
+    if records is not None:
+        return records
     files = _files(path)
     if files is None:
         if column is not None:

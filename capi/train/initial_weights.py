@@ -250,6 +250,7 @@ class _Difference:
 
 # They change what is computed, but the shape of no tensor.
 _SHAPELESS = ("model.heads", "model.positions", "model.predictor.heads")
+_RESAMPLED = ("model.patch_size", "model.channels")
 _KEYS = {
     "width": "model.width",
     "depth": "model.depth",
@@ -322,9 +323,11 @@ def _compared(name: str, own: Tensors, given: Tensors) -> LoadedPart:
 def _refuse_misfits(source: str, differing: list[_Difference], wanted: Architecture, parts: list[LoadedPart]) -> None:
     """The key of the config says more than the names of tensors."""
     if differing:
+        patches = not {difference.key for difference in differing}.isdisjoint(_RESAMPLED)
+        other = f"; or start with `capi adapt {source}`, which resamples the patch embedding" if patches else ""
         raise CapiError(
             f"{source} does not fit the config: {_remedies(differing, wanted)}; or init.strict=false, which takes what "
-            "fits"
+            f"fits{other}"
         )
     for part in parts:
         if part.name in _MUST_FIT and not part.fits:

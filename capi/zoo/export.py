@@ -8,6 +8,7 @@ from typing import Literal
 
 from capi.data.crops import image_size_of
 from capi.errors import CapiError
+from capi.models.architecture import architecture_of
 from capi.models.features import CapiEncoder
 from capi.models.plain_vit import PlainNetwork
 from capi.runtime.protocol import PAPER_SIZE
@@ -15,7 +16,7 @@ from capi.zoo.encoders import Trainee, load_weights
 from capi.zoo.huggingface.files import write_transformers
 from capi.zoo.onnx import OLDEST_OPSET, OnnxExported, OnnxPrecision, write_onnx
 from capi.zoo.run_folder import RunFolder
-from capi.zoo.weights import WeightsName, export_encoder, export_run
+from capi.zoo.weights import WeightsName, export_encoder, export_run, unreleasable
 
 _LOG = logging.getLogger("capi")
 ExportFormat = Literal["safetensors", "released", "transformers", "onnx", "original"]
@@ -124,8 +125,12 @@ def _onnx(model: str | Path | Trainee, out: Path, weights: WeightsName, options:
 def _original(model: str | Path | Trainee, out: Path, weights: WeightsName, options: ExportOptions) -> Exported:
     encoder = load_weights(model, weights)
     if not isinstance(encoder.encoder, PlainNetwork):
-        # The layout that CAPI's published weights have.
-        return _released(model, out, weights, options)
+        # The layout that CAPI's published weights have, where it can hold what was added.
+        reason = unreleasable(architecture_of(encoder))
+        if reason is None:
+            return _released(model, out, weights, options)
+        _LOG.warning("%s: %s is written as safetensors, which capi.load reads like the source", reason, out.name)
+        return _safetensors(model, out, weights, options)
     # The table of baselines, which nothing else here needs.
     from capi.zoo.baselines.write import write_original
 

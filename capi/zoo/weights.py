@@ -79,7 +79,9 @@ def export_encoder(encoder: CapiEncoder, out: Path, format: FileFormat, facts: F
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if format == "released":
-            _refuse_unreleasable(architecture_of(encoder))
+            reason = unreleasable(architecture_of(encoder))
+            if reason is not None:
+                raise CapiError(f"{reason}; export with --format safetensors")
             with atomic_open(out) as file:
                 torch.save(to_released(encoder), file)
         else:
@@ -162,8 +164,10 @@ def _save_safetensors(model: CapiEncoder, facts: Facts, path: Path) -> None:
         save_file(state, partial, metadata={_MARK: json.dumps(facts)})
 
 
-def _refuse_unreleasable(architecture: Architecture) -> None:
-    """The layout knows the paper's default architecture, and one place for each of its tensors."""
+def unreleasable(architecture: Architecture) -> str | None:
+    """Why the released layout cannot hold a model: it knows the paper's default architecture, and one place for each of
+    its tensors.
+    """
     for key, value, held in (
         ("model.predictor.kind", architecture.predictor_kind, ("cross",)),
         ("model.positions", architecture.positions, ("axial", "released")),
@@ -173,13 +177,11 @@ def _refuse_unreleasable(architecture: Architecture) -> None:
             # The plain map of a target without prototypes is no choice of a config.
             shown = "a target without prototypes" if value == "map" else f"{key}={value}"
             fitting = " and ".join(str(each) for each in held if each)
-            raise CapiError(
-                f"the released layout has no place for {shown}, only for {key}={fitting}: export with --format "
-                "safetensors"
-            )
+            return f"the released layout has no place for {shown}, only for {key}={fitting}"
     # Others place a quarter of the registers on each side.
     if architecture.registers % 4:
-        raise CapiError(
+        return (
             f"the released layout cannot hold {architecture.registers} registers: its readers spread them over four "
-            "sides, a multiple of 4; export with --format safetensors"
+            "sides, a multiple of 4"
         )
+    return None

@@ -90,6 +90,11 @@ def test__wrong_overrides_say_what_to_do(override: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test__off_is_a_word_although_yaml_reads_it_as_false() -> None:
+    for key in ("compile", "activation_checkpointing"):
+        assert getattr(load_config("tiny4", [f"run.{key}=off"]).run, key) == "off"
+
+
 def test__an_unknown_recipe_names_the_nearest() -> None:
     with pytest.raises(CapiError, match='no recipe "vitl144"; did you mean "vitl14"'):
         load_config("vitl144")

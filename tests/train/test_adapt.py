@@ -1,5 +1,6 @@
 """Adapting: a run starts from any encoder, changes as much of it as it is asked to, and needs the source no more."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,6 +101,32 @@ def test__a_model_of_our_own_is_a_source_too() -> None:
     found = started_learner(config).as_encoder()(x)
     torch.testing.assert_close(found.feature_map, expected.feature_map)
     torch.testing.assert_close(found.registers, expected.registers)
+
+
+def test__the_optimizer_is_adamw_whatever_the_recipe_has_unless_an_override_names_one(tmp_path: Path) -> None:
+    model = source("dinov2_reg_vitl14", tmp_path)
+    for recipe in ("small", "vits16_gpu", "adapt"):
+        assert adapted_config(model, TINY, recipe=recipe).optimization.optimizer == "adamw", recipe
+        chosen = adapted_config(model, [*TINY, "optimization.optimizer=muon"], recipe=recipe)
+        assert chosen.optimization.optimizer == "muon", recipe
+
+
+@pytest.mark.parametrize("more", [["model.predictor.kind=fused"], ["target.kind=features"]], ids=str)
+@pytest.mark.parametrize("name", ["dinov2_reg_vitl14", "our own"])
+def test__other_predictors_and_targets_leave_an_encoder_that_goes_back(
+    name: str, more: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The released layout of our own has no place for them; `capi.load` reads what is written in its place."""
+    ours = name == "our own"
+    model = str(REFERENCE / "student.pth") if ours else source(name, tmp_path)
+    config = adapted_config(model, [*TINY, *more, "adapt.frozen_share=0", "data.image_size=24"])
+    learner = started_learner(config)
+    for step in range(2):
+        train_step(learner, [masked_batch(config, torch.randn(4, 3, 24, 24), step)], step)
+    written = capi.export(learner, tmp_path / "adapted.pth", format="original")
+    x = torch.randn(2, 3, 24, 24)
+    assert_same(capi.load(str(written) if ours else f"baseline:{name}={written}")(x), learner.as_encoder()(x))
+    assert ("is written as safetensors" in caplog.text) == ours
 
 
 def saved(run: Path) -> dict[str, Tensor]:
@@ -219,6 +246,20 @@ def test__a_pull_is_decay_towards_the_start(tmp_path: Path) -> None:
     torch.testing.assert_close(weight, start + 1 - 0.2 * 0.5)
 
 
+def test__a_frozen_source_as_the_target_is_the_pull_towards_its_features(photos: Path, tmp_path: Path) -> None:
+    model = source("dinov2_reg_vitl14", tmp_path)
+    frozen = ["target.kind=frozen", f"target.frozen.encoder={model}", "target.normalize=none", "data.image_size=20"]
+    config = adapted_config(model, [*TINY, *frozen, "target.frozen.width=24"])
+    expected, x = capi.load(model), images()
+    learner = build_learner(config, frozen_encoder=expected)
+    initialize(learner, config)
+    assert_same(learner.as_encoder("student")(x), expected(x))
+    wanted = expected(x).feature_map.flatten(1, 2)
+    torch.testing.assert_close(learner.target.tokens(learner.teacher, x), wanted)
+    run = capi.adapt(model, [*TINY, *frozen], data=photos, out=tmp_path / "run", device="cpu")
+    assert json.loads((run.path / "run.json").read_text())["target"]["outputs"] == 24
+
+
 def test__new_channels_begin_as_the_mean_and_other_patches_see_the_resized_one(tmp_path: Path) -> None:
     weight = torch.randn(8, 3, 4, 4)
     more, notes = fitted_patches(weight, torch.empty(8, 5, 4, 4))
@@ -251,6 +292,11 @@ def test__new_channels_begin_as_the_mean_and_other_patches_see_the_resized_one(t
         ("dinov2_reg_vitl14", ["model.patch_size=7"], r"is no multiple of model.patch_size = 7"),
         ("dinov2_reg_vitl14", ["model.channels=5"], r"data.mean has 3 values, but model.channels is 5.*data.mean=auto"),
         ("dinov2_reg_vitl14", ["model.depth=4"], r"blocks\.3.*not there\): set model.depth=3"),
+        (
+            "dinov2_reg_vitl14",
+            ["model.predictor.kind=fused", "model.predictor.depth=2"],
+            "model.predictor.depth has no meaning with model.predictor.kind=fused: leave it out",
+        ),
         ("dinov2_reg_vitl14", ["model.registers=0"], r"registers.*: set model.registers=4"),
     ],
 )

@@ -220,6 +220,7 @@ def test__a_run_without_a_checkpoint_starts_over_from_the_same_weights(run: Path
         ({"predictor": {"kind": "fused"}}, "set model.predictor.kind=cross;"),
         ({"width": 32}, "set model.width=64"),
         ({"positions": "learned"}, "set model.positions=released;"),
+        ({"patch_size": 4}, "set model.patch_size=8; or init.strict=false, which takes what fits; or start with "),
     ],
 )
 def test__what_does_not_fit_is_refused_with_the_key_to_change(
@@ -232,7 +233,9 @@ def test__what_does_not_fit_is_refused_with_the_key_to_change(
     with pytest.raises(CapiError) as refused:
         initialize(learner, config)
     assert message in str(refused.value)
-    assert str(refused.value).endswith("or init.strict=false, which takes what fits")
+    adapting = f"; or start with `capi adapt {reference_checkpoint}`, which resamples the patch embedding"
+    ending = "or init.strict=false, which takes what fits" + (adapting if "patch_size" in model else "")
+    assert str(refused.value).endswith(ending)
     assert fingerprint(tensors(learner)) == before
 
 

@@ -134,3 +134,19 @@ def test__a_process_of_many_needs_what_is_planned(
         # A plan is a bound, which the clustering's slices do not quite reach.
         assert 0.98 < row["planned"] / row["peak"] < 1.08
         assert 4 < row["other_collectives"] <= 40
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("changes", "room"),
+    [([], 14.3), (["adapt.lora_rank=16"], 10.5), (["adapt.lora_rank=16", "optimization.micro_batches=2"], 16.6)],
+    ids=str,
+)
+def test__adapting_a_large_encoder_needs_what_is_planned(tmp_path: Path, changes: list[str], room: float) -> None:
+    """ViT-L/14 of DINOv2, 256 images of 224 px in parts, on one GPU: the numbers of docs/guides/adapting.md."""
+    file = tmp_path / "tracked.json"
+    command = [sys.executable, "benchmarks/ranks.py", "--only", "adapt", "--recompute", "off", f"--json={file}"]
+    subprocess.run([*command, *changes], capture_output=True, text=True, check=True)
+    (row,) = json.loads(file.read_text())
+    assert row["planned"] / 2**30 == pytest.approx(room, abs=0.05)
+    assert row["planned"] == pytest.approx(row["peak"], rel=0.01)

@@ -120,10 +120,12 @@ def test__a_published_encoder_is_the_first_advice_where_photos_are_few_and_have_
     )
     assert "capi extract capi_vitl14_lvd" in few[0]
     assert "capi adapt capi_vitl14_lvd --data PHOTOS" in few[1]
-    assert "init.encoder=capi_vitl14_lvd" in few[1]
+    assert "init.encoder=capi_vitl14_lvd with optimization.optimizer=adamw" in few[1]
     assert "Last, train your own" in few[2]
     assert many == []
-    assert cells == ["Published encoders see 3 channels, and these images have 5: train your own"]
+    (advice,) = cells
+    assert "Published encoders see 3 channels, and these images have 5: adapt one" in advice
+    assert "capi adapt capi_vitl14_lvd --data IMAGES --out ADAPTED model.channels=5 data.mean=auto" in advice
 
 
 def test__copies_are_counted_and_named(tmp_path: Path) -> None:

@@ -19,21 +19,31 @@ from tests.zoo.test_baselines import _DECODER, CHECKPOINTS, PARITY, Theirs, _fea
 TINY = ["optimization.batch_size=4", "optimization.steps=4", "clustering.prototypes=8", "masking.predict=4"]
 
 
-def trained(model: str) -> Learner:
-    """Three steps at a rate at which they change everything."""
-    config = adapted_config(
-        model, [*TINY, "adapt.frozen_share=0", "optimization.learning_rate=0.01", "adapt.lora_rank=2"]
-    )
+# Without LoRA class token, positions, norms and patch embedding change too.
+EXTENTS = pytest.mark.parametrize("extent", [[], ["adapt.lora_rank=2"]], ids=["all weights", "LoRA"])
+# Sines and cosines, and the periods of angles, belong to the weights of some models and are never trained.
+FIXED = {"positions", "rotary_periods"}
+
+
+def trained(model: str, extent: list[str]) -> Learner:
+    """Three steps at a rate at which they change everything that they may."""
+    config = adapted_config(model, [*TINY, "adapt.frozen_share=0", "optimization.learning_rate=0.01", *extent])
     learner = build_learner(config)
     initialize(learner, config)
+    before = {name: value.clone() for name, value in learner.student.encoder.state_dict().items()}
     for step in range(3):
         train_step(learner, [masked_batch(config, images(count=4), step)], step)
+    encoder = learner.student.encoder
+    changed = {name for name, value in encoder.state_dict().items() if not torch.equal(value, before[name])}
+    assert changed == {name for name, weight in encoder.named_parameters() if weight.requires_grad}
+    assert extent or before.keys() - changed <= FIXED
     return learner
 
 
+@EXTENTS
 @pytest.mark.parametrize("case", PARITY, ids=lambda each: each.name)
 def test__transformers_loads_what_was_adapted_in_place_of_what_it_wrote(
-    case: Theirs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: Theirs, extent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     baseline = small(case.name, **case.changes)
     monkeypatch.setitem(BASELINES, case.name, baseline)
@@ -41,7 +51,7 @@ def test__transformers_loads_what_was_adapted_in_place_of_what_it_wrote(
     if "use_gated_mlp" in case.options:
         _use_silu(before)
     before.save_pretrained(tmp_path / "before")
-    learner = trained(f"baseline:{case.name}={tmp_path / 'before'}")
+    learner = trained(f"baseline:{case.name}={tmp_path / 'before'}", extent)
     folder, x = capi.export(learner, tmp_path / "after", format="original", weights="student"), images()
     more = {"mask_ratio": 0.0} | _DECODER if "MAE" in case.model else {}
     after = getattr(transformers, case.model).from_pretrained(folder, **more).eval()
@@ -53,9 +63,10 @@ def test__transformers_loads_what_was_adapted_in_place_of_what_it_wrote(
     assert_same(load_baseline(baseline, folder)(x), ours)
 
 
+@EXTENTS
 @pytest.mark.parametrize("name", sorted({each.name for each in CHECKPOINTS if "aim" not in each.name}))
 def test__a_checkpoint_of_the_authors_comes_back_under_the_same_names(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, extent: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     baseline = small(name)
     monkeypatch.setitem(BASELINES, name, baseline)
@@ -64,7 +75,7 @@ def test__a_checkpoint_of_the_authors_comes_back_under_the_same_names(
     for place in reversed(baseline.layout.part(None).places[0]):
         contents = {place: contents}
     torch.save(contents, tmp_path / "before.pth")
-    learner = trained(f"baseline:{name}={tmp_path / 'before.pth'}")
+    learner = trained(f"baseline:{name}={tmp_path / 'before.pth'}", extent)
     path = capi.export(learner, tmp_path / "after.pth", format="original")
     after = torch.load(path, weights_only=True)
     for place in baseline.layout.part(None).places[0]:

@@ -1,18 +1,15 @@
-"""Images of one size that lie behind each other in binary files, and the data sets that come so: CIFAR and STL-10."""
+"""The data sets that come in binary files of records (capi/data/records.py): CIFAR-10, CIFAR-100 and STL-10."""
 
-import hashlib
-import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from PIL import Image
 
+from capi.data import records
+from capi.data.records import RecordLayout, Records
 from capi.errors import CapiError
 from capi.evals.datasets.files import (
     MisplacedFilesError,
@@ -24,80 +21,6 @@ from capi.evals.datasets.files import (
     list_lines,
 )
 from capi.evals.tasks import ClassificationData, DataOptions, Dataset, LabeledImages
-
-CHANNELS = 3
-
-
-@dataclass(frozen=True)
-class RecordLayout:
-    """A record: bytes of labels, of which one counts, then the red, green and blue planes by rows or by columns."""
-
-    side: int
-    label_bytes: int = 0
-    label_at: int = 0
-    columns_first: bool = False
-
-    @property
-    def record_bytes(self) -> int:
-        return self.label_bytes + CHANNELS * self.side**2
-
-
-class Records:
-    """Images by number over several files; each is read when it is asked for and handed on as a PNG."""
-
-    def __init__(self, files: Sequence[Path], layout: RecordLayout) -> None:
-        self.files, self.layout = list(files), layout
-        self._counts = [_records_in(existing_file(path), layout) for path in self.files]
-
-    def __len__(self) -> int:
-        return sum(self._counts)
-
-    def name(self, index: int) -> str:
-        path, record = self._place(index)
-        return f"{path.stem}/{record:05d}"
-
-    def read(self, index: int) -> bytes:
-        path, record = self._place(index)
-        size = CHANNELS * self.layout.side**2
-        with path.open("rb") as file:
-            file.seek(record * self.layout.record_bytes + self.layout.label_bytes)
-            planes = np.frombuffer(file.read(size), np.uint8).reshape(CHANNELS, self.layout.side, self.layout.side)
-        # To height, width, channel.
-        pixels = planes.transpose(2, 1, 0) if self.layout.columns_first else planes.transpose(1, 2, 0)
-        written = io.BytesIO()
-        # Without loss, and hardly compressed: it is read again at once.
-        Image.fromarray(np.ascontiguousarray(pixels)).save(written, "PNG", compress_level=1)
-        return written.getvalue()
-
-    def labels(self) -> torch.Tensor:
-        """The label of each record, as the files count them."""
-        parts = [np.fromfile(path, np.uint8).reshape(-1, self.layout.record_bytes) for path in self.files]
-        return torch.from_numpy(np.concatenate(parts)[:, self.layout.label_at].astype(np.int64))
-
-    @cached_property
-    def fingerprint(self) -> str:
-        digest = hashlib.sha256()
-        for path in self.files:
-            with path.open("rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
-        return digest.hexdigest()[:16]
-
-    def _place(self, index: int) -> tuple[Path, int]:
-        for path, count in zip(self.files, self._counts, strict=True):
-            if index < count:
-                return path, index
-            index -= count
-        raise IndexError(index)
-
-
-def _records_in(path: Path, layout: RecordLayout) -> int:
-    size = os.path.getsize(path)
-    if not size or size % layout.record_bytes:
-        raise CapiError(
-            f"{path} has {size} bytes, which are no whole records of {layout.record_bytes}: unpack the archive again"
-        )
-    return size // layout.record_bytes
-
 
 Name = Literal["cifar10", "cifar100", "stl10"]
 
@@ -123,32 +46,31 @@ class Binary:
 BINARIES: dict[Name, Binary] = {
     "cifar10": Binary(
         folder="cifar-10-batches-bin",
-        train=tuple(f"data_batch_{number}.bin" for number in range(1, 6)),
+        train=records.CIFAR10.files,
         test=("test_batch.bin",),
         names="batches.meta.txt",
         classes=10,
-        layout=RecordLayout(32, label_bytes=1),
+        layout=records.CIFAR10.layout,
         counts=(50_000, 10_000),
         pickled="cifar-10-batches-py",
     ),
-    # The first byte is the coarse class, the second the fine one.
     "cifar100": Binary(
         folder="cifar-100-binary",
-        train=("train.bin",),
+        train=records.CIFAR100.files,
         test=("test.bin",),
         names="fine_label_names.txt",
         classes=100,
-        layout=RecordLayout(32, label_bytes=2, label_at=1),
+        layout=records.CIFAR100.layout,
         counts=(50_000, 10_000),
         pickled="cifar-100-python",
     ),
     "stl10": Binary(
         folder="stl10_binary",
-        train=("train_X.bin",),
+        train=records.STL10.files,
         test=("test_X.bin",),
         names="class_names.txt",
         classes=10,
-        layout=RecordLayout(96, columns_first=True),
+        layout=records.STL10.layout,
         counts=(5_000, 8_000),
         labels=("train_y.bin", "test_y.bin"),
     ),
@@ -187,7 +109,8 @@ def _from_class_folders(binary: Binary, root: Path, options: DataOptions) -> Cla
 
 
 def _labeled(binary: Binary, folder: Path, part: int, classes: Sequence[str]) -> LabeledImages:
-    images = Records([folder / name for name in (binary.train, binary.test)[part]], binary.layout)
+    files = [existing_file(folder / name) for name in (binary.train, binary.test)[part]]
+    images = Records(files, binary.layout)
     if binary.labels is None:
         labels, source = images.labels(), images.files[0]
     else:

@@ -17,8 +17,10 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from capi.config.schema import Config
 from capi.runtime.processes import Processes
+from capi.train import build
 from capi.train.distribute import distribute
 from capi.train.guard import Guard
+from capi.train.recomputation import recompute
 from capi.train.step import Learner
 
 CPU = torch.device("cpu")
@@ -26,10 +28,22 @@ CPU = torch.device("cpu")
 
 @contextmanager
 def fake_learner(config: Config, processes: int, rank: int = 0) -> Iterator[Learner]:
-    """The learner of a process, spread over all of them. Within this every new tensor is a fake one."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=processes)
+    """The learner of a process, spread over all of them. Within this every new tensor is a fake one.
+
+    A process alone keeps its learner whole, as a run does.
+    """
     # What torch makes itself is real, such as the number of a mesh's axis.
     mode = FakeTensorMode(allow_non_fake_inputs=True)
+    if processes == 1:
+        with torch.device("meta"):
+            networks = build.build_networks(config, "meta")
+        recompute(networks.blocks, config.run.activation_checkpointing)
+        for network in networks:
+            _fill(network, CPU, mode)
+        with mode:
+            yield build.assemble(config, networks, CPU)
+        return
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=processes)
     try:
         # Fake tensors cannot be swapped, by which `to_empty` brings a module to life.
         with (

@@ -152,7 +152,12 @@ class Suggestion(Summary):
                 "them, and without them each pass teaches more"
             )
         if images.channels != 3:
-            said.append(f"Published encoders see 3 channels, and these images have {images.channels}: train your own")
+            said.append(
+                f"Published encoders see 3 channels, and these images have {images.channels}: adapt one, whose new "
+                f"channels begin as the mean of its own (`capi adapt {_PUBLISHED} --data IMAGES --out ADAPTED "
+                f"model.channels={images.channels} data.mean=auto data.std=auto`), and train your own, with the "
+                "command below; `capi compare` shows which is better"
+            )
         elif images.count < _ENOUGH_TO_COMPETE:
             said.append(
                 f"Try a published encoder first: {images.count:,} photos seldom teach more than the 142 million behind "
@@ -161,7 +166,7 @@ class Suggestion(Summary):
             said.append(
                 f"Then adapt it: `capi adapt {_PUBLISHED} --data PHOTOS --out ADAPTED` trains it further on these "
                 "images, and takes DINOv2, MAE and others as well (docs/guides/adapting.md); in a recipe it is "
-                f"init.encoder={_PUBLISHED}"
+                f"init.encoder={_PUBLISHED} with optimization.optimizer=adamw"
             )
             said.append(
                 "Last, train your own, with the command below. Images unlike photos (microscopes, satellites) want a "
