@@ -133,5 +133,6 @@ def test__a_process_of_many_needs_what_is_planned(
     for row in rows:
         assert 0.95 < row["planned"] / row["peak"] < 1.05
         for tracked, planned in row["phases"].values():
-            assert 0.93 < planned / tracked < 1.07
+            # The last of uneven shards is smaller than the first, for which the plan is.
+            assert 0.95 < planned / tracked < (1.05 if processes % 8 == 0 else 1.12)
         assert 4 < row["other_collectives"] <= 40

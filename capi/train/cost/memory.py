@@ -46,10 +46,12 @@ from capi.train.step import Learner
 class Saving:
     """What a run does against shortage of memory.
 
-    `shards` processes hold one copy of the student's weights, their gradients, moments and the teacher together.
+    `shards` processes hold one copy of the student's weights, their gradients, moments and the teacher together, and
+    there are `replicas` of that copy.
     """
 
     shards: int = 1
+    replicas: int = 1
     mixed_precision: bool = False
     checkpointing: Recomputation = "off"
     micro_batches: int = 1
@@ -197,8 +199,8 @@ class Planned:
     def _student(self, at_once: int, saving: Saving) -> list[MemoryPart]:
         policy, student = saving.policy, self.learner.student
         activations = student_activations(student, self.counts, at_once, policy)
-        # A sharded run gathers blocks in the precision of the products, and keeps no copies.
-        copies = 0 if saving.shards > 1 else activations.weight_copies
+        # Several processes gather blocks in the precision of the products, and keep no copies.
+        copies = 0 if saving.shards * saving.replicas > 1 else activations.weight_copies
         # Of the micro-batches before this one.
         gradients = self.gradient_bytes // saving.shards if saving.micro_batches > 1 else 0
         outputs = at_once * self.counts.predicted * self.outputs
@@ -209,29 +211,42 @@ class Planned:
             0 if sequence is None else _block_gradients(blocks_of(stack)[0], sequence, at_once, policy)
             for stack, sequence in zip((student.encoder, student.predictor), sequences, strict=True)
         )
-        # Moments of the backward pass: the loss, the predictor's last block, and then the encoder's.
+        # Of every block FSDP keeps until the end what replicas add up, beside the sums of the micro-batches before.
+        added = gradients if saving.replicas > 1 else 0
+        added_outside = added * (self.student_bytes - FLOAT32 * self.encoder_parameters) // self.student_bytes
+        rounded_outputs = policy.compute_bytes * outputs
+        # Moments of the backward pass: the loss, the predictor's last block, then the encoder's, and its first one.
         moments = (
             {
+                "activations of the encoder": activations.encoder,
                 "activations of the predictor": activations.predictor,
                 "activations of head and loss": head,
-                "gradients of the outputs": (policy.compute_bytes + 2 * FLOAT32) * outputs,
+                "gradients of the outputs": rounded_outputs + 2 * FLOAT32 * outputs,
             },
             {
+                "activations of the encoder": activations.encoder,
                 "activations of the predictor": activations.predictor,
-                "outputs of the head": policy.compute_bytes * outputs,
+                "outputs of the head": rounded_outputs,
                 "recomputed block": activations.recomputed_predictor,
                 "gradients in a block": predictor,
             },
             {
-                "outputs of the head": policy.compute_bytes * outputs,
+                "activations of the encoder": activations.encoder,
+                "outputs of the head": rounded_outputs,
                 "recomputed block": activations.recomputed_encoder,
                 "gradients in a block": encoder,
+                "gradients that replicas add up": added_outside,
+            },
+            {
+                "outputs of the head": rounded_outputs,
+                "recomputed block": activations.recomputed_encoder,
+                "gradients in a block": encoder,
+                "gradients that replicas add up": added,
             },
         )
         parts = {
             "student's gradients": gradients,
             "prototypes' gradients": self.target_bytes,
-            "activations of the encoder": activations.encoder,
             "rounded copies of weights": copies,
             **max(moments, key=lambda moment: sum(moment.values())),
         }

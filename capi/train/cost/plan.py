@@ -203,6 +203,7 @@ def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
         raise CapiError(f"distributed.shards is {shards}, which does not divide {gpus} GPUs: set a divisor")
     return Saving(
         shards=shards,
+        replicas=gpus // shards,
         checkpointing=config.run.activation_checkpointing,
         mixed_precision=gpu.precision(config.run.precision) == "bfloat16",
         micro_batches=config.optimization.micro_batches,
@@ -249,8 +250,8 @@ def variants(saving: Saving, gpu: Gpu, gpus: int) -> dict[str, Saving]:
     """The saving as it is, then with each one turned on or off."""
     savings = {"as planned": saving}
     if gpus > 1:
-        savings["replicated on every GPU"] = replace(saving, shards=1)
-        savings[f"sharded over {gpus} GPUs"] = replace(saving, shards=gpus)
+        savings["replicated on every GPU"] = replace(saving, shards=1, replicas=gpus)
+        savings[f"sharded over {gpus} GPUs"] = replace(saving, shards=gpus, replicas=1)
     for mode, name in (
         ("off", "activations kept"),
         ("selective", "activations of products alone kept"),
