@@ -43,7 +43,7 @@ def block() -> tuple[Callable[..., Any], list[Tensor]]:
     return forward, [torch.empty(8, 257, 1024, device=CUDA)]
 
 
-def written(function: Callable[..., Any], inputs: list[Tensor], capability: int) -> dict[str, str]:
+def written(function: Callable[..., Any], inputs: list[Tensor]) -> dict[str, str]:
     """The kernels that inductor writes for a function, by name."""
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.graph import GraphLowering
@@ -70,7 +70,7 @@ def try_compiling() -> int:
                         function, inputs = (
                             (balance, [torch.empty(4, 512, 4096, device=CUDA)]) if name == "balance" else block()
                         )
-                        kernels = written(function, inputs, capability)
+                        kernels = written(function, inputs)
                 except Exception as error:
                     failed += 1
                     print(f"FAILED  {name} for sm_{capability}: {type(error).__name__}: {str(error)[:400]}", flush=True)
