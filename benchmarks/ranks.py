@@ -6,16 +6,20 @@
 
 The real step (FSDP2, bfloat16, recomputed blocks, micro-batches) of one process runs on tensors without values, over a
 network that is none, on the way that an accelerator takes. Only the queue of kernels and the allocator's fragments are
-missing. No memory is taken, so ViT-L with 512 images a GPU is tracked on a laptop.
+missing. No memory is taken, so ViT-L with 512 images a GPU is tracked on a laptop. With `--json` every row is kept as
+soon as it is there, and a second call tracks what is missing.
 """
 
 import argparse
 import json
+import sys
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
-import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -27,6 +31,7 @@ from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.masking import PatchGrid
 from capi.models.costs import CLUSTERING, PHASES, STUDENT, TEACHER, UPDATE
+from capi.models.layers import _Norm
 from capi.runtime.devices import as_on_accelerator
 from capi.train.build import mask_sampler
 from capi.train.cost.fake_processes import CPU, fake_learner
@@ -41,8 +46,6 @@ CELLS = {"vits16": (512, 2), "vitb14": (256, 2), "vitl14": (128, 2), "adapt": (2
 WORLDS = ((32, 1), (32, 8), (32, 32), (31, 31))
 # What `adapt` starts from, on one GPU of 24 GB; its file is not needed.
 ADAPTED, ALONE = "baseline:dinov2_vitl14", ((1, 1),)
-
-BY_FSDP = {"_allgather_base_", "_reduce_scatter_base_", "allgather_", "reduce_scatter_"}
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,6 @@ class Tracked:
     fsdp_collectives: int
     other_collectives: int
 
-    @property
-    def error(self) -> float:
-        return self.planned / self.peak - 1
-
 
 class Collectives(TorchDispatchMode):
     """Counts what goes to other processes, by whose it is."""
@@ -76,13 +75,10 @@ class Collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "c10d":
             groups = [ProcessGroup.unbox(each) for each in tree_leaves(args) if is_group(each)]
-            name = func._overloadpacket.__name__
-            if any(group.size() > 1 for group in groups) and name != "barrier":
-                # FSDP gathers and scatters, and adds up the gradients of replicas in a group of its own.
-                world = dist.distributed_c10d._get_default_group().group_name
-                others = name not in BY_FSDP and all(group.group_name == world for group in groups)
-                self.others += others
-                self.by_fsdp += not others
+            if any(group.size() > 1 for group in groups) and func._overloadpacket.__name__ != "barrier":
+                by_fsdp = is_called_by_fsdp()
+                self.by_fsdp += by_fsdp
+                self.others += not by_fsdp
         return func(*args, **(kwargs or {}))
 
 
@@ -111,6 +107,22 @@ class Tracker(MemTracker):
     _pre_fw_hook = _post_fw_hook = _pre_bw_hook = _post_bw_hook = lambda *_: None  # type: ignore[assignment]
 
 
+def fused_norm(x: Tensor, _: Any, weight: Tensor | None = None, eps: float | None = None) -> Tensor:  # noqa: ARG001
+    """What an accelerator's one kernel keeps: its input and a number of each row. torch takes many steps on a CPU."""
+    normed: Tensor = _Norm.apply(x, weight)
+    return normed
+
+
+def is_called_by_fsdp() -> bool:
+    """Gathering, scattering, and the sums over replicas, whose group may be that of all processes."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if "/fsdp/" in frame.f_code.co_filename:
+            return True
+        frame = frame.f_back
+    return False
+
+
 def is_group(value: Any) -> bool:
     return isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type())
 
@@ -121,7 +133,7 @@ def tracked(recipe: str, processes: int, rank: int, images: int, overrides: list
     changes = [*fixed, *overrides]
     adapting = recipe == "adapt"
     config = adapted_config(ADAPTED, changes, weights=False) if adapting else load_config(recipe, changes)
-    with as_on_accelerator(), fake_learner(config, processes, rank) as learner:
+    with as_on_accelerator(), patch.object(F, "rms_norm", fused_norm), fake_learner(config, processes, rank) as learner:
         batches = empty_batches(config, images)
         tracker, collectives = Tracker(), Collectives()
         for optimizer in learner.optimizers:
@@ -179,7 +191,8 @@ def main() -> None:
     parser.add_argument("--recompute", choices=("off", "selective", "full"), default="full")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
-    rows = []
+    file = Path(arguments.json) if arguments.json else None
+    rows = {cell(row): row for row in (json.loads(file.read_text()) if file and file.exists() else ())}
     print(
         "recipe   processes  shards  rank  images  tracked GiB  planned  error  FSDP's  others  phases, tracked/planned"
     )
@@ -189,22 +202,28 @@ def main() -> None:
             if arguments.processes not in (None, processes) or arguments.shards not in (None, shards):
                 continue
             overrides = [f"optimization.micro_batches={parts}", f"distributed.shards={shards}", *arguments.overrides]
-            overrides.append(f"run.activation_checkpointing={arguments.recompute}")
+            overrides.append(f"run.activation_checkpointing='{arguments.recompute}'")
             for rank in arguments.ranks or sorted({0, processes - 1}):
-                row = tracked(recipe, processes, rank, images, overrides)
-                rows.append(asdict(row))
-                print(
-                    f"{recipe:8} {processes:9} {shards:7} {rank:5} {images:7} {row.peak / 2**30:12.2f} "
-                    f"{row.planned / 2**30:8.2f} {row.error:+6.1%} {row.fsdp_collectives:7} {row.other_collectives:7}",
-                    *(
-                        f"{name} {peak / 2**30:.2f}/{planned / 2**30:.2f}"
-                        for name, (peak, planned) in row.phases.items()
-                    ),
-                    flush=True,
-                )
-    if arguments.json:
-        with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(rows, file, indent=1)
+                key = (recipe, processes, shards, rank, images, arguments.recompute)
+                if key not in rows:
+                    rows[key] = asdict(tracked(recipe, processes, rank, images, overrides))
+                    if file:
+                        file.write_text(json.dumps(list(rows.values()), indent=1))
+                print(line(rows[key]), flush=True)
+
+
+def cell(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("recipe", "processes", "shards", "rank", "images", "recomputed"))
+
+
+def line(row: dict[str, Any]) -> str:
+    gib, phases = 2**30, row["phases"].items()
+    return (
+        f"{row['recipe']:8} {row['processes']:9} {row['shards']:7} {row['rank']:5} {row['images']:7} "
+        f"{row['peak'] / gib:12.2f} {row['planned'] / gib:8.2f} {row['planned'] / row['peak'] - 1:+6.1%} "
+        f"{row['fsdp_collectives']:7} {row['other_collectives']:7} "
+        + " ".join(f"{name} {found / gib:.2f}/{wanted / gib:.2f}" for name, (found, wanted) in phases)
+    )
 
 
 if __name__ == "__main__":

@@ -131,8 +131,10 @@ def test__a_process_of_many_needs_what_is_planned(
     rows = json.loads(file.read_text())
     assert [row["rank"] for row in rows] == ranks
     for row in rows:
-        # A plan is a bound, which the clustering's slices do not quite reach.
-        assert 0.98 < row["planned"] / row["peak"] < 1.08
+        assert 0.95 < row["planned"] / row["peak"] < 1.05
+        for tracked, planned in row["phases"].values():
+            # The last of uneven shards is smaller than the first, for which the plan is.
+            assert 0.95 < planned / tracked < (1.05 if processes % 8 == 0 else 1.12)
         assert 4 < row["other_collectives"] <= 40
 
 

@@ -91,8 +91,7 @@ def _components(
 ) -> Components:
     """The first directions that are more than rounding of the whole; `squares` are the sums of squares along each."""
     usable = (squares > _ROUNDING**2 * whole).nonzero()[:count, 0]
-    chosen = torch.zeros(count, len(mean), dtype=torch.float64)
-    shares = torch.zeros(count, dtype=torch.float64)
+    chosen, shares = mean.new_zeros(count, len(mean)), mean.new_zeros(count)
     chosen[: len(usable)] = directions[usable]
     shares[: len(usable)] = squares[usable] / squares.sum()
     chosen *= _signs((sample.double() - mean) @ chosen.T, chosen)[:, None]

@@ -6,6 +6,7 @@ from capi.method.student import Student
 from capi.models.costs import (
     ActivationPolicy,
     Counts,
+    blocks_of,
     is_trained,
     kept_blocks,
     recomputed_bytes,
@@ -16,13 +17,14 @@ from capi.models.heads import Head
 
 
 class Activations(NamedTuple):
-    """Bytes, part by part. `recomputed` is what one block needs again while its backward pass runs."""
+    """Bytes, part by part. What is recomputed is what one block needs again while its backward pass runs."""
 
     encoder: int
     predictor: int
     head: int
     weight_copies: int
-    recomputed: int
+    recomputed_encoder: int
+    recomputed_predictor: int
 
 
 def student_activations(student: Student, counts: Counts, images: int, policy: ActivationPolicy) -> Activations:
@@ -40,5 +42,6 @@ def student_activations(student: Student, counts: Counts, images: int, policy: A
         predictor=between * images + (stack_bytes(predictor, outer, images, policy) if outer else 0),
         head=head.activation_bytes(counts.predicted * images, policy),
         weight_copies=sum(len(blocks) * weight_copies(blocks[0], policy) for blocks, _ in stacks),
-        recomputed=max(recomputed_bytes(blocks[0], sequence, images, policy) for blocks, sequence in stacks),
+        recomputed_encoder=recomputed_bytes(blocks_of(encoder)[0], inner, images, policy),
+        recomputed_predictor=recomputed_bytes(blocks_of(predictor)[0], outer, images, policy) if outer else 0,
     )

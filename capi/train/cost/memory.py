@@ -14,10 +14,11 @@ from functools import cached_property
 from torch import nn
 
 from capi.config.schema import Config
+from capi.method.clustering import OnlineClustering
+from capi.method.clustering.walk import plan_slices
 from capi.models.costs import (
     ALWAYS,
     BFLOAT16,
-    CLUSTERING,
     FLOAT32,
     PHASES,
     STUDENT,
@@ -26,7 +27,11 @@ from capi.models.costs import (
     ActivationPolicy,
     Counts,
     MemoryPart,
+    TokenSequence,
     Workload,
+    blocks_of,
+    drops,
+    maps_of,
 )
 from capi.models.encoder import PatchEncoder
 from capi.models.heads import Head
@@ -41,10 +46,12 @@ from capi.train.step import Learner
 class Saving:
     """What a run does against shortage of memory.
 
-    `shards` processes hold one copy of the student's weights, their gradients, moments and the teacher together.
+    `shards` processes hold one copy of the student's weights, their gradients, moments and the teacher together, and
+    there are `replicas` of that copy.
     """
 
     shards: int = 1
+    replicas: int = 1
     mixed_precision: bool = False
     checkpointing: Recomputation = "off"
     micro_batches: int = 1
@@ -135,9 +142,9 @@ class Planned:
             [
                 *self._held(images, saving),
                 *self._teacher(work, saving),
-                *self.learner.target.memory(self.counts, work, self.outputs),
+                *self._targets(work),
                 *self._student(work.micro_batch, saving),
-                *self._update(saving),
+                *self._update(work, saving),
             ]
         )
 
@@ -152,7 +159,10 @@ class Planned:
             MemoryPart("prototypes", target, ALWAYS),
             MemoryPart("prototypes' moments", self.target_moments, ALWAYS),
             MemoryPart("images", images * pixels, ALWAYS),
-            MemoryPart("block gathered from all shards", self._gathered(saving), ALWAYS),
+            *(
+                MemoryPart("block gathered from all shards", self._gathered(saving), each)
+                for each in (TEACHER, STUDENT)
+            ),
         ]
 
     def _gathered(self, saving: Saving) -> int:
@@ -174,43 +184,119 @@ class Planned:
         return [
             MemoryPart("teacher's forward pass", working, TEACHER),
             MemoryPart("running mean of the teacher's layers", layers, TEACHER),
-            *(MemoryPart("teacher's tokens", tokens, phase) for phase in (TEACHER, CLUSTERING, STUDENT)),
+            *(MemoryPart("teacher's tokens", tokens, phase) for phase in PHASES),
         ]
+
+    def _targets(self, work: Workload) -> list[MemoryPart]:
+        """What the target says of itself. Of a walk over slices that is a bound; at its peak it holds less."""
+        target = self.learner.target
+        parts = target.memory(self.counts, work, self.outputs)
+        if not (isinstance(target, OnlineClustering) and work.bounded):
+            return parts
+        held = _walk(target, self.counts.patches, work)
+        return [part._replace(bytes=held) if part.name == "clustering's working memory" else part for part in parts]
 
     def _student(self, at_once: int, saving: Saving) -> list[MemoryPart]:
-        policy = saving.policy
-        activations = student_activations(self.learner.student, self.counts, at_once, policy)
-        # A sharded run gathers blocks in the precision of the products, and keeps no copies.
-        copies = 0 if saving.shards > 1 else activations.weight_copies
-        gradients = self.gradient_bytes // saving.shards
-        return [
-            # Gradients come while activations go; but what is freed has other sizes than what is needed, so both count.
-            MemoryPart("student's gradients", gradients, STUDENT),
-            MemoryPart("prototypes' gradients", self.target_bytes, STUDENT),
-            MemoryPart("activations of the encoder", activations.encoder, STUDENT),
-            MemoryPart("activations of the predictor", activations.predictor, STUDENT),
-            MemoryPart("activations of head and loss", activations.head, STUDENT),
-            MemoryPart("recomputed block", activations.recomputed, STUDENT),
-            MemoryPart("rounded copies of weights", copies, STUDENT),
-            MemoryPart("working memory of the backward pass", self._backward(at_once, policy), STUDENT),
-        ]
+        policy, student = saving.policy, self.learner.student
+        activations = student_activations(student, self.counts, at_once, policy)
+        # Several processes gather blocks in the precision of the products, and keep no copies.
+        copies = 0 if saving.shards * saving.replicas > 1 else activations.weight_copies
+        # Of the micro-batches before this one.
+        gradients = self.gradient_bytes // saving.shards if saving.micro_batches > 1 else 0
+        outputs = at_once * self.counts.predicted * self.outputs
+        # The targets, which the loss keeps too, are the target's own part.
+        head = activations.head - FLOAT32 * outputs
+        sequences = student.predictor.sequences(self.counts)
+        encoder, predictor = (
+            0 if sequence is None else _block_gradients(blocks_of(stack)[0], sequence, at_once, policy)
+            for stack, sequence in zip((student.encoder, student.predictor), sequences, strict=True)
+        )
+        # Of every block FSDP keeps until the end what replicas add up, beside the sums of the micro-batches before.
+        added = gradients if saving.replicas > 1 else 0
+        added_outside = added * (self.student_bytes - FLOAT32 * self.encoder_parameters) // self.student_bytes
+        rounded_outputs = policy.compute_bytes * outputs
+        # Moments of the backward pass: the loss, the predictor's last block, then the encoder's, and its first one.
+        moments = (
+            {
+                "activations of the encoder": activations.encoder,
+                "activations of the predictor": activations.predictor,
+                "activations of head and loss": head,
+                "gradients of the outputs": rounded_outputs + 2 * FLOAT32 * outputs,
+            },
+            {
+                "activations of the encoder": activations.encoder,
+                "activations of the predictor": activations.predictor,
+                "outputs of the head": rounded_outputs,
+                "recomputed block": activations.recomputed_predictor,
+                "gradients in a block": predictor,
+            },
+            {
+                "activations of the encoder": activations.encoder,
+                "outputs of the head": rounded_outputs,
+                "recomputed block": activations.recomputed_encoder,
+                "gradients in a block": encoder,
+                "gradients that replicas add up": added_outside,
+            },
+            {
+                "outputs of the head": rounded_outputs,
+                "recomputed block": activations.recomputed_encoder,
+                "gradients in a block": encoder,
+                "gradients that replicas add up": added,
+            },
+        )
+        parts = {
+            "student's gradients": gradients,
+            "prototypes' gradients": self.target_bytes,
+            "rounded copies of weights": copies,
+            **max(moments, key=lambda moment: sum(moment.values())),
+        }
+        return [MemoryPart(name, size, STUDENT) for name, size in parts.items()]
 
-    def _update(self, saving: Saving) -> list[MemoryPart]:
+    def _update(self, work: Workload, saving: Saving) -> list[MemoryPart]:
         working = self.learner.student_optimizer.working_values() * FLOAT32
+        outputs = work.micro_batch * self.counts.predicted * self.outputs
         return [
+            # Those of the last micro-batch.
+            MemoryPart("targets", FLOAT32 * outputs, UPDATE),
+            MemoryPart("outputs of the head", saving.policy.compute_bytes * outputs, UPDATE),
             MemoryPart("student's gradients", self.gradient_bytes // saving.shards, UPDATE),
             MemoryPart("prototypes' gradients", self.target_bytes, UPDATE),
             MemoryPart("optimizer's working memory", working // saving.shards, UPDATE),
         ]
 
-    def _backward(self, at_once: int, policy: ActivationPolicy) -> int:
-        """Logits with two gradients of them, or the gradients of one hidden layer and of its input."""
-        block = self.learner.student.encoder.blocks[0]
-        assert isinstance(block, TransformerBlock)
-        tokens, hidden = self.counts.context, block.mlp.expand.out_features
-        in_block = tokens * (2 * policy.compute_bytes * hidden + 2 * FLOAT32 * self.config.model.width)
-        in_loss = self.counts.predicted * self.outputs * (policy.compute_bytes + 2 * FLOAT32)
-        return at_once * max(in_block, in_loss)
+
+def _block_gradients(block: TransformerBlock, sequence: TokenSequence, images: int, policy: ActivationPolicy) -> int:
+    """While the MLP's backward pass runs: the gradients of its hidden layer and, twice, of the residual stream."""
+    width = block.attention.query.out_features
+    hidden = max(layer.out_features for layer in maps_of(block))
+    running = block.images_kept(images) if drops(block) else images
+    # Where images are left out the branch that was added is kept, and gone by then.
+    stream = FLOAT32 * width * (2 * images - (running if drops(block) else 0))
+    return sequence.queries * (policy.compute_bytes * hidden * running + stream)
+
+
+def _walk(target: OnlineClustering, patches: int, work: Workload) -> int:
+    """What the clustering holds of one slice: its samples and logits, and of the positions that are balanced at a time
+    the kernel, its product with log probabilities, and three vectors of prototypes for each.
+
+    Before there are logits it holds the tokens as they are gathered, normalized, and laid out position by position.
+    """
+    (prototypes, width), images = target.prototypes.shape, work.images
+    balanced = images * (1 if target.queue is None else 1 + target.queue.shape.batches)
+    settings = target.settings
+    slices = plan_slices(
+        balanced,
+        patches,
+        prototypes,
+        width,
+        chunk_bytes=settings.chunk_bytes,
+        accelerator=work.accelerator,
+        sinkhorn=settings.sinkhorn,
+    )
+    samples = FLOAT32 * slices.positions * balanced * width
+    logits = FLOAT32 * slices.positions * balanced * prototypes
+    balancing = FLOAT32 * slices.balanced * (balanced + images + 3) * prototypes
+    return max(3 * samples, samples + logits + balancing)
 
 
 def _parameters(module: nn.Module | PatchEncoder) -> int:
