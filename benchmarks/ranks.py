@@ -15,6 +15,7 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -115,7 +116,7 @@ def fused_norm(x: Tensor, _: Any, weight: Tensor | None = None, eps: float | Non
 
 def is_called_by_fsdp() -> bool:
     """Gathering, scattering, and the sums over replicas, whose group may be that of all processes."""
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if "/fsdp/" in frame.f_code.co_filename:
             return True

@@ -295,7 +295,7 @@ def _walk(target: OnlineClustering, patches: int, work: Workload) -> int:
     )
     samples = FLOAT32 * slices.positions * balanced * width
     logits = FLOAT32 * slices.positions * balanced * prototypes
-    balancing = FLOAT32 * slices.balanced * (balanced + images + 3) * prototypes
+    balancing = FLOAT32 * slices.at_once * (balanced + images + 3) * prototypes
     return max(3 * samples, samples + logits + balancing)
 
 
