@@ -199,14 +199,19 @@ def test__scaling_fits_exponents_and_draws_them(
     assert picture.stat().st_size > 1000
 
 
-def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: Path) -> None:
+def dark_and_bright_photos(folder: Path) -> None:
+    """A table of 24 photos of two classes that any encoder can separate, six of them to test on."""
     generator, rows = np.random.default_rng(0), ["file,split,label"]
     for number in range(24):
         label, split = ("dark", "bright")[number % 2], ("train", "train", "val", "test")[number // 6]
         pixels = generator.integers(0, 80, (20, 24, 3)) + (0 if label == "dark" else 150)
-        Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / f"{number}.png")
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
         rows.append(f"{number}.png,{split},{label}")
-    (tmp_path / "labels.csv").write_text("\n".join(rows))
+    (folder / "labels.csv").write_text("\n".join(rows))
+
+
+def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: Path) -> None:
+    dark_and_bright_photos(tmp_path)
     small = ["data.image_size=16", "model.patch_size=4", "model.width=16", "clustering.prototypes=8"]
     small += ["masking.predict=4", "optimization.batch_size=4"]
     arguments = ["--data", f"toy={tmp_path}", "--budget=0.2", "--rows", "untrained", "adamw", "--set", *small]
@@ -226,6 +231,26 @@ def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: 
         line for line in output.splitlines() if line.startswith("|")
     ]
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+@pytest.mark.long
+def test__the_adapting_study_trains_a_source_and_scores_frozen_adapted_and_scratch(tmp_path: Path) -> None:
+    dark_and_bright_photos(tmp_path)
+    small = ["data.image_size=16", "model.patch_size=4", "model.width=16", "clustering.prototypes=8"]
+    small += ["masking.predict=4", "optimization.batch_size=4"]
+    photos = [f"--source=toy={tmp_path}", f"--data=toy={tmp_path}"]
+    arguments = [*photos, "--budget=0.2", "--source-budget=0.2", "--rows", "frozen", "scratch", "adapted"]
+    picture = tmp_path / "curves.png"
+    output = run("adapt_study.py", str(tmp_path / "results"), *arguments, f"--plot={picture}", "--set", *small)
+    scores = re.findall(r"^\| 0.2 \| (\w+) \| 0 \| \d+ \| \d+ \| ([\d.]+) \|", output, re.M)
+    # Six photos, three of each class; all that was trained or not says dark or bright.
+    assert scores == [("frozen", "100.0"), ("scratch", "100.0"), ("adapted", "100.0")]
+    with Image.open(picture) as drawn:
+        assert drawn.width > 500
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").glob("*.json")}
+    again = run("adapt_study.py", str(tmp_path / "results"), *arguments, "--set", *small)
+    assert again == output[output.index("| budget |") :]
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").glob("*.json")} == kept
 
 
 def test__the_search_says_which_early_measure_orders_runs_as_they_end(tmp_path: Path) -> None:
