@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from capi.method.clustering import plain
+from capi.method.clustering import walk
 from capi.models.layers import Block
 from capi.types import OneProcess
 
@@ -28,8 +28,7 @@ _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
 
 def balance(logits: Tensor) -> tuple[Tensor, ...]:
     """The slice function of the clustering, as a compiler sees it."""
-    settings = {"iterations": 3, "target_temperature": 0.06, "prediction_temperature": 0.12}
-    return tuple(plain.balance(logits, logits.shape[1], OneProcess(), **settings))  # type: ignore[arg-type]
+    return tuple(walk.cluster_slice(logits, logits.shape[1], walk.ClusteringSettings(), OneProcess()))
 
 
 def block() -> tuple[Callable[..., Any], list[Tensor]]:

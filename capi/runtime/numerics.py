@@ -9,7 +9,7 @@ CHANGES = {
     # Before, the filter saw pixels outside of the crop, which changes what lies near its borders.
     2: "crops are cut before resizing",
     3: "the clustering adds up in another order",
-    4: "targets are divided by their own sums",
+    4: "targets are divided by their own sums, and the clustering adds up in another order once more",
 }
 NUMERICS = max(CHANGES)
 

@@ -1,6 +1,7 @@
 import torch
 from torch import Tensor
 
+from capi.method.clustering import plain
 from capi.method.clustering.plain import EPS, assignments, kernel, normalized, sinkhorn
 from capi.types import OneProcess
 
@@ -56,6 +57,19 @@ def test__factors_stay_finite_over_many_iterations_with_few_samples() -> None:
     values = torch.exp(torch.randn(1, 2, 400))
     found = balanced(values, 40)[0]
     torch.testing.assert_close(found, slow_sinkhorn(values[0], 40).float(), rtol=1e-3, atol=1e-6)
+
+
+def test__samples_that_no_prototype_reaches_change_nothing_over_many_iterations() -> None:
+    logits = torch.randn(1, 8, 4096, generator=torch.Generator().manual_seed(0))
+    logits[:, 4:] = -torch.inf
+    kernel = plain.kernel(logits, logits.amax(1, keepdim=True), 0.06)
+    alone = plain.kernel(logits[:, :4], logits.amax(1, keepdim=True), 0.06)
+    targets, _ = plain.assignments(
+        kernel[:, :4].clone(), *(each[:, :4] for each in plain.sinkhorn(kernel, 50, OneProcess()))
+    )
+    expected, _ = plain.assignments(alone.clone(), *plain.sinkhorn(alone, 50, OneProcess()))
+    assert targets.isfinite().all()
+    torch.testing.assert_close(targets, expected)
 
 
 def test__groups_do_not_see_each_other() -> None:

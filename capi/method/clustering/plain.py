@@ -2,16 +2,19 @@
 
 The logits of a sample x, a teacher's token of length 1, are its products with the prototypes C: l = x C^T + bias.
 Sinkhorn-Knopp starts from the kernel K = exp((l - shift) / T_target), where the shift of a prototype is its largest
-logit among the samples, so that K is at most 1. Then it divides in turns each prototype by its sum over samples + eps,
-and each sample by its sum over prototypes + eps. What comes of it is u K v, with a factor u of each prototype and a
-factor v of each sample, so only these two vectors are updated:
+logit among the samples, so that K is at most 1. The first division of prototypes cancels the shift, up to eps. Each
+iteration divides every prototype by its sum over samples + eps, then every sample by its sum over prototypes + eps. The
+result is u K v, with a factor u of each prototype and a factor v of each sample, so only these vectors are updated:
 
     u <- u / (u sum over samples(K v) + eps)          v <- v / (v sum over prototypes(K u) + eps)
 
-The assignments are u K v after the last division. The loss is the cross-entropy of softmax(l / T_prediction) to them.
+The assignments are u K v after the last division. The loss is the cross-entropy of softmax(l / T_prediction) to them,
+summed over samples; `walk.py` averages. In the paper's letters assignments are a' and T_target is tau'; the softmax is
+a, with tau.
 
-Arrays are (g b k): g groups that are balanced each by itself (positionwise: a group is a position), b samples and k
-prototypes. u is (g 1 k), v is (g b 1). `walk.py` cuts the tokens of a batch into such arrays.
+Arrays are (g b k): g groups that are balanced each by itself (positionwise: a group is a position; standard: one group
+of all patches), b samples and k prototypes. u is (g 1 k), v is (g b 1). `walk.py` cuts the tokens of a batch into such
+arrays.
 """
 
 import math
@@ -24,7 +27,7 @@ from capi.method.clustering.precision import Precision, product
 from capi.types import Float, Reduction
 
 EPS = 1e-8
-# A factor of a sample whose kernel is 0 would become infinite, and its assignments NaN.
+# The factor of a sample whose kernel is 0 grows by 1 / eps in each iteration; infinity times 0 would be NaN.
 LARGEST_FACTOR = 1e37
 
 
@@ -46,48 +49,49 @@ def logits(
 def kernel(
     logits: Float[Tensor, "g b k"], shift: Float[Tensor, "g_or_one b_or_one k"], temperature: float
 ) -> Float[Tensor, "g b k"]:
-    """K = exp((l - shift) / T), as a power of two, which a CPU computes several times as fast."""
+    """K = exp((l - shift) / T), by exp2, several times as fast as exp on a CPU."""
     exponents = (logits - shift).div_(temperature * math.log(2))
-    # Below 2^-120 it is 0: floats near 2^-126 lose their normal form, which makes all that follows slow.
+    # Cut to 0 below 2^-120: subnormal floats (below 2^-126) are slow.
     return F.threshold(exponents, -120.0, -torch.inf, inplace=True).exp2_()
 
 
 def sinkhorn(
     kernel: Float[Tensor, "g b k"], iterations: int, reduction: Reduction
 ) -> tuple[Float[Tensor, "g 1 k"], Float[Tensor, "g b 1"]]:
-    """The factors u and v after so many iterations, but for the last division of samples, which `assignments` makes.
+    """u and v after so many iterations, without the last division of samples, which `assignments` does.
 
     The reduction adds up the samples of all processes.
     """
     u, v = torch.ones_like(kernel[:, :1]), torch.ones_like(kernel[..., :1])
     for iteration in range(iterations):
+        # In the first one v is still 1.
         if iteration > 0:
             v = divided(v, (kernel * u).sum(-1, keepdim=True))
         u = divided(u, reduction.sum((kernel * v).sum(1, keepdim=True)))
-        u, v = moderated(u, v)
+        u, v = with_mean_one(u, v)
     return u, v
 
 
 def divided(factor: Float[Tensor, "*factors"], sums: Float[Tensor, "*factors"]) -> Float[Tensor, "*factors"]:
-    """Half an iteration, from the sums of the kernel times the other factor."""
+    """u or v after its division; `sums` are of the kernel times the other factor."""
     return (factor / (factor * sums + EPS)).clamp_max(LARGEST_FACTOR)
 
 
-def moderated(
-    u: Float[Tensor, "_ 1 k"], v: Float[Tensor, "g b 1"]
-) -> tuple[Float[Tensor, "_ 1 k"], Float[Tensor, "g b 1"]]:
-    """u with mean 1, and the same u K v. Else u grows and v shrinks with every iteration where samples are few."""
+def with_mean_one(
+    u: Float[Tensor, "g_or_one 1 k"], v: Float[Tensor, "g b 1"]
+) -> tuple[Float[Tensor, "g_or_one 1 k"], Float[Tensor, "g b 1"]]:
+    """u with mean 1, and the same u K v. Otherwise u grows and v shrinks with every iteration where samples are few."""
     mean = u.mean(-1, keepdim=True)
-    return u / mean, v * mean
+    return u / mean, (v * mean).clamp_max(LARGEST_FACTOR)
 
 
 def assignments(
     kernel: Float[Tensor, "g b k"], u: Float[Tensor, "g_or_one 1 k"], v: Float[Tensor, "g b 1"]
 ) -> tuple[Float[Tensor, "g b k"], Float[Tensor, "g b 1"]]:
-    """u K v, in place of K, divided by its sums over prototypes + eps; and what these assignments add up to.
+    """u K v divided by its sums over prototypes + eps, and what these assignments add up to: below 1 where eps matters.
 
-    That is 1, or less where K is so small that eps matters. The sums are taken here, of the values that they divide,
-    since targets are rebuilt from logits that were computed once more and may be rounded differently.
+    Overwrites the kernel. The sums are computed here, since targets are rebuilt later from logits that may round
+    differently.
     """
     scaled = kernel.mul_(u).mul_(v)
     sums = scaled.sum(-1, keepdim=True)
@@ -102,8 +106,9 @@ def cross_entropy(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "g b k"]]:
     """- sum of assignments log softmax(l / T), and its gradient by l / T. `totals` are what assignments add up to.
 
-    Overwrites the logits by l / T.
+    Overwrites the logits with l / T.
     """
     logits.div_(temperature)
     loss = -torch.log_softmax(logits, dim=-1).mul_(assignments).sum()
+    # Not softmax - assignments: totals may be below 1.
     return loss, torch.softmax(logits, dim=-1).mul_(totals).sub_(assignments)

@@ -3,7 +3,7 @@
 Positions are walked over in slices that fit a memory budget, and the formulas of `plain.py` are applied to one slice
 after the other. Each adds its share to the loss and to the prototypes' gradient
 
-    (softmax(l / T_prediction) - assignments)^T x / (T_prediction * tokens)
+    (softmax(l / T_prediction) * totals - assignments)^T x / (T_prediction * tokens)
 
 and leaves the factors from which the assignment of any of its patches is rebuilt. Positionwise each position is a group
 of its own, so that one walk is enough. With standard Sinkhorn all patches are one group: one slice where they fit the
@@ -252,7 +252,7 @@ class _Walk:
         sums.mul_(plain.kernel(self.shift, highest, self.settings.target_temperature))
         self.shift = highest
         for iteration in range(1, self.settings.iterations + 1):
-            self.u, self.v = plain.moderated(plain.divided(self.u, self.reduction.sum(sums)), self.v)
+            self.u, self.v = plain.with_mean_one(plain.divided(self.u, self.reduction.sum(sums)), self.v)
             sums = torch.zeros_like(self.u)
             for positions in self._slices(planned):
                 if iteration < self.settings.iterations:
