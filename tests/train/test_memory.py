@@ -71,9 +71,9 @@ def test__each_saving_saves_where_it_should() -> None:
         assert phases(**changes)[STUDENT] < 0.65 * before[STUDENT]
     assert phases(mixed_precision=False)[STUDENT] > 1.2 * before[STUDENT]
     unbounded = phases(bounded_clustering=False)
-    # Five arrays of 512 images, 256 patches and 16384 prototypes, in place of four gibibytes.
+    # Five arrays of 512 images, 256 patches and 16384 prototypes, in place of slices that fill up to four gibibytes.
     arrays = 5 * 4 * 512 * 256 * 16384
-    assert unbounded[CLUSTERING] - before[CLUSTERING] == pytest.approx(arrays - 4 * 2**30, rel=0.02)
+    assert arrays - 4 * 2**30 <= unbounded[CLUSTERING] - before[CLUSTERING] <= arrays - 2.5 * 2**30
     assert (unbounded[TEACHER], unbounded[STUDENT]) == (before[TEACHER], before[STUDENT])
 
 
