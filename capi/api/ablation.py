@@ -33,7 +33,16 @@ from capi.config.experiments import (
     find_scale,
     plan_table,
 )
-from capi.config.files import Overrides, dump_config, load_benchmark, overridden, override_texts, protocols_with
+from capi.config.files import (
+    Overrides,
+    differences,
+    dump_config,
+    load_benchmark,
+    load_config,
+    overridden,
+    override_texts,
+    protocols_with,
+)
 from capi.config.schema import Config, EvaluationConfig, Options
 from capi.config.trust import trusting
 from capi.data.locations import class_folders
@@ -492,6 +501,16 @@ def ablate(
 
 
 def _write_recipes(jobs: Sequence[AblationJob]) -> None:
+    """The recipe of each run. Scores of other settings, which may be there, are no part of this study."""
+    for job in jobs:
+        if job.config is not None and job.recipe.exists() and job.run.exists():
+            free = ("run", "checkpoint", "distributed", "evaluations", "data.workers", "data.cache_mib")
+            changed = differences(load_config(str(job.recipe)), job.config, free)
+            if changed:
+                raise CapiError(
+                    f"{job.recipe.parent.parent} holds {job.name} of this study with other settings "
+                    f"({', '.join(changed[:3])}): choose another --out, or give the settings of before"
+                )
     for job in jobs:
         if job.config is not None:
             job.recipe.parent.mkdir(parents=True, exist_ok=True)

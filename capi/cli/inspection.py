@@ -94,7 +94,7 @@ def selftest(
 ) -> None:
     """Check that this machine trains as it should: exactness, speed, memory, compiler, resume, all GPUs.
 
-    Exit code 1 where a check fails. It takes ten minutes on a GPU, and two at a CPU's smaller sizes.
+    Exit code 1 where a check fails. It takes ten minutes at most on a GPU, and about one at a CPU's smaller sizes.
     """
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise CapiError(f"--out {out} cannot be written: give the name of a file in a folder that is there")

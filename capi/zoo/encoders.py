@@ -109,6 +109,9 @@ def _load_named(name: str, kinds: str) -> CapiEncoder:
     if name in RELEASED:
         return load_released(cached_file(RELEASED[name]))
     if hub.is_hub_id(name):
+        # A folder that is here, and a run that is not: most likely misspelt, and asking the Hub takes long.
+        if Path(name).parent.is_dir():
+            raise CapiError(f"there is no {name} in the folder {Path(name).parent}{_similar(name)}: expected {kinds}")
         return read_transformers(hub.hub_folder(name))
     raise CapiError(f"there is no encoder {name}{_similar(name)}: expected {kinds}")
 

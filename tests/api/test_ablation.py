@@ -110,3 +110,9 @@ def test__several_runs_at_once_give_the_same_scores(done: Study, data: Path, tmp
     other = plan_study("sinkhorn", SMALL, data=str(data), out=tmp_path, scale="smoke", options=QUICK)
     found = [[run.scores for row in gather(study).everything for run in row.runs] for study in (done, other)]
     assert found[0] == [pytest.approx(scores, abs=1e-6) for scores in found[1]]
+
+
+def test__scores_of_other_settings_are_no_part_of_a_study(done: Study, data: Path) -> None:
+    changes = [*SMALL, "optimization.steps=13"]
+    with pytest.raises(CapiError, match=r"other settings \(optimization.steps was 4, is 13\): choose another"):
+        ablate("sinkhorn", changes, data=data, out=done.out, scale="smoke", options=QUICK, device="cpu")

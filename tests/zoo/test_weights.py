@@ -193,3 +193,12 @@ def test__an_exported_file_that_is_cut_off_is_reported(run: Path, tmp_path: Path
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(CapiError, match="is cut off"):
         capi.load(file)
+
+
+def test__a_misspelt_run_in_a_folder_that_is_here_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CapiError, match='there is no runs/frist in the folder runs .did you mean "runs/first"'):
+        capi.load("runs/frist")

@@ -379,7 +379,7 @@ def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened
     if shortened:
         return f"what the hours allow: {passes:.0f} passes over the images", "rule of thumb"
     if steps == FEWEST_STEPS:
-        return f"as in the recipe small, {passes:.0f} passes over the images", "measured"
+        return f"as in the recipe demo, {passes:.0f} passes over the images", "measured"
     return (
         f"{passes:.0f} passes over the images; measured were 97 and 123, the paper's vitl16 has about 115",
         "measured" if images.count < 20_000 else "paper",
