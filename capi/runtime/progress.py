@@ -61,7 +61,7 @@ class _LeftColumn(TimeRemainingColumn):
         ends = task.fields.get("ends")
         if ends is None:
             return super().render(task)
-        return Text(clock_time(max(ends - time.monotonic(), 0)), "progress.remaining")
+        return Text(clock_time(max(ends - time.monotonic(), 0.0)), "progress.remaining")
 
 
 class _NameColumn(TextColumn):

@@ -72,7 +72,9 @@ def test__batches_are_copied_beside_the_steps_which_wait_for_them_alone(monkeypa
     assert Transfer(cpu)(values)[1] is values[1]
 
 
-def test__products_have_a_precision_only_where_it_was_asked_for() -> None:
+def test__products_have_a_precision_only_where_it_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's default, whatever another test made of it.
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     before = torch.get_float32_matmul_precision()
     with float32_products("high"):
         assert torch.get_float32_matmul_precision() == "high"

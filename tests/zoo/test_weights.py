@@ -200,5 +200,5 @@ def test__a_misspelt_run_in_a_folder_that_is_here_is_not_looked_for_on_the_hub(
 ) -> None:
     (tmp_path / "runs" / "first").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CapiError, match='there is no runs/frist in the folder runs .did you mean "runs/first"'):
+    with pytest.raises(CapiError, match=r'there is no runs/frist in the folder runs .did you mean "runs/first"'):
         capi.load("runs/frist")
