@@ -13,6 +13,7 @@ times counts once.
 
 import argparse
 import contextlib
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -79,31 +80,41 @@ def pretended_gpu() -> Any:
         yield
 
 
-def scheduled(shape: tuple[int, int, int], reads: int) -> list[tuple[Any, int]]:
-    """What inductor launches, in order, and the bytes of each."""
-
-    def function(logits: Tensor) -> tuple[Tensor, ...]:
-        return tuple(cluster_slice(logits, shape[1], ClusteringSettings(), Exchanges()))
-
+@contextlib.contextmanager
+def lowered(function: Callable[..., Any], *inputs: Tensor, reads: int | None = None) -> Iterator[GraphLowering]:
+    """What inductor makes of a function of tensors of an A100, which are given without values, on the CPU."""
     mode, cuda = FakeTensorMode(), torch.device("cuda", 0)
     with mode:
         # On the CPU, since this build of torch cannot index a tensor of a GPU; the graph is then moved.
         functional = torch.func.functionalize(function, remove="mutations")
-        graph = make_fx(functional, decomposition_table=select_decomp_table())(torch.empty(shape))
-        logits = torch.empty(shape, device=cuda)
+        on_cpu = [torch.empty(value.shape, dtype=value.dtype) for value in inputs]
+        graph = make_fx(functional, decomposition_table=select_decomp_table())(*on_cpu)
+        there = [torch.empty(value.shape, dtype=value.dtype, device=cuda) for value in inputs]
     for node in graph.graph.nodes:
         if "device" in node.kwargs:
             node.kwargs = {**node.kwargs, "device": cuda}
         node.meta.clear()
     graph.graph.eliminate_dead_code()
     graph.recompile()
-    FakeTensorProp(graph, mode).propagate_dont_convert_inputs(logits)
-    with V.set_fake_mode(mode), torch._inductor.config.patch(realize_reads_threshold=reads):
-        lowered = GraphLowering(graph, example_inputs=[logits], is_inference=True)
-        with V.set_graph_handler(lowered), V.set_debug_handler(DebugContext()):
-            lowered.run(logits)
-            lowered._update_scheduler()
-            return [(node, node.get_read_write_buffers_sizes()) for node in lowered.scheduler.nodes]
+    FakeTensorProp(graph, mode).propagate_dont_convert_inputs(*there)
+    options = {} if reads is None else {"realize_reads_threshold": reads}
+    with V.set_fake_mode(mode), torch._inductor.config.patch(options):
+        lowering = GraphLowering(graph, example_inputs=there, is_inference=True)
+        with V.set_graph_handler(lowering), V.set_debug_handler(DebugContext()):
+            lowering.run(*there)
+            yield lowering
+
+
+def scheduled(function: Callable[..., Any], *inputs: Tensor, reads: int | None = None) -> list[tuple[Any, int]]:
+    """What inductor launches, in order, and the bytes of each."""
+    with lowered(function, *inputs, reads=reads) as lowering:
+        lowering._update_scheduler()
+        return [(node, node.get_read_write_buffers_sizes()) for node in lowering.scheduler.nodes]
+
+
+def slice_function(logits: Tensor) -> tuple[Tensor, ...]:
+    """The clustering of a slice, over processes."""
+    return tuple(cluster_slice(logits, logits.shape[1], ClusteringSettings(), Exchanges()))
 
 
 def main() -> None:
@@ -122,7 +133,7 @@ def main() -> None:
     array = 4 * arguments.positions * arguments.images * arguments.prototypes
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=32)
     with pretended_gpu():
-        nodes = scheduled(shape, arguments.reads)
+        nodes = scheduled(slice_function, torch.empty(shape, device="meta"), reads=arguments.reads)
     dist.destroy_process_group()
     kernels = [(node, size) for node, size in nodes if "Extern" not in type(node).__name__]
     exchanges = (len(nodes) - len(kernels)) // 2

@@ -1,26 +1,31 @@
 """What torch.compile writes for a GPU, compiled for it by Triton ahead of time: no GPU is needed, and none runs it.
 
-Inductor lowers a graph of fake CUDA tensors to Triton kernels; each is compiled to a cubin for every architecture.
+Inductor lowers a graph of fake CUDA tensors to Triton kernels (`benchmarks/inductor.py`); Triton compiles each to a
+cubin for every architecture, in every configuration that inductor would time.
 """
 
 import re
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch._inductor.config
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+from inductor import lowered, pretended_gpu
 
 from capi.method.clustering import walk
 from capi.models.layers import Block
+from capi.train.compilation import SLICE_OPTIONS
 from capi.types import OneProcess
 
-CUDA = torch.device("cuda", 0)
 # Compute capability, multiprocessors: A100 and H100.
 ARCHITECTURES = {80: 108, 90: 132}
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
@@ -31,29 +36,30 @@ def balance(logits: Tensor) -> tuple[Tensor, ...]:
     return tuple(walk.cluster_slice(logits, logits.shape[1], walk.ClusteringSettings(), OneProcess()))
 
 
-def block() -> tuple[Callable[..., Any], list[Tensor]]:
-    """A block of ViT-L as the teacher runs it."""
-    module = Block(width=1024, heads=16, mlp_width=4096, drop_rate=0.0).to(CUDA).eval().requires_grad_(False)
+def block() -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """A block of ViT-L as the teacher runs it in bfloat16, and its inputs: tokens, then parameters."""
+    module = Block(width=1024, heads=16, mlp_width=4096, drop_rate=0.0).eval().to("meta", torch.bfloat16)
+    names = dict(module.named_parameters())
 
-    def forward(x: Tensor) -> Tensor:
-        output: Tensor = module(x, None)
+    def forward(x: Tensor, *parameters: Tensor) -> Tensor:
+        with patch("torch.nn.functional.scaled_dot_product_attention", flash):
+            output: Tensor = torch.func.functional_call(
+                module, dict(zip(names, parameters, strict=True)), (x, None), strict=True
+            )
         return output
 
-    return forward, [torch.empty(8, 257, 1024, device=CUDA)]
+    return forward, [torch.empty(8, 257, 1024, device="meta", dtype=torch.bfloat16), *names.values()]
 
 
-def written(function: Callable[..., Any], inputs: list[Tensor]) -> dict[str, str]:
+def flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention as a GPU does it: a kernel that inductor calls, and does not write."""
+    output: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)[0]
+    return output
+
+
+def written(function: Callable[..., Any], *inputs: Tensor, reads: int | None = None) -> dict[str, str]:
     """The kernels that inductor writes for a function, by name."""
-    from torch._inductor.decomposition import select_decomp_table
-    from torch._inductor.graph import GraphLowering
-    from torch._inductor.virtualized import V
-
-    fake = inputs[0].fake_mode  # type: ignore[attr-defined]
-    with patch("torch.compiler.is_compiling", lambda: True):
-        graph = make_fx(function, decomposition_table=select_decomp_table(), tracing_mode="real")(*inputs)
-    lowering = GraphLowering(graph, example_inputs=inputs)
-    with V.set_graph_handler(lowering), V.set_fake_mode(fake):
-        lowering.run(*inputs)
+    with lowered(function, *inputs, reads=reads) as lowering:
         code = lowering.codegen()[0]
     return dict(_KERNEL.findall(code if isinstance(code, str) else code.value))
 
@@ -61,19 +67,15 @@ def written(function: Callable[..., Any], inputs: list[Tensor]) -> dict[str, str
 def try_compiling() -> int:
     """How many kernels fail, over all architectures."""
     failed = 0
+    forward, inputs = block()
     for capability, processors in ARCHITECTURES.items():
-        with tempfile.TemporaryDirectory() as folder, a_gpu(capability, processors):
-            for name in ("balance", "block"):
-                try:
-                    with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True):
-                        function, inputs = (
-                            (balance, [torch.empty(4, 512, 4096, device=CUDA)]) if name == "balance" else block()
-                        )
-                        kernels = written(function, inputs)
-                except Exception as error:
-                    failed += 1
-                    print(f"FAILED  {name} for sm_{capability}: {type(error).__name__}: {str(error)[:400]}", flush=True)
-                    continue
+        with tempfile.TemporaryDirectory() as folder, a_gpu(capability, processors), torch.no_grad():
+            slices = written(
+                balance, torch.empty(4, 512, 16384, device="meta"), reads=SLICE_OPTIONS["realize_reads_threshold"]
+            )
+            for name, kernels in (("balance", slices), ("block", written(forward, *inputs))):
+                failed += not kernels
+                print(f"{'ok' if kernels else 'FAILED':7} {name}: inductor writes {len(kernels)} kernels", flush=True)
                 for kernel, source in kernels.items():
                     failed += not compiled(kernel, source, Path(folder), capability, name)
     return failed
@@ -81,7 +83,7 @@ def try_compiling() -> int:
 
 def compiled(kernel: str, source: str, folder: Path, capability: int, name: str) -> bool:
     """Whether Triton makes a cubin of it, in every configuration that inductor would time."""
-    file = folder / f"{kernel}.py"
+    file = folder / f"{name}_{kernel}.py"
     file.write_text(source)
     space: dict[str, Any] = {"__file__": str(file), "__name__": kernel}
     try:
@@ -113,13 +115,17 @@ def a_gpu(capability: int, processors: int) -> Iterator[None]:
         max_threads_per_multi_processor=2048,
         warp_size=32,
     )
-    capabilities = (capability // 10, capability % 10)
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    target = GPUTarget("cuda", capability, properties.warp_size)
+    driver.set_active(SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0))
     with ExitStack() as stack:
+        stack.enter_context(pretended_gpu())
+        # Otherwise it asks the driver to load what it compiled.
+        stack.enter_context(torch._inductor.config.patch(use_static_cuda_launcher=False))
+        stack.enter_context(patch("torch._inductor.runtime.triton_helpers.set_driver_to_gpu", lambda: None))
         stack.enter_context(patch.object(hints.DeviceProperties, "create", lambda *_: properties))
-        stack.enter_context(patch("torch.cuda.get_device_capability", lambda *_: capabilities))
-        stack.enter_context(patch("torch.cuda.is_available", lambda: True))
-        stack.enter_context(patch("torch.cuda.current_device", lambda: 0))
-        stack.enter_context(patch("torch.cuda.get_device_properties", lambda *_: properties))
         yield
 
 

@@ -25,6 +25,10 @@ _ATEN = torch.ops.aten
 # What goes from device to device; and what CUDA lets read an index on the CPU.
 _COPIES = {_ATEN._to_copy.default, _ATEN.copy_.default, _ATEN._copy_from.default}
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put_.default, _ATEN.index_put.default, _ATEN._unsafe_index.Tensor}
+# What torch asks CUDA's driver about before any mode sees it; the first three may take a tensor of the CPU.
+_TAKES_CPU = {Tensor.__getitem__, Tensor.__setitem__, Tensor.copy_}
+_ASKS_DRIVER = _TAKES_CPU | {Tensor.contiguous, Tensor.__invert__, torch.nn.functional.scaled_dot_product_attention}
+_ASKS_DRIVER |= {Tensor.nonzero, torch.nonzero, Tensor.__int__, Tensor.__float__, Tensor.__bool__, Tensor.__index__}
 
 
 class WrongDeviceError(RuntimeError):
@@ -50,6 +54,13 @@ class Pretender(Tensor):
         return made
 
     @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ASKS_DRIVER and any(value.device.type == "cuda" for value in args if isinstance(value, Pretender)):
+            return _on_cpu(func, args, kwargs or {})
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, kwargs or {})
 
@@ -58,6 +69,19 @@ class Pretender(Tensor):
 
     def tolist(self) -> Any:
         return self.inner.tolist()
+
+
+def _on_cpu(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The operation on the CPU's numbers, under the device's name again."""
+    flat, spec = tree_flatten((args, kwargs))
+    device = next(value.device for value in flat if isinstance(value, Pretender))
+    left = [value for value in flat if isinstance(value, Tensor) and not isinstance(value, Pretender) and value.ndim]
+    if left and (func not in _TAKES_CPU or not isinstance(args[0], Pretender)):
+        raise WrongDeviceError(f"{func} has tensors of two devices")
+    flat = [value.inner if isinstance(value, Pretender) else value for value in flat]
+    inner_args, inner_kwargs = tree_unflatten(flat, spec)
+    given = func(*inner_args, **inner_kwargs)
+    return tree_map(lambda value: Pretender(value, device) if isinstance(value, Tensor) else value, given)
 
 
 class Pretending(TorchDispatchMode):
@@ -149,7 +173,11 @@ def pretending(device: torch.device) -> Iterator[Pretending]:
     patches.append(patch("torch._C._InferenceMode", lambda wanted: torch.no_grad() if wanted else nullcontext()))
     if device.type == "cuda":
         free = 2**34
+        patches.append(patch("torch.cuda._lazy_init", lambda: None))
+        # A parameter that takes the data of another tensor would be a bare one of CUDA.
+        patches.append(patch("torch.__future__._overwrite_module_params_on_conversion", True))
         patches.append(patch("torch.cuda.is_available", lambda: True))
+        patches.append(patch("torch.cuda.is_bf16_supported", lambda *_, **__: True))
         patches.append(patch("torch.cuda.mem_get_info", lambda *_: (free, free)))
         patches.append(patch("torch.cuda.get_device_capability", lambda *_: (8, 0)))
         patches.append(patch("torch.cuda.get_device_name", lambda *_: "NVIDIA A100-SXM4-80GB"))
