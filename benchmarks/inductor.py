@@ -112,6 +112,16 @@ def scheduled(function: Callable[..., Any], *inputs: Tensor, reads: int | None =
         return [(node, node.get_read_write_buffers_sizes()) for node in lowering.scheduler.nodes]
 
 
+def launched(function: Callable[..., Any], *inputs: Tensor, processes: int = 32) -> tuple[int, int]:
+    """How many kernels inductor launches for a function of a slice, and the bytes that they read and write."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=processes)
+    with pretended_gpu():
+        nodes = scheduled(function, *inputs, reads=SLICE_OPTIONS["realize_reads_threshold"])
+    dist.destroy_process_group()
+    kernels = sum("Extern" not in type(node).__name__ for node, _ in nodes)
+    return kernels, sum(size for _, size in nodes)
+
+
 def slice_function(logits: Tensor) -> tuple[Tensor, ...]:
     """The clustering of a slice, over processes."""
     return tuple(cluster_slice(logits, logits.shape[1], ClusteringSettings(), Exchanges()))

@@ -12,8 +12,9 @@ Time of a part = the larger of FLOP / peak and bytes / bandwidth, plus the kerne
 take longer than that they decide, and others are added. Two columns: `eager` takes each operation by itself; `fused`
 merges pointwise operations and reductions between two products or collectives, as inductor would: what only the merged
 ones read is never written, and a run of them is one kernel for each number of elements. A sum over more than 1024
-elements ends a run. `plain` is the same
-step with all b x n x k assignments at once and logits in bfloat16, as the released code does it.
+elements ends a run. What balances assignments is not left to this rule: inductor itself lowers and schedules it for an
+A100, and its kernels and bytes are counted (`inductor.py`). `plain` is the same step with all b x n x k assignments at
+once and logits in bfloat16, as the released code does it.
 """
 
 import argparse
@@ -23,9 +24,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
 
+import inductor
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -37,6 +40,7 @@ from torch.utils.flop_counter import flop_registry
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.clustering import OnlineClustering
+from capi.method.clustering.walk import ClusteringSettings
 from capi.method.masking import PatchGrid
 from capi.method.targets import Targets, at_predicted
 from capi.runtime.devices import as_on_accelerator
@@ -44,7 +48,7 @@ from capi.train.build import build_learner, mask_sampler, masked_batch
 from capi.train.cost.fake_processes import fake_learner
 from capi.train.cost.hardware import Gpu, find_gpu
 from capi.train.step import Learner, train_step
-from capi.types import MaskedBatch
+from capi.types import MaskedBatch, Reduction
 
 PARTS = ("teacher", "clustering", "student", "optimizers", "average")
 
@@ -121,6 +125,16 @@ class Operation:
     row: int
     reads: dict[int, int]
     writes: dict[int, int]
+    # The call that it belongs to of what is compiled as a whole.
+    call: "Call | None" = None
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A function of one tensor that inductor compiles as a whole."""
+
+    function: Callable[[Tensor], Any]
+    shape: torch.Size
 
 
 class Count(TorchDispatchMode):
@@ -129,6 +143,7 @@ class Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.part = PARTS[0]
+        self.call: Call | None = None
         self.parts: dict[str, Part] = defaultdict(Part)
         self.operations: list[Operation] = []
         self.kept: list[Any] = []
@@ -143,7 +158,7 @@ class Count(TorchDispatchMode):
         if func.namespace == "c10d":
             self._add_collective(name, part, given, args)
             self.operations.append(
-                Operation(self.part, merges=False, kernels=0, elements=0, row=1, reads={}, writes={})
+                Operation(self.part, False, kernels=0, elements=0, row=1, reads={}, writes={}, call=self.call)
             )
             return result
         if func.namespace == "prim" or name in _NO_KERNEL or is_view(func) or not (given or made):
@@ -159,7 +174,7 @@ class Count(TorchDispatchMode):
         elements = max((value.numel() for value in (*made, *given)), default=0)
         merges = not many and (formula is None and name not in _PRODUCTS)
         row = elements // max(sum(value.numel() for value in made), 1)
-        self.operations.append(Operation(self.part, merges, kernels, elements, row, reads, writes))
+        self.operations.append(Operation(self.part, merges, kernels, elements, row, reads, writes, self.call))
         return result
 
     def _add_collective(self, name: str, part: Part, given: list[Tensor], args: Any) -> None:
@@ -191,16 +206,36 @@ class Count(TorchDispatchMode):
             part.kernels += operation.kernels
         return dict(self.parts)
 
-    def fused(self) -> dict[str, Part]:
+    def compiled(self, function: Callable[[Tensor], Any], action: Callable[..., Any]) -> Callable[..., Any]:
+        """An action on a tensor that inductor compiles as this function."""
+
+        def call(values: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.call = Call(function, values.shape)
+            result = action(values, *args, **kwargs)
+            self.call = None
+            return result
+
+        return call
+
+    def fused(self, gpus: int) -> dict[str, Part]:
         """Runs of operations that merge are taken together."""
+        launched = cache(lambda function, shape: inductor.launched(function, torch.empty(shape), processes=gpus))
         last_use = {key: number for number, each in enumerate(self.operations) for key in each.reads}
         parts = {name: Part(**(vars(part) | {"bytes": 0, "kernels": 0})) for name, part in self.parts.items()}
         start = 0
         while start < len(self.operations):
             first, stop = self.operations[start], start + 1
+            if first.call:
+                while stop < len(self.operations) and self.operations[stop].call is first.call:
+                    stop += 1
+                kernels, size = launched(first.call.function, first.call.shape)
+                parts[first.part].kernels += kernels
+                parts[first.part].bytes += size
+                start = stop
+                continue
             while first.merges and stop < len(self.operations):
                 following = self.operations[stop]
-                if not following.merges or following.part != first.part:
+                if not following.merges or following.call or following.part != first.part:
                     break
                 # A sum over much must be complete before anything else can read it.
                 sums = {key for each in self.operations[start:stop] if each.row > _LONGEST_ROW for key in each.writes}
@@ -236,21 +271,30 @@ def is_view(func: Any) -> bool:
     )
 
 
+def balanced_at_once(
+    logits: Tensor, settings: ClusteringSettings, reduction: Reduction
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Assignments of all patches, their log-probabilities and the loss, as the released code goes about it."""
+    with torch.no_grad():
+        assignments = logits.detach() - reduction.max(logits.detach().amax(0))
+        assignments.div_(settings.target_temperature).exp_()
+        for _ in range(settings.iterations):
+            assignments /= reduction.sum(assignments.sum(0)) + 1e-8
+            assignments /= assignments.sum(-1, keepdim=True) + 1e-8
+    log_probabilities = F.log_softmax(logits / settings.prediction_temperature, dim=-1)
+    return assignments, log_probabilities, -(assignments * log_probabilities).sum(-1).mean()
+
+
 class AtOnce(OnlineClustering):
     """All assignments of the batch together, logits in bfloat16."""
 
+    balanced = staticmethod(balanced_at_once)
+
     def forward(self, tokens: Any, predict_index: Any, step: int = 0) -> Targets:  # noqa: ARG002 - the contract
         together, index = torch.cat(list(tokens)), torch.cat(list(predict_index))
-        settings, reduction = self.settings, self.reduction
         with torch.autocast(together.device.type, torch.bfloat16):
             logits = F.linear(F.normalize(together.float(), dim=-1, eps=1e-7), self.prototypes, self.bias).float()
-        with torch.no_grad():
-            assignments = logits.detach() - reduction.max(logits.detach().amax(0))
-            assignments.div_(settings.target_temperature).exp_()
-            for _ in range(settings.iterations):
-                assignments /= reduction.sum(assignments.sum(0)) + 1e-8
-                assignments /= assignments.sum(-1, keepdim=True) + 1e-8
-        loss = -(assignments * F.log_softmax(logits / settings.prediction_temperature, dim=-1)).sum(-1).mean()
+        assignments, _, loss = self.balanced(logits, self.settings, self.reduction)
         return Targets(loss, iter(at_predicted(assignments, index).split([len(part) for part in tokens])))
 
 
@@ -278,7 +322,12 @@ def told(count: Count, learner: Learner) -> Iterator[None]:
 
         return call
 
-    follow = learner.teacher.follow
+    follow, target = learner.teacher.follow, learner.target
+    if isinstance(target, AtOnce):
+        balanced = partial(balanced_at_once, settings=target.settings, reduction=inductor.Exchanges())
+        target.balanced = count.compiled(balanced, target.balanced)
+    elif isinstance(target, OnlineClustering):
+        target.cluster_slice = count.compiled(inductor.slice_function, target.cluster_slice)
     hook = learner.student.register_forward_pre_hook(lambda *_: setattr(count, "part", "student"))
     with patch.object(learner.teacher, "follow", to("average", follow)), count:
         yield
@@ -386,9 +435,9 @@ def main() -> None:
     ours, plain = counted(config, arguments.gpus), counted(config, arguments.gpus, plain=True)
     # A count adds up to the same parts whichever way its bytes are taken.
     columns = {
-        "ours, fused": ours.fused(),
+        "ours, fused": ours.fused(arguments.gpus),
         "ours, eager": ours.eager(),
-        "plain, fused": plain.fused(),
+        "plain, fused": plain.fused(arguments.gpus),
         "plain, eager": plain.eager(),
     }
     found = {}
