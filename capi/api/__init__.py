@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from capi.report.explorer.page import explore as explore
     from capi.report.runs import report as report
     from capi.report.watch import watch as watch
+    from capi.runtime.atomic import Output as Output
     from capi.runtime.atomic import atomic_write as atomic_write
     from capi.runtime.devices import choose_device as choose_device
     from capi.runtime.documents import read_text as read_text
@@ -184,6 +185,7 @@ _COMMANDS = {
     "PAPER_BASELINES": "capi.zoo.baselines.registry",
     "list_baselines": "capi.zoo.baselines.registry",
     "ExportOptions": "capi.zoo.export",
+    "Output": "capi.runtime.atomic",
     "write_export": "capi.zoo.export",
     "OnnxExported": "capi.zoo.onnx",
     "REFERENCE_REPOSITORY": "capi.zoo.published.registry",

@@ -41,7 +41,7 @@ from capi.evals.team import (
     sources_of,
 )
 from capi.report.predictions import draw_predictions
-from capi.runtime.atomic import scratch_folder
+from capi.runtime.atomic import Output, scratch_folder
 from capi.runtime.privacy import hide_path
 from capi.runtime.summary import Summary
 from capi.types import VisionEncoder
@@ -98,7 +98,7 @@ def evaluate(
         folder = None if out is None else Path(out)
         with prepared(run.processes):
             if folder is not None and run.processes.is_main:
-                refuse_results(folder, overwrite)
+                refuse_results(Output(folder, overwrite))
             config = as_benchmark(benchmark, override_texts(overrides, options))
             encoder = open_encoder(model, weights=weights, device=run.device)
             data = load_data(config)

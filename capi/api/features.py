@@ -27,6 +27,7 @@ from capi.report.pictures import matches
 from capi.report.pictures.pca import large_map_picture
 from capi.report.pictures.sheets import enlarged, save_picture
 from capi.report.predictions import Predicted, write_predictions
+from capi.runtime.atomic import Output
 from capi.runtime.devices import choose_device, choose_workers
 from capi.runtime.image_files import is_below
 from capi.runtime.progress import EvaluationProgress, default_console
@@ -76,7 +77,7 @@ def extract(
         return extract_features(
             encoder,
             listed.images,
-            Path(out),
+            Output(Path(out), overwrite=overwrite),
             encoding=Encoding(
                 size=image_size_of(encoder) if asked is None else asked,
                 batch_size=batch_size,
@@ -89,7 +90,6 @@ def extract(
             whole=whole,
             about={**named, "data": str(data), "split": split},
             dtype=dtype,
-            overwrite=overwrite,
             processes=run.processes,
         )
 
@@ -166,12 +166,11 @@ def extract_tiles(
                 encoder,
                 source,
                 number,
-                path,
+                Output(path, overwrite),
                 tiling=tiling,
                 encoding=encoding,
                 about={**named, "data": str(data)},
                 dtype=dtype,
-                overwrite=overwrite,
             )
             picture = folder / f"{source.name(number)}.pca.png"
             if overwrite or not resumed or not picture.exists():
@@ -202,7 +201,7 @@ def nearest(
     were extracted by an absolute path.
     """
     chosen = choose_device(device)
-    picture = None if out is None else _picture(Path(out), overwrite)
+    picture = None if out is None else _picture(Output(Path(out), overwrite))
     features = read_features(Path(file))
     about = features.facts.about
     weights: WeightsName = about.get("weights", "teacher")
@@ -249,13 +248,13 @@ def predict(
     source = find_images([Path(image) for image in listed(images)])
     with EvaluationProgress(console or default_console()) as progress:
         encoding = Encoding(device=chosen, workers=choose_workers(None, chosen, images=len(source)), progress=progress)
-        return write_predictions(Prediction(encoder, fitted, source, encoding), Path(out), overwrite=overwrite)
+        return write_predictions(Prediction(encoder, fitted, source, encoding), Output(Path(out), overwrite))
 
 
-def _picture(path: Path, overwrite: bool) -> Path:
+def _picture(output: Output) -> Path:
     """A name that a picture may have; any other raises before the work, as does a file that would be replaced."""
+    path = output.path
     if path.suffix.lower() not in PICTURE_ENDINGS or path.is_dir():
         raise CapiError(f"{path} cannot be a picture: give a file that ends in {', '.join(PICTURE_ENDINGS)}")
-    if path.exists() and not overwrite:
-        raise CapiError(f"{path} is there already: choose another --out, or replace it with --overwrite")
+    output.check_file()
     return path

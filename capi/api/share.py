@@ -29,7 +29,7 @@ from capi.report.pages.data import Column, RunReport
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.report.run_report import gather
-from capi.runtime.atomic import atomic_folder, atomic_write
+from capi.runtime.atomic import Output, atomic_folder, atomic_write
 from capi.runtime.documents import read_text
 from capi.runtime.image_files import open_image
 from capi.runtime.privacy import hide_path, hide_paths, name_of_data
@@ -47,7 +47,7 @@ Record = Mapping[str, Any]
 
 def prepare_folder(
     run: Path,
-    out: Path,
+    output: Output,
     *,
     name: str,
     licence: str,
@@ -56,7 +56,6 @@ def prepare_folder(
     results: Sequence[Path] = (),
     photos: bool = False,
     costs: CostAssumptions = DEFAULT_COSTS,
-    overwrite: bool = False,
 ) -> Path:
     """Write what a repository `name` (owner/name) would hold; the folder appears complete or not at all.
 
@@ -64,7 +63,8 @@ def prepare_folder(
     encoder sees in them. `overwrite` replaces a folder that was written here before.
     """
     require_licence(licence)
-    _check_place(out, overwrite)
+    _check_place(output)
+    out = output.path
     # What `capi evaluate` left in the run's own folder, and what is given.
     within = (_readable(path.parent) for path in sorted(run.rglob(JSON)))
     records = [*(record for record in within if record is not None), *_results_given(results)]
@@ -248,15 +248,11 @@ def _opened(path: Path | None) -> Drawn | None:
         return None
 
 
-def _check_place(out: Path, overwrite: bool) -> None:
+def _check_place(output: Output) -> None:
     """Refused before the work. Only what was written here before is replaced."""
-    if out.exists() and not out.is_dir():
-        raise CapiError(f"{out} is a file: --out takes a folder")
-    if not out.is_dir() or not any(out.iterdir()):
-        return
-    if not overwrite:
-        raise CapiError(f"{out} is not empty: choose another --out, or replace it with --overwrite")
-    if not _is_ours(out):
+    output.check_folder()
+    out = output.path
+    if out.is_dir() and any(out.iterdir()) and not _is_ours(out):
         raise CapiError(
             f"{out} holds something that `capi push` did not write and does not replace: choose another --out"
         )
@@ -354,12 +350,12 @@ def push(
     place = run / FOLDER if out is None else Path(out)
     space_place = run / SPACE if out is None else place.with_name(f"{place.name}-space")
     if space:
-        _check_place(space_place, overwrite or out is None)
+        _check_place(Output(space_place, overwrite or out is None))
     if not dry_run and hub is None:
         hub = open_hub(token)
     folder = prepare_folder(
         run,
-        place,
+        Output(place, overwrite or out is None),
         name=name,
         licence=licence,
         weights=weights,
@@ -367,7 +363,6 @@ def push(
         results=[Path(folder) for folder in results],
         photos=photos,
         costs=CostAssumptions(watts, carbon),
-        overwrite=overwrite or out is None,
     )
     address = None if dry_run or hub is None else send(hub, folder, name, private=private)
     done = Pushed(folder, name, _sizes(folder), private, address)

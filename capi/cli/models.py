@@ -130,11 +130,10 @@ def export(
     with messages().status(waiting):
         done = api.write_export(
             model,
-            out or Path(model) / _USUAL[format],
+            api.Output(out or Path(model) / _USUAL[format], overwrite),
             format=format,  # type: ignore[arg-type]
             weights=weights,  # type: ignore[arg-type]
             options=options,
-            overwrite=overwrite,
         )
     echo(f"wrote {done.path}")
     if done.onnx is not None:

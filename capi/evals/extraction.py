@@ -39,7 +39,7 @@ from capi.evals.feature_files import (
 from capi.evals.features import EncodedBatch, Encoding, encoded_batches, vectors_of
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.team import follow_encoding, lead_encoding
-from capi.runtime.atomic import atomic_write, move_into_place, refuse_link
+from capi.runtime.atomic import Output, atomic_write, move_into_place, refuse_link
 from capi.runtime.documents import read_object
 from capi.runtime.lock import locked
 from capi.runtime.processes import ALONE, Processes
@@ -74,7 +74,7 @@ class Extracted(Summary):
 def extract_features(
     encoder: VisionEncoder,
     source: ImageSource,
-    out: Path,
+    output: Output,
     *,
     encoding: Encoding,
     labels: Sequence[str] | None = None,
@@ -82,13 +82,12 @@ def extract_features(
     whole: bool = False,
     about: dict[str, Any] | None = None,
     dtype: str = "float32",
-    overwrite: bool = False,
     processes: Processes = ALONE,
 ) -> Extracted:
-    """Write features of every image to `out`, as its ending says: .safetensors or .parquet.
+    """Write features of every image to a file, as its ending says: .safetensors or .parquet.
 
     `whole` squeezes the whole image to the size instead of cutting out its middle. `about` is noted in the file. What
-    an interrupted call left behind is resumed if it fits; `overwrite` replaces what does not, and a file at `out`.
+    an interrupted call left behind is resumed if it fits; `overwrite` replaces what does not, and the file.
     Of several `processes` each encodes a part of the batches; the main one writes them as they come.
     """
     fitted = replace(encoding.fitted(encoder.patch_size), image_cache=None)
@@ -103,19 +102,19 @@ def extract_features(
         return extracted
     with lead_encoding(processes, encoder, [source], fitted) as work:
         _check_request(source, labels, kinds, dtype)
-        _check_place(out, overwrite)
+        _check_place(output)
         job = ExtractionJob(encoder, source, labels, tuple(kinds), work.encoding, whole, noted, dtype)
-        work.result = done = _extract(job, out, overwrite)
+        work.result = done = _extract(job, output)
     return done
 
 
-def _extract(job: "ExtractionJob", out: Path, overwrite: bool) -> Extracted:
-    labels = job.labels
+def _extract(job: "ExtractionJob", output: Output) -> Extracted:
+    labels, out = job.labels, output.path
     if _is_parquet(out):
         _check_text([*job.names, *(labels or ())])
     partial = Partial(out.with_name(f".{out.name}.partial"))
     with telling_disk_errors(out), partial.locked():
-        resumed_at = partial.prepare(job.identity, overwrite)
+        resumed_at = partial.prepare(job.identity, output.overwrite)
         # Parquet is made from the complete file, so for a moment there are two.
         _fill(job, partial, resumed_at, copies=1 + _is_parquet(out))
         facts = _finish(partial, out)
@@ -365,17 +364,15 @@ def _check_request(source: ImageSource, labels: Sequence[str] | None, kinds: Seq
         raise CapiError(f"name each kind of features once, and at least one of {', '.join(FEATURE_KINDS)}")
 
 
-def _check_place(out: Path, overwrite: bool) -> None:
+def _check_place(output: Output) -> None:
+    out = output.path
     if out.suffix.lower() not in FEATURE_ENDINGS:
         raise CapiError(
             f"{out.name} ends in neither {' nor '.join(FEATURE_ENDINGS)}, which is how the format is chosen"
         )
     if _is_parquet(out):
         must_have_parquet()
-    if out.is_dir():
-        raise CapiError(f"{out} is a folder: --out takes the name of a file")
-    if out.exists() and not overwrite:
-        raise CapiError(f"{out} is there already: choose another name, or replace it with --overwrite")
+    output.check_file()
 
 
 def _check_text(texts: Sequence[str]) -> None:

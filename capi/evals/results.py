@@ -18,7 +18,7 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.evals.fitted_probes import Probe
-from capi.runtime.atomic import atomic_write, remove
+from capi.runtime.atomic import Output, atomic_write, remove
 from capi.runtime.documents import read_json
 from capi.runtime.numerics import NUMERICS
 from capi.runtime.privacy import hide_paths
@@ -207,11 +207,12 @@ def read_record(folder: Path) -> ResultRecord | None:
     return shared
 
 
-def refuse_results(folder: Path, overwrite: bool) -> None:
+def refuse_results(output: Output) -> None:
     """Results are not replaced by accident."""
+    folder = output.path
     if folder.exists() and not folder.is_dir():
         raise CapiError(f"{folder} is a file: --out takes the name of a folder")
-    if not overwrite and (folder / JSON).exists():
+    if not output.overwrite and (folder / JSON).exists():
         raise CapiError(f"{folder} already holds results: choose another --out, or replace them with --overwrite")
 
 

@@ -29,7 +29,7 @@ from capi.evals.extraction import Partial, difference, encoder_description, must
 from capi.evals.feature_files import TYPES, FeatureFacts, FeatureWriter, Framing, begin_features, filling, read_features
 from capi.evals.features import Encoding, encode
 from capi.evals.images import image_crop, image_size
-from capi.runtime.atomic import move_into_place
+from capi.runtime.atomic import Output, move_into_place
 from capi.types import Features, VisionEncoder, statistics_of
 
 _LOG = logging.getLogger("capi")
@@ -81,13 +81,12 @@ def stitch(
     encoder: VisionEncoder,
     source: ImageSource,
     number: int,
-    out: Path,
+    output: Output,
     *,
     tiling: Tiling,
     encoding: Encoding,
     about: dict[str, Any],
     dtype: str = "float32",
-    overwrite: bool = False,
 ) -> tuple[tuple[int, int], bool]:
     """Write the map of one image; gives its rows and columns, and whether it was there already."""
     if dtype not in TYPES:
@@ -115,7 +114,8 @@ def stitch(
         },
     )
     identity = _identity(source.name(number), facts)
-    if out.exists() and not overwrite:
+    out = output.path
+    if out.exists() and not output.overwrite:
         there = read_features(out)
         reason = difference(_identity(next(iter(there.names), ""), there.facts), identity)
         if reason is not None:
@@ -125,7 +125,7 @@ def stitch(
         return (rows, columns), True
     partial = Partial(out.with_name(f".{out.name}.partial"))
     with telling_disk_errors(out), partial.locked():
-        done = partial.prepare(identity, overwrite)
+        done = partial.prepare(identity, output.overwrite)
         if done == 0:
             must_have_room(partial.path, facts, 1)
             begin_features(partial.features, facts, [source.name(number)], None)

@@ -27,7 +27,7 @@ from capi.report.pictures.painters import PAINTERS, Drawn, Painter, PrototypeMap
 from capi.report.pictures.pca import PatchSummary, photos_of
 from capi.report.pictures.sheets import DrawnModel, Photo, figure_of, save_picture, tiled
 from capi.report.predictions import FAILED, write_failed
-from capi.runtime.atomic import atomic_write
+from capi.runtime.atomic import Output, atomic_write
 from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.devices import choose_device
 from capi.runtime.privacy import hide_paths
@@ -144,21 +144,20 @@ def draw(
         return picture(
             named,
             [Path(image) for image in images],
-            Path(out),
+            Output(Path(out), overwrite),
             sizes=sizes,
             kinds=[kinds] if isinstance(kinds, str) else kinds,
             joint=joint,
             whole=whole,
             encoding=Encoding(device=chosen, batch_size=8, progress=progress),
             prototypes=prototypes,
-            overwrite=overwrite,
         )
 
 
 def picture(
     models: Mapping[str, VisionEncoder],
     images: Sequence[Path],
-    out: Path,
+    output: Output,
     *,
     sizes: Sequence[int] = (),
     kinds: Sequence[str] = DEFAULT_KINDS,
@@ -166,7 +165,6 @@ def picture(
     whole: bool = False,
     encoding: Encoding | None = None,
     prototypes: Mapping[str, Prototypes] | None = None,
-    overwrite: bool = False,
 ) -> Pictured:
     """Draw images (files and folders; none: six built-in photos) by all models at all sizes.
 
@@ -177,7 +175,8 @@ def picture(
     encoding, prototypes = encoding or Encoding(), prototypes or {}
     _check_request(models, sizes, kinds, prototypes)
     source = find_images(images) if images else built_in_photos()
-    _check_place(out, overwrite)
+    output.check_folder()
+    out = output.path
     columns = _columns(models, sizes, kinds, prototypes, joint=joint, whole=whole)
     make_folder(out)
     (out / FAILED).unlink(missing_ok=True)
@@ -254,13 +253,6 @@ def _check_request(
             raise CapiError(
                 f"{name} has width {models[name].width}, but its prototypes {width}: they are of another model"
             )
-
-
-def _check_place(out: Path, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise CapiError(f"{out} is a file: --out takes the name of a folder")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise CapiError(f"{out} is not empty: choose another --out, or write into it with --overwrite")
 
 
 def _columns(

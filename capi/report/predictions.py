@@ -27,7 +27,7 @@ from capi.evals.tasks import SegmentationData
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of, stacked, swatches
-from capi.runtime.atomic import atomic_open, remove
+from capi.runtime.atomic import Output, atomic_open, remove
 from capi.runtime.atomic import make_folder as make_folder_inside
 from capi.runtime.privacy import hide_paths
 from capi.runtime.summary import Summary
@@ -54,12 +54,10 @@ class Predicted(Summary):
         return f"{self.folder}: {self.images} images are labeled", rows
 
 
-def write_predictions(prediction: Prediction, out: Path, *, overwrite: bool = False) -> Predicted:
+def write_predictions(prediction: Prediction, output: Output) -> Predicted:
     """Label all images: a row of a CSV, or a mask and an overlay for each; failed.csv lists what cannot be read."""
-    if out.exists() and not out.is_dir():
-        raise CapiError(f"{out} is a file: --out takes the name of a folder")
-    if out.is_dir() and any(out.iterdir()) and not overwrite:
-        raise CapiError(f"{out} is not empty: choose another --out, or write into it with --overwrite")
+    output.check_folder()
+    out = output.path
     make_folder(out)
     segments = prediction.probe.segments
     # What an earlier prediction left must not be taken for a part of this one; the table is replaced when it is whole.

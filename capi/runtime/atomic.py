@@ -24,12 +24,38 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from filelock import lock_descriptor
 
 from capi.errors import CapiError
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where something is written, and whether what lies there may be replaced. Checked before the work begins."""
+
+    path: Path
+    overwrite: bool = False
+
+    def check_file(self) -> None:
+        if self.path.is_dir():
+            raise CapiError(f"{self.path} is a folder: --out takes the name of a file")
+        if self.path.exists():
+            self.check_replacing()
+
+    def check_folder(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise CapiError(f"{self.path} is a file: --out takes the name of a folder")
+        if self.path.is_dir() and any(self.path.iterdir()) and not self.overwrite:
+            raise CapiError(f"{self.path} is not empty: choose another --out, or give --overwrite")
+
+    def check_replacing(self) -> None:
+        if not self.overwrite:
+            raise CapiError(f"{self.path} is there already: choose another --out, or replace it with --overwrite")
+
 
 # Windows has neither of them.
 NOFOLLOW = getattr(os, "O_NOFOLLOW", 0)

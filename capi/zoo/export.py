@@ -11,6 +11,7 @@ from capi.errors import CapiError
 from capi.models.architecture import architecture_of
 from capi.models.features import CapiEncoder
 from capi.models.plain_vit import PlainNetwork
+from capi.runtime.atomic import Output
 from capi.runtime.protocol import PAPER_SIZE
 from capi.zoo.encoders import Trainee, load_weights
 from capi.zoo.huggingface.files import write_transformers
@@ -61,28 +62,27 @@ def export(
     `original` is the layout of the weights that `adapt` started from: what loads those loads these in their place.
     """
     options = ExportOptions(image_size=image_size, precision=precision, opset=opset, pooled=pooled)
-    return write_export(model, Path(out), format=format, weights=weights, options=options, overwrite=overwrite).path
+    return write_export(model, Output(Path(out), overwrite), format=format, weights=weights, options=options).path
 
 
 def write_export(
     model: str | Path | Trainee,
-    out: Path,
+    output: Output,
     *,
     format: ExportFormat,
     weights: WeightsName = "teacher",
     options: ExportOptions | None = None,
-    overwrite: bool = False,
 ) -> Exported:
     """Write an encoder as a file or a folder, which appears complete or not at all."""
     options = options or ExportOptions()
     if format not in _WRITERS:
         raise CapiError(f'there is no format "{format}", only {", ".join(_WRITERS)}')
     _refuse_idle_options(format, options)
-    if out.is_dir() and format not in ("transformers", "original"):
-        raise CapiError(f"{out} is a folder: --out takes the name of a file")
-    if out.exists() and not overwrite:
-        raise CapiError(f"{out} is there already: choose another --out, or replace it with --overwrite")
-    return _WRITERS[format](model, out, weights, options)
+    if format not in ("transformers", "original"):
+        output.check_file()
+    elif output.path.exists():
+        output.check_replacing()
+    return _WRITERS[format](model, output.path, weights, options)
 
 
 def _refuse_idle_options(format: str, options: ExportOptions) -> None:

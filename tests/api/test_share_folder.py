@@ -16,6 +16,7 @@ from capi.errors import CapiError
 from capi.models.features import PixelEncoder
 from capi.report.card import MARK
 from capi.report.costs import CostAssumptions
+from capi.runtime.atomic import Output
 from capi.train.build import build_learner
 from capi.train.checkpoint import Checkpoints, Position
 from capi.zoo.huggingface.files import read_transformers
@@ -23,8 +24,8 @@ from capi.zoo.weights import load_run
 from tests.report.run_folders import record
 
 
-def prepared(run: Path, out: Path, **others: Any) -> str:
-    folder = prepare_folder(run, out, name="ana/tiny", licence="mit", **others)
+def prepared(run: Path, out: Path, *, overwrite: bool = False, **others: Any) -> str:
+    folder = prepare_folder(run, Output(out, overwrite), name="ana/tiny", licence="mit", **others)
     assert folder == out
     return (out / "README.md").read_text()
 
@@ -178,7 +179,7 @@ def test__power_and_carbon_are_those_that_are_given(trained: Path, tmp_path: Pat
 def test__only_a_folder_of_ours_is_replaced(trained: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     prepared(trained, out)
-    with pytest.raises(CapiError, match="is not empty: choose another `out`, or replace it with `overwrite=True`"):
+    with pytest.raises(CapiError, match="is not empty: choose another `out`, or give `overwrite=True`"):
         prepared(trained, out)
     (out / "curves.png").write_text("old")
     prepared(trained, out, overwrite=True)

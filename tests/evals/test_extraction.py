@@ -20,6 +20,7 @@ from capi.evals.extraction import Extracted, extract_features
 from capi.evals.feature_files import FeatureWriter, read_features
 from capi.evals.features import Encoding
 from capi.models.features import CapiEncoder, PixelEncoder
+from capi.runtime.atomic import Output
 from capi.types import Features, Statistics
 from tests.data.pictures import encoded, photo
 
@@ -78,7 +79,7 @@ def test__features_are_those_of_the_encoder_with_names_and_labels(
     labels = ["dog, small" if number % 3 else "Größe" for number in range(COUNT)]
     out = tmp_path / "new folder" / name
     result = extract_features(
-        model, source, out, labels=labels, kinds=ALL_KINDS, encoding=at_size(), about={"model": "runs/a"}
+        model, source, Output(out), labels=labels, kinds=ALL_KINDS, encoding=at_size(), about={"model": "runs/a"}
     )
     shapes = {"patch": (4, 6, 32), "mean_patch": (32,), "pooled": (48,), "register": (4, 32)}
     assert result == Extracted(out, COUNT, shapes, "float32", (16, 24))
@@ -110,7 +111,9 @@ def test__features_are_those_of_the_encoder_with_names_and_labels(
 def test__the_batch_size_changes_neither_order_nor_features(tmp_path: Path, source: Files, model: CapiEncoder) -> None:
     files = []
     for size in (1, 4, COUNT):
-        extract_features(model, source, tmp_path / f"{size}.safetensors", encoding=at_size(size), kinds=["patch"])
+        extract_features(
+            model, source, Output(tmp_path / f"{size}.safetensors"), encoding=at_size(size), kinds=["patch"]
+        )
         files.append(read_features(tmp_path / f"{size}.safetensors"))
     for file in files[1:]:
         assert file.names == files[0].names
@@ -125,14 +128,14 @@ def test__an_interrupted_extraction_goes_on_to_the_same_bytes(
     model.register_forward_pre_hook(lambda _, arguments: seen.append(len(arguments[0])))
     whole, parts = tmp_path / f"whole-{name}", tmp_path / f"parts-{name}"
     settings: dict[str, Any] = {"kinds": ALL_KINDS, "labels": ["a"] * COUNT}
-    extract_features(model, source, whole, encoding=at_size(), **settings)
+    extract_features(model, source, Output(whole), encoding=at_size(), **settings)
     with pytest.raises(InterruptionError):
-        extract_features(model, source, parts, encoding=at_size(progress=interrupting(9)), **settings)
+        extract_features(model, source, Output(parts), encoding=at_size(progress=interrupting(9)), **settings)
     assert not parts.exists()
     seen.clear()
     told: list[tuple[int, int]] = []
     again = at_size(progress=lambda _, done, total: told.append((done, total)))
-    assert extract_features(model, source, parts, encoding=again, **settings).resumed_at == 6
+    assert extract_features(model, source, Output(parts), encoding=again, **settings).resumed_at == 6
     assert sum(seen) == COUNT - 6
     assert told == [(6, COUNT), (9, COUNT), (COUNT, COUNT)]
     assert parts.read_bytes() == whole.read_bytes()
@@ -143,9 +146,9 @@ def test__what_was_written_after_the_last_note_is_written_again(
     tmp_path: Path, source: Files, model: CapiEncoder
 ) -> None:
     whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
-    extract_features(model, source, whole, encoding=at_size(), kinds=["patch"])
+    extract_features(model, source, Output(whole), encoding=at_size(), kinds=["patch"])
     with pytest.raises(InterruptionError):
-        extract_features(model, source, parts, encoding=at_size(progress=interrupting(9)), kinds=["patch"])
+        extract_features(model, source, Output(parts), encoding=at_size(progress=interrupting(9)), kinds=["patch"])
     progress = partial_of(parts) / "progress.json"
     progress.write_text(json.dumps(json.loads(progress.read_text()) | {"done": 3}))
     features = partial_of(parts) / "features.safetensors"
@@ -153,7 +156,7 @@ def test__what_was_written_after_the_last_note_is_written_again(
     second_image = len(content) // 2
     content[second_image : second_image + 64] = b"\xff" * 64
     features.write_bytes(content)
-    assert extract_features(model, source, parts, encoding=at_size(), kinds=["patch"]).resumed_at == 3
+    assert extract_features(model, source, Output(parts), encoding=at_size(), kinds=["patch"]).resumed_at == 3
     assert parts.read_bytes() == whole.read_bytes()
 
 
@@ -168,7 +171,7 @@ def test__progress_is_noted_while_the_work_goes_on(
         if done > 3:
             noted.append(json.loads((partial_of(out) / "progress.json").read_text())["done"])
 
-    extract_features(Counting(), source, out, encoding=at_size(progress=progress))
+    extract_features(Counting(), source, Output(out), encoding=at_size(progress=progress))
     assert noted == [3, 6, 9]
 
 
@@ -183,9 +186,9 @@ def test__a_killed_process_that_had_all_images_only_has_to_finish(
     with monkeypatch.context() as patch:
         patch.setattr(extraction, "_finish", fail)
         with pytest.raises(InterruptionError):
-            extract_features(encoder, source, out, encoding=at_size())
+            extract_features(encoder, source, Output(out), encoding=at_size())
     assert encoder.seen == COUNT
-    assert extract_features(encoder, source, out, encoding=at_size()).resumed_at == COUNT
+    assert extract_features(encoder, source, Output(out), encoding=at_size()).resumed_at == COUNT
     assert encoder.seen == COUNT
 
 
@@ -214,12 +217,14 @@ CHANGES = [
 def test__what_was_started_otherwise_is_not_resumed(tmp_path: Path, source: Files, change: Change) -> None:
     out = tmp_path / "x.safetensors"
     with pytest.raises(InterruptionError):
-        extract_features(PixelEncoder(4), source, out, encoding=at_size(progress=interrupting(5)), labels=["a"] * COUNT)
+        extract_features(
+            PixelEncoder(4), source, Output(out), encoding=at_size(progress=interrupting(5)), labels=["a"] * COUNT
+        )
     encoder: Any = change.encoder or PixelEncoder(4)
     settings: dict[str, Any] = {"labels": ["a"] * COUNT, "encoding": change.encoding} | change.settings
     with pytest.raises(CapiError, match=rf"{change.message}: extract with overwrite, or remove"):
-        extract_features(encoder, source, out, **settings)
-    assert extract_features(encoder, source, out, overwrite=True, **settings).resumed_at == 0
+        extract_features(encoder, source, Output(out), **settings)
+    assert extract_features(encoder, source, Output(out, overwrite=True), **settings).resumed_at == 0
     assert len(read_features(out)) == COUNT
 
 
@@ -228,20 +233,20 @@ def test__other_images_are_not_taken_for_those_it_was_started_with(tmp_path: Pat
     elsewhere = Files(Path(shutil.copytree(source.root, tmp_path / "copy")), [source.name(i) for i in range(COUNT)])
     fewer = Files(source.root, [source.name(i) for i in range(COUNT - 1)])
     with pytest.raises(InterruptionError):
-        extract_features(PixelEncoder(4), source, out, encoding=at_size(progress=interrupting(5)))
+        extract_features(PixelEncoder(4), source, Output(out), encoding=at_size(progress=interrupting(5)))
     for other in (elsewhere, fewer):
         with pytest.raises(CapiError, match="of other images"):
-            extract_features(PixelEncoder(4), other, out, encoding=at_size())
+            extract_features(PixelEncoder(4), other, Output(out), encoding=at_size())
 
 
 def test__encoders_without_fingerprint_are_distinguished_by_what_is_said_of_them(tmp_path: Path, source: Files) -> None:
     out = tmp_path / "x.safetensors"
     one = {"model": Path("one"), "layers": (1, 2)}
     with pytest.raises(InterruptionError):
-        extract_features(Counting(), source, out, encoding=at_size(progress=interrupting(5)), about=one)
+        extract_features(Counting(), source, Output(out), encoding=at_size(progress=interrupting(5)), about=one)
     with pytest.raises(CapiError, match="of another encoder"):
-        extract_features(Counting(), source, out, encoding=at_size(), about=one | {"model": "two"})
-    assert extract_features(Counting(), source, out, encoding=at_size(), about=one).resumed_at == 3
+        extract_features(Counting(), source, Output(out), encoding=at_size(), about=one | {"model": "two"})
+    assert extract_features(Counting(), source, Output(out), encoding=at_size(), about=one).resumed_at == 3
     assert read_features(out).facts.about["model"] == "one"
 
 
@@ -249,23 +254,23 @@ def test__encoders_without_fingerprint_are_distinguished_by_what_is_said_of_them
 def test__a_damaged_beginning_is_an_error_until_it_is_overwritten(tmp_path: Path, source: Files, damaged: str) -> None:
     out = tmp_path / "x.safetensors"
     with pytest.raises(InterruptionError):
-        extract_features(Counting(), source, out, encoding=at_size(progress=interrupting(5)))
+        extract_features(Counting(), source, Output(out), encoding=at_size(progress=interrupting(5)))
     content = (partial_of(out) / damaged).read_bytes()
     (partial_of(out) / damaged).write_bytes(content[: len(content) // 2])
     with pytest.raises(CapiError, match="it is damaged"):
-        extract_features(Counting(), source, out, encoding=at_size())
-    assert extract_features(Counting(), source, out, encoding=at_size(), overwrite=True).resumed_at == 0
+        extract_features(Counting(), source, Output(out), encoding=at_size())
+    assert extract_features(Counting(), source, Output(out, overwrite=True), encoding=at_size()).resumed_at == 0
 
 
 def test__a_file_that_is_there_stays_until_the_new_one_is_complete(tmp_path: Path, source: Files) -> None:
     out = tmp_path / "x.safetensors"
     out.write_text("dear to someone")
     with pytest.raises(CapiError, match="there already"):
-        extract_features(Counting(), source, out, encoding=at_size())
+        extract_features(Counting(), source, Output(out), encoding=at_size())
     with pytest.raises(InterruptionError):
-        extract_features(Counting(), source, out, encoding=at_size(progress=interrupting(5)), overwrite=True)
+        extract_features(Counting(), source, Output(out, overwrite=True), encoding=at_size(progress=interrupting(5)))
     assert out.read_text() == "dear to someone"
-    assert extract_features(Counting(), source, out, encoding=at_size(), overwrite=True).resumed_at == 3
+    assert extract_features(Counting(), source, Output(out, overwrite=True), encoding=at_size()).resumed_at == 3
     assert len(read_features(out)) == COUNT
 
 
@@ -282,8 +287,8 @@ def test__a_full_disk_is_reported_and_what_was_done_is_kept(
     with monkeypatch.context() as patch:
         patch.setattr(FeatureWriter, "write", full)
         with pytest.raises(CapiError, match=r"No space left.*make room"):
-            extract_features(Counting(), source, out, encoding=at_size())
-    assert extract_features(Counting(), source, out, encoding=at_size()).resumed_at == 6
+            extract_features(Counting(), source, Output(out), encoding=at_size())
+    assert extract_features(Counting(), source, Output(out), encoding=at_size()).resumed_at == 6
 
 
 def test__too_little_room_is_reported_at_once(tmp_path: Path, source: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,17 +302,17 @@ def test__too_little_room_is_reported_at_once(tmp_path: Path, source: Files, mon
         usage = (10**9, 10**9 - free, free)
         monkeypatch.setattr(shutil, "disk_usage", lambda _, usage=usage: shutil._ntuple_diskusage(*usage))
         if fits:
-            extract_features(Counting(), source, tmp_path / name, encoding=at_size())
+            extract_features(Counting(), source, Output(tmp_path / name), encoding=at_size())
         else:
             with pytest.raises(CapiError, match="make room"):
-                extract_features(Counting(), source, tmp_path / name, encoding=at_size())
+                extract_features(Counting(), source, Output(tmp_path / name), encoding=at_size())
             assert not partial_of(tmp_path / name).exists()
 
 
 def test__a_place_that_cannot_be_written_is_an_error(tmp_path: Path, source: Files) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CapiError, match=r"cannot be written .*choose another place"):
-        extract_features(Counting(), source, tmp_path / "file" / "x.safetensors", encoding=at_size())
+        extract_features(Counting(), source, Output(tmp_path / "file" / "x.safetensors"), encoding=at_size())
 
 
 def test__a_second_process_waits_for_its_turn(tmp_path: Path, source: Files) -> None:
@@ -322,15 +327,15 @@ def test__a_second_process_waits_for_its_turn(tmp_path: Path, source: Files) -> 
         assert other.stdout is not None
         other.stdout.readline()
         with pytest.raises(CapiError, match="another process"):
-            extract_features(Counting(), source, out, encoding=at_size())
+            extract_features(Counting(), source, Output(out), encoding=at_size())
         assert partial_of(out).exists()
         other.communicate()
-    assert extract_features(Counting(), source, out, encoding=at_size()).images == COUNT
+    assert extract_features(Counting(), source, Output(out), encoding=at_size()).images == COUNT
 
 
 def test__images_in_memory_have_no_root(tmp_path: Path) -> None:
     source: ImageSource = EncodedImages(["a/0", "a/1"], [encoded(photo(20, 30, seed), "PNG") for seed in range(2)])
-    extract_features(Counting(), source, tmp_path / "x.safetensors", encoding=at_size())
+    extract_features(Counting(), source, Output(tmp_path / "x.safetensors"), encoding=at_size())
     file = read_features(tmp_path / "x.safetensors")
     assert file.names == ["a/0", "a/1"]
     assert file.facts.root is None
@@ -339,7 +344,7 @@ def test__images_in_memory_have_no_root(tmp_path: Path) -> None:
 def test__a_size_that_patches_do_not_fill_becomes_the_nearest_one_and_is_reported(
     tmp_path: Path, source: Files, caplog: pytest.LogCaptureFixture
 ) -> None:
-    result = extract_features(Counting(), source, tmp_path / "x.safetensors", encoding=Encoding(size=(17, 23)))
+    result = extract_features(Counting(), source, Output(tmp_path / "x.safetensors"), encoding=Encoding(size=(17, 23)))
     assert result.size == (16, 24)
     assert "images of 16 x 24 pixels: the nearest to 17 x 23" in caplog.text
 
@@ -347,7 +352,7 @@ def test__a_size_that_patches_do_not_fill_becomes_the_nearest_one_and_is_reporte
 def test__a_broken_image_is_named_and_leaves_nothing_behind(tmp_path: Path, source: Files) -> None:
     (source.root / source.name(0)).write_text("no image")
     with pytest.raises(CapiError, match=r"00.png cannot be read"):
-        extract_features(Counting(), source, tmp_path / "x.safetensors", encoding=at_size())
+        extract_features(Counting(), source, Output(tmp_path / "x.safetensors"), encoding=at_size())
     assert not partial_of(tmp_path / "x.safetensors").exists()
 
 
@@ -373,7 +378,7 @@ def test__requests_that_make_no_sense_are_errors(
     given: dict[str, Any] = {"source": source, "out": "x.safetensors", "encoding": at_size()} | settings
     out = tmp_path / given.pop("out")
     with pytest.raises(CapiError, match=message):
-        extract_features(Counting(), given.pop("source"), out, **given)
+        extract_features(Counting(), given.pop("source"), Output(out), **given)
     assert not partial_of(out).exists()
 
 
@@ -382,9 +387,9 @@ def test__names_that_parquet_cannot_hold_are_reported_before_the_work(tmp_path: 
     strange = EncodedImages([name], [encoded(photo(20, 30), "PNG")])
     encoder = Counting()
     with pytest.raises(CapiError, match="use safetensors"):
-        extract_features(encoder, strange, tmp_path / "x.parquet", encoding=at_size())
+        extract_features(encoder, strange, Output(tmp_path / "x.parquet"), encoding=at_size())
     assert encoder.seen == 0
-    extract_features(encoder, strange, tmp_path / "x.safetensors", encoding=at_size())
+    extract_features(encoder, strange, Output(tmp_path / "x.safetensors"), encoding=at_size())
     assert read_features(tmp_path / "x.safetensors").names == [name]
 
 
@@ -393,4 +398,4 @@ def test__without_pyarrow_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(CapiError, match=r"pip install 'capi\[parquet\]'"):
-        extract_features(Counting(), source, tmp_path / "x.parquet", encoding=at_size())
+        extract_features(Counting(), source, Output(tmp_path / "x.parquet"), encoding=at_size())

@@ -22,6 +22,7 @@ from capi.evals.results import (
     table,
     write_record,
 )
+from capi.runtime.atomic import Output
 
 CONTEXT = Context(
     model="runs/a|b",
@@ -130,15 +131,15 @@ def test__tables_keep_their_columns() -> None:
 
 
 def test__results_are_not_replaced_by_accident(tmp_path: Path) -> None:
-    refuse_results(tmp_path / "new", overwrite=False)
-    refuse_results(tmp_path, overwrite=False)
+    refuse_results(Output(tmp_path / "new", overwrite=False))
+    refuse_results(Output(tmp_path, overwrite=False))
     (tmp_path / "results.json").write_text("{}")
     with pytest.raises(CapiError, match="already holds results: choose another `out`, or replace them"):
-        refuse_results(tmp_path, overwrite=False)
-    refuse_results(tmp_path, overwrite=True)
+        refuse_results(Output(tmp_path, overwrite=False))
+    refuse_results(Output(tmp_path, overwrite=True))
     for overwrite in (True, False):
         with pytest.raises(CapiError, match="is a file: `out` takes the name of a folder"):
-            refuse_results(tmp_path / "results.json", overwrite)
+            refuse_results(Output(tmp_path / "results.json", overwrite))
 
 
 def test__a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:

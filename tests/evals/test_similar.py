@@ -16,6 +16,7 @@ from capi.evals.feature_files import FeatureFile, read_features
 from capi.evals.features import Encoding, encoded_batches
 from capi.evals.retrieval import find_similar
 from capi.models.features import CapiEncoder, PixelEncoder
+from capi.runtime.atomic import Output
 from capi.types import IMAGENET, Statistics, VisionEncoder
 from tests.data.pictures import encoded, photo
 
@@ -34,7 +35,9 @@ def source(tmp_path: Path) -> Files:
 
 def features_file(encoder: VisionEncoder, source: Files, name: str = "x.safetensors", **settings: Any) -> FeatureFile:
     out = source.root.parent / name
-    extract_features(encoder, source, out, **({"encoding": ENCODING, "kinds": ["patch", "mean_patch"]} | settings))
+    extract_features(
+        encoder, source, Output(out), **({"encoding": ENCODING, "kinds": ["patch", "mean_patch"]} | settings)
+    )
     return read_features(out)
 
 
@@ -115,7 +118,7 @@ def test__equally_similar_images_come_in_the_order_of_the_file(tmp_path: Path) -
     extract_features(
         PixelEncoder(4),
         EncodedImages([f"{number}" for number in range(6)], [contents[kind] for kind in kinds]),
-        tmp_path / "x.safetensors",
+        Output(tmp_path / "x.safetensors"),
         encoding=ENCODING,
     )
     (tmp_path / "blue.png").write_bytes(contents["blue"])
@@ -137,7 +140,7 @@ def test__features_without_direction_are_at_right_angles_to_all(tmp_path: Path) 
     encoder = PixelEncoder(4, Statistics((0.0,) * 3, (1.0,) * 3))
     colors = ["black", "blue", "red", "black"]
     source = EncodedImages(colors, [encoded(Image.new("RGB", (20, 20), color), "PNG") for color in colors])
-    extract_features(encoder, source, tmp_path / "x.safetensors", encoding=ENCODING)
+    extract_features(encoder, source, Output(tmp_path / "x.safetensors"), encoding=ENCODING)
     file = read_features(tmp_path / "x.safetensors")
     Image.new("RGB", (20, 20), "purple").save(tmp_path / "q.png")
     found = find_similar(file, encoder, tmp_path / "q.png", encoding=ENCODING)

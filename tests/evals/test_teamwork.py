@@ -23,6 +23,7 @@ from capi.evals.extraction import extract_features
 from capi.evals.features import Encoding
 from capi.evals.team import lead_encoding, prepared, sources_of
 from capi.models.features import PixelEncoder
+from capi.runtime.atomic import Output
 from capi.runtime.processes import ALONE
 from tests.data.pictures import photo
 from tests.evals.toys import colored_data
@@ -102,7 +103,9 @@ def unfinished(work: Path, out: Path) -> None:
     named = {"model": str(work / "run"), "weights": "teacher", "data": str(work / "photos"), "split": None}
     encoding = Encoding(size=(16, 16), batch_size=3, progress=progress)
     with pytest.raises(Interruption):
-        extract_features(capi.load(work / "run"), listed.images, out, encoding=encoding, kinds=KINDS, about=named)
+        extract_features(
+            capi.load(work / "run"), listed.images, Output(out), encoding=encoding, kinds=KINDS, about=named
+        )
 
 
 def extraction(work: Path, data: str, out: str) -> list[str]:

@@ -18,6 +18,7 @@ from capi.evals.feature_files import read_features
 from capi.evals.features import Encoding
 from capi.evals.tiles import Tiling, spans, stitch, tiling_of
 from capi.models.features import CapiEncoder
+from capi.runtime.atomic import Output
 from capi.types import Features
 from tests.data.pictures import noise, photo
 
@@ -41,8 +42,12 @@ def folder_of(tmp_path: Path, **images: np.ndarray) -> Files:
     return image_folder(tmp_path)
 
 
-def stitched(encoder: object, source: Files, out: Path, tiling: Tiling, **settings: object) -> Tensor:
-    stitch(encoder, source, 0, out, tiling=tiling, encoding=Encoding(batch_size=2), about={}, **settings)
+def stitched(
+    encoder: object, source: Files, out: Path, tiling: Tiling, *, overwrite: bool = False, **settings: object
+) -> Tensor:
+    stitch(
+        encoder, source, 0, Output(out, overwrite), tiling=tiling, encoding=Encoding(batch_size=2), about={}, **settings
+    )
     return read_features(out).array("patch")[0]
 
 

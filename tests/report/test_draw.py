@@ -17,6 +17,7 @@ from capi.report.draw import PICTURE_KINDS, Prototypes, built_in_photos, load_pr
 from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame
 from capi.report.pictures.painters import PcaColors, paint
 from capi.report.pictures.sheets import enlarged
+from capi.runtime.atomic import Output
 from capi.train.build import build_learner
 from capi.types import Features, Statistics
 from capi.zoo.run_folder import RunFolder
@@ -47,7 +48,7 @@ class OnePatch(PatchColors):
 
 
 def test__there_is_a_picture_for_each_image_kind_model_and_size(images: Path, tmp_path: Path) -> None:
-    done = picture(MODELS, [images], tmp_path / "out", sizes=(16, 32), kinds=("pca", "components", "clusters"))
+    done = picture(MODELS, [images], Output(tmp_path / "out"), sizes=(16, 32), kinds=("pca", "components", "clusters"))
     assert done.failed == {}
     assert done.files[0] == done.page
     assert all(path.is_file() for path in done.files)
@@ -67,7 +68,7 @@ def test__there_is_a_picture_for_each_image_kind_model_and_size(images: Path, tm
 
 def test__pictures_show_the_features(images: Path, tmp_path: Path) -> None:
     encoder = PatchColors()
-    picture({"m": encoder}, [images / "a.png"], tmp_path / "out", sizes=(32,), kinds=("pca",), whole=True)
+    picture({"m": encoder}, [images / "a.png"], Output(tmp_path / "out"), sizes=(32,), kinds=("pca",), whole=True)
     maps = [
         one.feature_map for one in FeatureMaps(encoder, Files(images, ["a.png"]), PictureFrame(32, 4, True), Encoding())
     ]
@@ -82,7 +83,7 @@ def test__every_kind_can_be_drawn_together(images: Path, tmp_path: Path) -> None
     done = picture(
         MODELS,
         [images],
-        tmp_path / "out",
+        Output(tmp_path / "out"),
         sizes=(16,),
         kinds=PICTURE_KINDS,
         joint=True,
@@ -96,12 +97,12 @@ def test__every_kind_can_be_drawn_together(images: Path, tmp_path: Path) -> None
 
 
 def test__sizes_that_patches_round_to_one_count_once(images: Path, tmp_path: Path) -> None:
-    picture({"m": PatchColors()}, [images], tmp_path / "out", sizes=(16, 17, 15, 32), kinds=("pca",))
+    picture({"m": PatchColors()}, [images], Output(tmp_path / "out"), sizes=(16, 17, 15, 32), kinds=("pca",))
     assert sorted(path.name for path in (tmp_path / "out" / "pca").iterdir()) == ["1-m-16", "1-m-32"]
 
 
 def test__without_images_the_built_in_photos_are_drawn(tmp_path: Path) -> None:
-    done = picture({"m": PatchColors()}, [], tmp_path / "out", sizes=(32,), kinds=("pca",), whole=True)
+    done = picture({"m": PatchColors()}, [], Output(tmp_path / "out"), sizes=(32,), kinds=("pca",), whole=True)
     assert len([path for path in done.files if "photos" in path.parts]) == 6
 
 
@@ -122,7 +123,7 @@ def test__built_in_photos_name_their_extra_where_it_is_missing(monkeypatch: pyte
 def test__images_that_cannot_be_read_are_listed_and_the_others_drawn(images: Path, tmp_path: Path) -> None:
     (images / "huge.png").write_bytes(claimed(20000, 20000))
     (images / "text.jpg").write_text("no image")
-    done = picture(MODELS, [images], tmp_path / "out", sizes=(16,), kinds=("pca", "clusters"), joint=True)
+    done = picture(MODELS, [images], Output(tmp_path / "out"), sizes=(16,), kinds=("pca", "clusters"), joint=True)
     assert set(done.failed) == {"huge.png", "text.jpg"}
     with (tmp_path / "out" / "failed.csv").open(newline="") as file:
         assert dict(list(csv.reader(file))[1:]) == done.failed
@@ -132,7 +133,7 @@ def test__images_that_cannot_be_read_are_listed_and_the_others_drawn(images: Pat
 
 def test__a_model_that_cannot_read_the_images_leaves_the_others_alone(images: Path, tmp_path: Path) -> None:
     models = {"random": RandomPatches(), "five channels": PixelEncoder(4, Statistics((0.5,) * 5, (0.2,) * 5))}
-    done = picture(models, [images], tmp_path / "out", sizes=(16,), kinds=("pca", "components"), joint=True)
+    done = picture(models, [images], Output(tmp_path / "out"), sizes=(16,), kinds=("pca", "components"), joint=True)
     assert (tmp_path / "out" / "pca.png").is_file()
     assert "3 channels" in done.failed["a.png"]
     assert (tmp_path / "out" / "components.png").is_file()
@@ -148,7 +149,7 @@ def test__images_of_one_pixel_one_color_or_gray_are_drawn(tmp_path: Path) -> Non
         Image.fromarray(values).save(tmp_path / name)
     found = [tmp_path / name for name in ("one.png", "even.png", "grey.png")]
     done = picture(
-        {"m": RandomPatches()}, found, tmp_path / "out", sizes=(16,), kinds=("pca", "components", "dictionary")
+        {"m": RandomPatches()}, found, Output(tmp_path / "out"), sizes=(16,), kinds=("pca", "components", "dictionary")
     )
     assert done.failed == {}
     for name in ("one.png", "even.png"):
@@ -160,7 +161,9 @@ def test__images_of_one_pixel_one_color_or_gray_are_drawn(tmp_path: Path) -> Non
 def test__an_encoder_with_one_patch_is_drawn(images: Path, tmp_path: Path) -> None:
     for joint in (False, True):
         kinds = tuple(kind for kind in PICTURE_KINDS if kind != "prototypes")
-        done = picture({"m": OnePatch()}, [images], tmp_path / f"out{joint}", sizes=(16,), kinds=kinds, joint=joint)
+        done = picture(
+            {"m": OnePatch()}, [images], Output(tmp_path / f"out{joint}"), sizes=(16,), kinds=kinds, joint=joint
+        )
         assert done.failed == {}
 
 
@@ -180,7 +183,7 @@ def test__a_request_that_makes_no_sense_is_refused(
 ) -> None:
     request: dict[str, object] = {"models": MODELS, "sizes": (16,), "kinds": ("pca",)} | changes
     with pytest.raises(CapiError, match=message):
-        picture(images=[images], out=tmp_path / "out", **request)  # type: ignore[arg-type]
+        picture(images=[images], output=Output(tmp_path / "out"), **request)  # type: ignore[arg-type]
     assert not (tmp_path / "out").exists()
 
 
@@ -188,10 +191,10 @@ def test__folders_without_images_and_images_that_are_none_are_reported(tmp_path:
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(CapiError, match="holds no images"):
-        picture(MODELS, [empty], tmp_path / "out", sizes=(16,))
+        picture(MODELS, [empty], Output(tmp_path / "out"), sizes=(16,))
     (empty / "a.png").write_text("no image")
     with pytest.raises(CapiError, match="none of the images can be read"):
-        picture(MODELS, [empty], tmp_path / "out", sizes=(16,))
+        picture(MODELS, [empty], Output(tmp_path / "out"), sizes=(16,))
 
 
 def test__a_folder_that_holds_something_is_not_written_to_by_accident(images: Path, tmp_path: Path) -> None:
@@ -199,19 +202,19 @@ def test__a_folder_that_holds_something_is_not_written_to_by_accident(images: Pa
     out.mkdir()
     (out / "mine.txt").write_text("mine")
     with pytest.raises(CapiError, match="`overwrite=True`"):
-        picture(MODELS, [images], out, sizes=(16,), kinds=("pca",))
-    picture(MODELS, [images], out, sizes=(16,), kinds=("pca",), overwrite=True)
+        picture(MODELS, [images], Output(out), sizes=(16,), kinds=("pca",))
+    picture(MODELS, [images], Output(out, overwrite=True), sizes=(16,), kinds=("pca",))
     assert (out / "mine.txt").read_text() == "mine"
     with pytest.raises(CapiError, match="is a file"):
-        picture(MODELS, [images], out / "mine.txt", sizes=(16,), kinds=("pca",), overwrite=True)
+        picture(MODELS, [images], Output(out / "mine.txt", overwrite=True), sizes=(16,), kinds=("pca",))
 
 
 def test__many_images_are_all_drawn_and_the_sheet_says_how_many_it_shows(tmp_path: Path) -> None:
     for number in range(15):
         Image.fromarray(photo(16, 16, seed=number)).save(tmp_path / f"{number:02d}.png")
-    done = picture({"m": PatchColors()}, [tmp_path], tmp_path / "out", sizes=(16,), kinds=("pca",), joint=True)
+    done = picture({"m": PatchColors()}, [tmp_path], Output(tmp_path / "out"), sizes=(16,), kinds=("pca",), joint=True)
     assert len([path for path in done.files if "pca" in path.parts]) == 15
-    few = picture({"m": PatchColors()}, [tmp_path / "00.png"], tmp_path / "few", sizes=(16,), kinds=("pca",))
+    few = picture({"m": PatchColors()}, [tmp_path / "00.png"], Output(tmp_path / "few"), sizes=(16,), kinds=("pca",))
     with Image.open(tmp_path / "out" / "pca.png") as many, Image.open(few.folder / "pca.png") as single:
         rows = many.height - single.height
     assert 11 * 190 < rows < 11 * 210

@@ -14,6 +14,7 @@ from capi.evals.features import Encoding
 from capi.evals.retrieval import Match, find_similar
 from capi.models.features import PixelEncoder
 from capi.report.pictures.matches import match_tile, query_tile, similarity_sheet
+from capi.runtime.atomic import Output
 from tests.data.pictures import encoded
 
 FRAMING = Framing((16, 16), (4, 4))
@@ -35,7 +36,9 @@ def test__the_colored_patch_is_found_and_framed_where_it_is(
         ImageDraw.Draw(picture).rectangle((round(left), round(top), round(right) - 1, round(bottom) - 1), fill=RED)
         picture.save(folder / name)
     encoding, out = Encoding(size=(16, 24), batch_size=4), tmp_path / "x.safetensors"
-    extract_features(PixelEncoder(4), image_folder(folder), out, encoding=encoding, kinds=["patch"], whole=whole)
+    extract_features(
+        PixelEncoder(4), image_folder(folder), Output(out), encoding=encoding, kinds=["patch"], whole=whole
+    )
     file = read_features(out)
     assert file.facts.framing == framing
     left, top, right, bottom = framing.patch_box(image_size, *places["b.png"])

@@ -16,6 +16,7 @@ from capi.evals.fitted_probes import load_probe
 from capi.evals.prediction import Prediction
 from capi.models.features import PixelEncoder
 from capi.report.predictions import Predicted, color_of, picture_names, write_predictions
+from capi.runtime.atomic import Output
 from tests.data.pictures import noise
 
 Rows = list[dict[str, str]]
@@ -41,7 +42,7 @@ def noisy(tmp_path: Path) -> Path:
 def label(probe: Path, images: list[Path], out: Path, patch_size: int = 4, **options: Any) -> Predicted:
     encoding = Encoding(batch_size=options.pop("batch_size", 7), workers=options.pop("workers", 0))
     prediction = Prediction(PixelEncoder(patch_size), load_probe(probe), find_images(images), encoding)
-    return write_predictions(prediction, out, **options)
+    return write_predictions(prediction, Output(out, **options))
 
 
 @pytest.mark.parametrize("protocol", ["knn", "linear", "attentive"])
@@ -216,7 +217,7 @@ def test__what_is_in_the_folder_is_kept_unless_asked(classifier: Path, noisy: Pa
     out = tmp_path / "out"
     out.mkdir()
     (out / "mine.txt").write_text("")
-    with pytest.raises(CapiError, match="is not empty: choose another `out`, or write into it with `overwrite=True`"):
+    with pytest.raises(CapiError, match="is not empty: choose another `out`, or give `overwrite=True`"):
         label(classifier, [noisy / "val"], out)
     label(classifier, [noisy / "val"], out, overwrite=True)
     assert sorted(path.name for path in out.iterdir()) == ["labels.csv", "mine.txt"]

@@ -7,6 +7,7 @@ import torch
 import capi
 from capi.config.schema import Config
 from capi.errors import CapiError
+from capi.runtime.atomic import Output
 from capi.zoo.encoders import load_weights
 from capi.zoo.export import ExportFormat, ExportOptions, write_export
 from tests.conftest import REFERENCE
@@ -31,8 +32,8 @@ def test__from_format_to_format_features_stay_bit_equal(
     small_config: Config, tmp_path: Path, images: torch.Tensor, first: ExportFormat, second: ExportFormat
 ) -> None:
     run = make_run(small_config, tmp_path / "run")
-    once = write_export(run, tmp_path / "once", format=first).path
-    twice = write_export(once, tmp_path / "twice", format=second).path
+    once = write_export(run, Output(tmp_path / "once"), format=first).path
+    twice = write_export(once, Output(tmp_path / "twice"), format=second).path
     assert same(load_weights(once), load_weights(run), images)
     assert same(load_weights(twice), load_weights(run), images)
 
@@ -41,15 +42,15 @@ def test__from_format_to_format_features_stay_bit_equal(
 def test__a_released_checkpoint_goes_into_every_format(tmp_path: Path, format: ExportFormat) -> None:
     images = torch.randn(1, 3, 64, 48)
     checkpoint = REFERENCE / "student.pth"
-    done = write_export(checkpoint, tmp_path / "out", format=format)
+    done = write_export(checkpoint, Output(tmp_path / "out"), format=format)
     assert same(load_weights(done.path), load_weights(checkpoint), images)
 
 
 def test__statistics_go_along_where_there_is_no_config(small_config: Config, tmp_path: Path) -> None:
     data = small_config.data.model_copy(update={"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)})
     run = make_run(small_config.model_copy(update={"data": data}), tmp_path / "run")
-    folder = write_export(run, tmp_path / "folder", format="transformers").path
-    file = write_export(folder, tmp_path / "file", format="safetensors").path
+    folder = write_export(run, Output(tmp_path / "folder"), format="transformers").path
+    file = write_export(folder, Output(tmp_path / "file"), format="safetensors").path
     assert load_weights(file).statistics == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
@@ -67,7 +68,7 @@ def test__what_does_not_go_together_is_refused(
 ) -> None:
     run = make_run(small_config, tmp_path / "run")
     with pytest.raises(CapiError, match=message):
-        write_export(run, tmp_path / "out", format=format, options=options)
+        write_export(run, Output(tmp_path / "out"), format=format, options=options)
     assert not (tmp_path / "out").exists()
 
 
@@ -77,15 +78,15 @@ def test__nothing_is_replaced_unless_that_is_asked_for(
 ) -> None:
     run = make_run(small_config, tmp_path / "run")
     place = tmp_path / "out"
-    write_export(run, place, format=format)
+    write_export(run, Output(place), format=format)
     with pytest.raises(CapiError, match=r"is there already.*`overwrite=True`"):
-        write_export(run, place, format=format)
-    assert write_export(run, place, format=format, overwrite=True).path.exists()
+        write_export(run, Output(place), format=format)
+    assert write_export(run, Output(place, overwrite=True), format=format).path.exists()
 
 
 def test__a_run_s_own_size_goes_to_transformers(small_config: Config, tmp_path: Path) -> None:
     run = make_run(small_config, tmp_path / "run")
-    folder = write_export(run, tmp_path / "out", format="transformers").path
+    folder = write_export(run, Output(tmp_path / "out"), format="transformers").path
     height, width = small_config.data.height_and_width
     known = [json.loads((folder / name).read_text()) for name in ("config.json", "preprocessor_config.json")]
     assert [known[0]["image_size"], known[1]["size"]] == [[height, width], {"height": height, "width": width}]
