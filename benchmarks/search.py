@@ -120,6 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--collect", type=Path, help="write the records of RESULTS and of --known as JSON lines here")
     parser.add_argument("--table", action="store_true", help="print the scores of all rows")
     parser.add_argument("--against", default=REFERENCE, choices=ROWS, metavar="ROW", help="what --table compares with")
+    parser.add_argument("--plot", type=Path, help="draw the scores of one data set against FLOP here")
     parser.add_argument("--early", action="store_true", help="print what foretells the final k-NN of a run")
     parser.add_argument("--job", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
@@ -136,6 +137,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         chosen.collect.write_text("".join(f"{lines[name]}\n" for name in sorted(lines)))
     if chosen.table:
         print(table(records, chosen.against))
+    if chosen.plot:
+        plot([record for record in records if record["kind"] == "run"], chosen.plot)
     if chosen.early:
         print(early(records))
 
@@ -364,6 +367,36 @@ def table(records: Sequence[dict[str, Any]], against: str = REFERENCE) -> str:
         cells += [difference(group, reference, name) if row != against else "-" for name in ("knn", "linear")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def plot(runs: Sequence[dict[str, Any]], path: Path) -> None:
+    """k-NN and linear score against required FLOP: a panel for each model (--set), a line for each row."""
+    import matplotlib.pyplot as plt
+
+    from capi.api import planned_cost
+
+    models = list(dict.fromkeys(" ".join(run["set"]) for run in runs))
+    figure, panels = plt.subplots(
+        2, len(models), figsize=(4.2 * len(models), 6.4), sharex=True, sharey="row", squeeze=False
+    )
+    for column, model in enumerate(models):
+        of_model = [run for run in runs if " ".join(run["set"]) == model]
+        for row in (row for row in ROWS if any(run["row"] == row for run in of_model)):
+            points: dict[float, list[dict[str, Any]]] = {}
+            for run in of_model:
+                if run["row"] == row:
+                    config = config_of(run, row, run["seed"], max(run["steps"], 1))
+                    points.setdefault(planned_cost(config).flop, []).append(run)
+            for axes, score in zip(panels[:, column], ("knn", "linear"), strict=True):
+                means = [statistics.mean(run[score] for run in points[flop]) for flop in sorted(points)]
+                axes.plot(sorted(points), means, "o-", label=row)
+                axes.set_xscale("log")
+                axes.set_ylabel({"knn": "k-NN, %", "linear": "linear, %"}[score])
+        panels[0, column].set_title(model.replace(" ", "\n"), fontsize=7)
+        panels[1, column].set_xlabel("FLOP of the run")
+    panels[0, 0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path)
 
 
 def early(records: Sequence[dict[str, Any]]) -> str:

@@ -215,7 +215,15 @@ def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: 
     small = ["data.image_size=16", "model.patch_size=4", "model.width=16", "clustering.prototypes=8"]
     small += ["masking.predict=4", "optimization.batch_size=4"]
     arguments = ["--data", f"toy={tmp_path}", "--budget=0.2", "--rows", "untrained", "adamw", "--set", *small]
-    output = run("search.py", str(tmp_path / "results"), *arguments, "--table", f"--collect={tmp_path / 'all.jsonl'}")
+    output = run(
+        "search.py",
+        str(tmp_path / "results"),
+        *arguments,
+        "--table",
+        f"--collect={tmp_path / 'all.jsonl'}",
+        f"--plot={tmp_path / 'plot.png'}",
+    )
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
     records = [json.loads(line) for line in (tmp_path / "all.jsonl").read_text().splitlines()]
     assert sorted(record["kind"] for record in records) == ["cost", "cost", "run", "run"]
     untrained, trained = (
