@@ -175,6 +175,7 @@ def push(
     watts: Watts = None,
     carbon: Carbon = None,
     overwrite: Overwrite = False,
+    trust: TrustOption = None,  # noqa: ARG001 - read by its callback
 ) -> None:
     """Share a run on the Hugging Face Hub: weights, config and a model card."""
     one_of("--weights", weights, ("teacher", "student"))

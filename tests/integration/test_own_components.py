@@ -119,6 +119,8 @@ def test__the_target_of_the_page_is_trained_resumed_and_judged(run_here: RunHere
         work / "run" / "report.html"
     ).read_text(encoding="utf-8")
     assert run_here("doctor", "run").code in {0, 1}
+    pushed = run_here("push", "run", "ana/pca", "--licence", "mit", "--dry-run", "--out", "card")
+    assert pushed.code == 0, pushed.stderr
     # To train it is, and somebody must say so.
     (work / "kept.py").rename(work / "pca_target.py")
     again = ["pretrain", "run/config.yaml", "--data", "photos", "--out", "run", "--device", "cpu", "--resume"]
@@ -204,11 +206,14 @@ def test__a_mask_of_a_file_is_found_by_workers_that_are_spawned(work: Path) -> N
     assert torch.equal(there, visible)
 
 
-def test__a_predictor_of_a_file_is_loaded_where_the_file_is_named_again(work: Path) -> None:
+def test__a_predictor_of_a_file_is_loaded_where_the_file_is_named_again(run_here: RunHere, work: Path) -> None:
     overrides = ["model.predictor.kind=own_predictor.py:Scaled", "model.predictor.options.scale=3.0"]
     capi.pretrain("tiny4", [*SMALL, *overrides, "optimization.steps=1"], data="photos", out="run", device="cpu")
     with pytest.raises(CapiError, match=r"names Python code in own_predictor\.py: look at it, then add `trust`"):
         capi.load("run")
+    pushing = ["push", "run", "ana/own", "--licence", "mit", "--dry-run", "--out", "card"]
+    assert_refused(run_here(*pushing), "names Python code in own_predictor.py: look at it, then add --trust")
+    assert_refused(run_here(*pushing, "--trust", "own_predictor.py"), "which alone can be described without its code")
     (work / "elsewhere").mkdir()
     (work / "own_predictor.py").rename(work / "elsewhere" / "own_predictor.py")
     encoder = capi.load("run", trust="elsewhere/own_predictor.py")
