@@ -16,8 +16,8 @@ from capi.train.health import is_score, metric_of, number_text
 
 CHARTS = "charts"
 _MISSING = {
-    "scores": "No evaluation has been logged. Name one in the config, under `evaluations`, to see what the features "
-    "are good for.",
+    "scores": "No evaluation has been logged. The key evaluations of the config names some, which show what the "
+    "features are good for.",
     "curves": "Nothing has been logged, so there are no curves to draw.",
 }
 _CURVES = {"scores": "Scores of teacher and student", "curves": "Curves"}
