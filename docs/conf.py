@@ -35,6 +35,8 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sphinx = False
+# Quotes become typographic, dashes stay: `--option` is one.
+smartquotes_action = "qe"
 # The five pages of the ablations in miniature are pages already.
 html_extra_path = ["measurements/ablations"]
 

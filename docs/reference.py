@@ -92,8 +92,16 @@ def benchmarks() -> str:
 def commands() -> str:
     """Every command with its options, by typer's own tool."""
     command = get_command(app)
+    _show_summaries_whole(command)
     text = get_docs_for_click(obj=command, ctx=click.Context(command, info_name="capi"), name="capi")
     return text.replace("# `capi`", "# Commands", 1).replace("```console", "```text")
+
+
+def _show_summaries_whole(group: click.Command) -> None:
+    """Lists of commands have the first paragraph of each; click would cut it after 45 letters."""
+    for command in getattr(group, "commands", {}).values():
+        command.short_help = " ".join((command.help or "").split("\n\n")[0].split())
+        _show_summaries_whole(command)
 
 
 def python() -> str:
@@ -125,14 +133,15 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
 
 def _table(model: type[BaseModel], path: str) -> list[str]:
     """Key, type, default and meaning of the plain values of a section."""
-    rows = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    # On a narrow screen the style of the class stacks the cells of a row.
+    rows = ["```{table}", ":class: keys", "", "| key | type | default | meaning |", "|---|---|---|---|"]
     for name, field in model.model_fields.items():
         if inspect.isclass(field.annotation) and issubclass(field.annotation, BaseModel):
             continue
         key = f"{path}.{name}" if path else name
         meaning = " ".join((field.description or "").split())
         rows.append(f"| `{key}` | {_cell(_type(field.annotation))} | {_default(field)} | {_cell(meaning)} |")
-    return rows
+    return [*rows, "```"]
 
 
 def _cell(text: str) -> str:
@@ -143,9 +152,16 @@ def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if field.is_required():
         return "required"
-    value = list(value) if isinstance(value, tuple) else value
-    words = {None: "null", True: "true", False: "false"}
-    return f"`{words[value] if value is None or isinstance(value, bool) else value}`"
+    return f"`{_yaml(value)}`"
+
+
+def _yaml(value: Any) -> str:
+    """A default as YAML has it; 4/3 with five digits."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_yaml, value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:.5g}" if isinstance(value, float) and len(repr(value)) > 10 else str(value)
 
 
 def _type(annotation: Any) -> str:

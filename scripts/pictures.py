@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 
 import matplotlib as mpl
@@ -32,7 +33,6 @@ from capi.report.draw import load_prototypes
 from capi.report.explorer.content import Content
 from capi.report.explorer.session import Explorer
 from capi.report.pictures.hidden_patches import hidden_picture
-from capi.report.pictures.painters import PrototypeMaps
 from capi.report.snapshots import photo_path, picture_path, snapshot_steps
 from capi.runtime.randomness import sample_keys
 
@@ -123,7 +123,7 @@ def sinkhorn(run: Path) -> Path:
 def positions(run: Path) -> Path:
     """How often a prototype is used at each position of the grid, by standard and by positionwise assignments."""
     prototypes = load_prototypes(run)
-    tokens = normalized_tokens(run, size=96, count=640)
+    tokens = normalized_tokens(run, range(640), size=96)
     logits = tokens @ prototypes.weight.T + (0 if prototypes.bias is None else prototypes.bias)
     images, rows, columns, count = logits.shape
     standard = sinkhorn_knopp(logits.reshape(1, -1, count))[0].reshape(images, rows * columns, count)
@@ -141,22 +141,22 @@ def positions(run: Path) -> Path:
 
 
 def clustering(run: Path) -> Path:
-    """One batch: photos, the prototype that each patch is assigned to as a color, and how sure the assignment is."""
-    prototypes, size = load_prototypes(run), 128
-    tokens = normalized_tokens(run, size=size, count=256)
+    """One batch: photos, and the prototype that each patch is assigned to; like prototypes have like colors."""
+    prototypes, batch, size = load_prototypes(run), range(0, 675, 3), 160
+    tokens = normalized_tokens(run, batch, size=size)
     logits = tokens @ prototypes.weight.T + (0 if prototypes.bias is None else prototypes.bias)
     images, rows, columns, count = logits.shape
     assignments = sinkhorn_knopp(logits.reshape(images, -1, count).transpose(0, 1)).transpose(0, 1)
-    assignments = assignments.reshape(images, rows, columns, count)
-    colors = PrototypeMaps(prototypes.weight, prototypes.bias).colors
-    figure, axes = pyplot.subplots(3, 6, figsize=(9, 4.7), layout="constrained")
-    photos = demo_photos("train")
-    for column, number in enumerate(range(10, images, 41)[:6]):
-        photo = Image.open(io.BytesIO(photos.images.read(number))).convert("RGB")
-        axes[0, column].imshow(photo.resize((size, size)))
-        axes[1, column].imshow(colors[assignments[number].argmax(-1)])
-        axes[2, column].imshow(assignments[number].amax(-1), cmap="magma", vmin=0, vmax=1)
-    for row, title in enumerate(("photo", "prototype", "largest share")):
+    chosen = assignments.reshape(images, rows, columns, count).argmax(-1)
+    # The ranks of a prototype along the first three principal components of all.
+    centered = prototypes.weight.detach() - prototypes.weight.detach().mean(0)
+    components = centered @ torch.linalg.svd(centered, full_matrices=False)[2][:3].T
+    colors = components.argsort(0).argsort(0) / (count - 1)
+    figure, axes = pyplot.subplots(2, 6, figsize=(9, 3.2), layout="constrained")
+    for column, number in enumerate((2, 167, 183, 193, 202, 213)):
+        axes[0, column].imshow(train_photo(batch[number]).resize((size, size)))
+        axes[1, column].imshow(colors[chosen[number]])
+    for row, title in enumerate(("photo", "prototype")):
         axes[row, 0].set_ylabel(title, fontsize=9)
     return save(figure, "clustering.webp")
 
@@ -205,13 +205,18 @@ def nearest(run: Path) -> Path:
     return save(figure, "nearest.webp")
 
 
-def normalized_tokens(run: Path, *, size: int, count: int) -> Tensor:
-    """Patch features (images rows columns width) of so many training photos, of length 1."""
-    encoder, photos = capi.load(run), demo_photos("train")
-    pictures = [Image.open(io.BytesIO(photos.images.read(number))) for number in range(count)]
+def normalized_tokens(run: Path, numbers: Iterable[int], *, size: int) -> Tensor:
+    """Patch features (images rows columns width) of these training photos, of length 1."""
+    encoder = capi.load(run)
     with torch.inference_mode():
-        feature_map = encoder(capi.transform(encoder, size)(pictures), pooled=False).feature_map
+        images = capi.transform(encoder, size)([train_photo(number) for number in numbers])
+        feature_map = encoder(images, pooled=False).feature_map
     return torch.nn.functional.normalize(feature_map, dim=-1)
+
+
+def train_photo(number: int) -> Image.Image:
+    """A photo of the demo's split `train`."""
+    return Image.open(io.BytesIO(demo_photos("train").images.read(number))).convert("RGB")
 
 
 def sinkhorn_knopp(logits: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The package as it is imported and shipped."""
 
+import importlib
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 import capi
@@ -226,6 +228,17 @@ def test__commands_of_the_first_pages_run_in_their_order(page: Path, tmp_path: P
     if lines:
         _run_one_after_the_other(lines, tmp_path)
     assert lines or page.stem == "channels", "a page without a command that can be tried"
+
+
+def test__the_reference_cuts_no_summary_and_writes_values_as_yaml_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    reference = importlib.import_module("reference")
+    summaries = re.findall(r"^\* `[a-z]+`: (.*)$", reference.commands(), re.MULTILINE)
+    assert len(summaries) > 20
+    assert not [summary for summary in summaries if summary.endswith("...")]
+    defaults = re.findall(r"^\| `([\w.]+)` \| .* \| `(.*?)` \| ", reference.config(), re.MULTILINE)
+    assert dict(defaults)["data.crop_aspect"] == "[0.75, 1.3333]"
+    assert {type(yaml.safe_load(value)) for _, value in defaults} >= {bool, float, int, list, str, type(None)}
 
 
 _SCHEMAS = {

@@ -363,7 +363,8 @@ class _Job:
         models = ", ".join(dict.fromkeys(column.name for column in self.columns))
         sides = ", ".join(str(side) for side in sorted({column.frame.side for column in self.columns}))
         aspect = "in their own aspect" if self.columns[0].frame.whole else "the square in their middle"
-        return [f"{models} · {len(self.figures)} images, {aspect} · short side of {sides} px"]
+        count = f"{len(self.figures)} image{'s' if len(self.figures) != 1 else ''}"
+        return [f"{models} · {count}, {aspect} · short side of {sides} px"]
 
 
 def as_page(

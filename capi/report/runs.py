@@ -29,14 +29,13 @@ from capi.runtime.atomic import atomic_open, atomic_write
 from capi.runtime.devices import choose_device
 from capi.runtime.progress import EvaluationProgress
 from capi.train.evaluations import build_evaluations
-from capi.train.health import is_score, metric_of
+from capi.train.health import METRICS, is_score, metric_of
 from capi.train.loop import Evaluation
 from capi.zoo.build import recorded_loss, recorded_target, statistics
 from capi.zoo.checkpoint_files import CheckpointFolder
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
 
 _LOG = logging.getLogger("capi")
-_PANELS = ("student_loss", "clustering_loss", "target_entropy", "prototype_use", "learning_rate")
 
 
 def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -> Sequence[Evaluation]:
@@ -151,7 +150,8 @@ def plot_metrics(records: Sequence[Mapping[str, Any]], path: Path, loss: LossLab
         raise CapiError("curves need an extra: pip install 'capi[pictures]'") from error
     logged = {key for record in records for key in record}
     scores = sorted(filter(is_score, logged))
-    metrics = [metric_of(key, loss) for key in _PANELS if key in logged] or [metric_of(key, loss) for key in _PANELS]
+    plotted = [metric_of(metric.key, loss) for metric in METRICS if metric.plotted]
+    metrics = [metric for metric in plotted if metric.key in logged] or plotted
     titles = {metric.key: metric.title for metric in metrics} | {"student_loss": f"{loss.name} of the student"}
     panels = [(titles[each.key] + (f" ({each.unit})" if each.unit else ""), [each.key]) for each in metrics]
     panels += [("Evaluations", scores)] if scores else []

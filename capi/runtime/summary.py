@@ -1,4 +1,4 @@
-"""Results that show themselves: a few lines in a terminal, a small table in a notebook."""
+"""Results that show themselves: a few lines in a terminal, a list in a notebook."""
 
 import shutil
 import textwrap
@@ -23,8 +23,5 @@ class Summary:
 
     def _repr_html_(self) -> str:
         title, rows = self.summary()
-        body = "".join(
-            f'<tr><th style="text-align:left">{escape(name)}</th><td style="text-align:left">{escape(value)}</td></tr>'
-            for name, value in rows.items()
-        )
-        return f"<div><b>{escape(title)}</b><table>{body}</table></div>"
+        body = "".join(f"<li><b>{escape(name)}</b>: {escape(value)}</li>" for name, value in rows.items())
+        return f"<div><b>{escape(title)}</b><ul>{body}</ul></div>"

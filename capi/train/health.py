@@ -76,6 +76,10 @@ class Metric:
     """Its name in the progress bar, where it is shown there."""
     digits: int = 2
     is_loss: bool = False
+    plotted: bool = False
+    """Whether it is in the picture of curves that a run ends with."""
+    compared: bool = False
+    """Whether it is a column of the table of several runs."""
 
     @property
     def has_range(self) -> bool:
@@ -138,6 +142,8 @@ METRICS = (
         short="loss",
         digits=3,
         is_loss=True,
+        plotted=True,
+        compared=True,
     ),
     Metric(
         "clustering_loss",
@@ -148,6 +154,8 @@ METRICS = (
         short="clustering",
         digits=3,
         is_loss=True,
+        plotted=True,
+        compared=True,
     ),
     Metric(
         "target_entropy",
@@ -162,6 +170,8 @@ METRICS = (
         scale=lambda facts: math.log(facts.prototypes),
         range_in_words="2 to 60 % of ln k",
         short="entropy",
+        plotted=True,
+        compared=True,
     ),
     Metric(
         "prototype_perplexity",
@@ -246,6 +256,7 @@ METRICS = (
         "prototype_use",
         "Balance of the assignments",
         "How evenly the targets use the prototypes; 1 is even.",
+        plotted=True,
     ),
     Metric(
         "target_deviation",
@@ -261,6 +272,7 @@ METRICS = (
         better="higher",
         short="images/s",
         digits=0,
+        compared=True,
     ),
     Metric(
         "mfu",
@@ -286,7 +298,7 @@ METRICS = (
         short="GiB",
         digits=1,
     ),
-    Metric("learning_rate", "Learning rate", "Of the student, at each step."),
+    Metric("learning_rate", "Learning rate", "Of the student, at each step.", plotted=True),
     Metric("teacher_momentum", "Momentum of the teacher", "How slowly the teacher follows the student; 1: not at all."),
     Metric(
         "broken_images",

@@ -42,7 +42,7 @@ def test__a_result_fits_a_screen(result: Summary, words: str, monkeypatch: pytes
     assert words in repr(result)
     assert len(lines) <= 30
     assert max(map(len, lines)) <= 80
-    assert "<table>" in result._repr_html_()
+    assert "<li>" in result._repr_html_()
 
 
 def test__results_that_were_lists_and_dicts_still_are() -> None:

@@ -366,5 +366,5 @@ def test__a_config_shows_in_a_screen_what_differs_from_the_defaults(monkeypatch:
         assert max(map(len, lines)) <= 80
     config = load_config("tiny4", ["optimization.steps=7", "model.predictor.depth=3"])
     assert re.search(r"optimization +.*steps=7", str(config).replace("\n", " "))
-    assert "<th" in config._repr_html_()
+    assert "<li>" in config._repr_html_()
     assert "steps=7" in config._repr_html_()

@@ -126,6 +126,14 @@ def test__facts_name_all_versions_and_devices_that_took_part() -> None:
     assert found["seconds"] == "2.5"
 
 
+def test__a_benchmark_that_no_model_is_run_on_has_no_bars(tmp_path: Path) -> None:
+    skipped = Cell("a", "folder/linear", status="skipped", reason="no data")
+    write_pages(comparison(finished("a", "folder/knn", {"test": 0.5}), skipped, out=tmp_path))
+    shown = (tmp_path / "comparison.html").read_text()
+    assert "<h3>folder/knn</h3>" in shown.split("<h2>Scores</h2>")[0]
+    assert "<h3>folder/linear</h3>" not in shown.split("<h2>Scores</h2>")[0]
+
+
 def test__all_four_files_are_written_and_nothing_else(tmp_path: Path) -> None:
     write_pages(comparison(Cell("a", "folder/knn"), out=tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {

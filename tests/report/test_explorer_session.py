@@ -135,6 +135,13 @@ def test__while_images_are_read_those_that_are_there_are_searched(folder: Path) 
     assert explorer.progress() == "4 images searched"
 
 
+def test__one_image_is_called_one_image(folder: Path) -> None:
+    explorer = Explorer(untrained_model(), sorted(folder.iterdir())[:1], size=32)
+    explorer.collect()
+    assert explorer.facts()[0].startswith("1 image ·")
+    assert explorer.progress() == "1 image searched"
+
+
 def test__the_library_stops_where_its_room_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "LIBRARY_BYTES", 2 * 4 * 6 * 32 * 4)
     explorer = Explorer(untrained_model(), [folder], size=32)

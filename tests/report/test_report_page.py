@@ -5,6 +5,7 @@ from dataclasses import replace
 from capi.report.pages.data import RunReport, RunState
 from capi.report.pages.page import Live
 from capi.report.pages.run import comparison_pieces, page, run_pieces
+from capi.train.health import METRICS
 from tests.report.report_runs import run_report
 
 
@@ -54,6 +55,13 @@ def test__each_run_has_its_state_verdict_and_last_values() -> None:
     assert cells(shown, 1)[:4] == ["two", "✓ finished", "▲ Position in the features", "60"]
     assert cells(shown, 0)[4:] == ["0.6402", "1.152", "2", "100", "60.00%", "50.00%"]
     assert 'href="/run/1"' in shown
+
+
+def test__the_table_of_metrics_says_which_are_compared() -> None:
+    heads = re.findall(r"<th[^>]*>(.*?)</th>", overview([run_report("one"), run_report("two")]))
+    shown = [metric.title for metric in METRICS if metric.compared and metric.key in run_report().columns]
+    assert [head for head in heads if head in {metric.title for metric in METRICS}] == shown
+    assert len(shown) == 4
 
 
 def test__what_a_run_lacks_is_said() -> None:

@@ -18,7 +18,8 @@ def test__a_result_fits_the_terminal_and_names_stand_in_a_column(monkeypatch: py
     assert " ".join(" ".join(lines).split()).count("a word") == 40
 
 
-def test__a_notebook_gets_a_table_without_markup_of_others() -> None:
+def test__a_notebook_gets_a_list_without_markup_of_others_or_style() -> None:
     html = Result()._repr_html_()
     assert "&lt;run&gt;" in html
-    assert len(re.findall("<tr>", html)) == 2
+    assert re.findall("<li><b>(.*?)</b>", html) == ["top-1", "chosen"]
+    assert "style" not in html

@@ -141,7 +141,8 @@ class Explorer:
     def facts(self) -> list[str]:
         """What is explored, in words."""
         total, searched = len(self.source), len(self.searched)
-        some = f"{total} images" if searched == total else f"{searched} of {total} images, spread evenly"
+        some = f"{total} image{'s' if total != 1 else ''}"
+        some = some if searched == total else f"{searched} of {some}, spread evenly"
         size = f"short side {self.frame.side} px, patches of {self.frame.patch_size} px"
         return [f"{some} · {size} · features of width {self.encoder.width}"]
 
@@ -216,7 +217,7 @@ class Explorer:
         """How many images were searched, and whether more will be."""
         searched = len(self.library.maps)
         if self.library.complete:
-            return f"{searched} images searched"
+            return f"{searched} image{'s' if searched != 1 else ''} searched"
         return f"{searched} of {len(self.searched)} images searched, the others are being read"
 
     def share(self, prototype: int) -> float:

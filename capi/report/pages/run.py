@@ -12,17 +12,15 @@ from typing import Any
 from capi.report.pages.charts import chart_list, charts_data
 from capi.report.pages.data import RunReport
 from capi.report.pages.page import Live, as_json, render, section
-from capi.train.health import is_score, number_text
+from capi.train.health import is_score, metric_of, number_text
 
 CHARTS = "charts"
 _MISSING = {
-    "scores": "No evaluation has been logged. Name one in the config, under `evaluations`, to see what the features "
-    "are good for.",
+    "scores": "No evaluation has been logged. The key evaluations of the config names some, which show what the "
+    "features are good for.",
     "curves": "Nothing has been logged, so there are no curves to draw.",
 }
 _CURVES = {"scores": "Scores of teacher and student", "curves": "Curves"}
-# Metrics in the table of several runs, beside all scores.
-_COMPARED = ("student_loss", "clustering_loss", "target_entropy", "images_per_second")
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ def comparison_pieces(runs: Sequence[RunReport], links: Sequence[str]) -> Pieces
         key: f"{chart.title} {label}".strip()
         for chart in sorted(chart_list(present), key=lambda chart: chart.group == "scores")
         for key, label in chart.metrics.items()
-        if chart.group == "scores" or key in _COMPARED
+        if chart.group == "scores" or metric_of(key).compared
     }
     rows = [(run, link, [_last_value(run, key) for key in compared]) for run, link in zip(runs, links, strict=True)]
     sections = {"runs": section("runs", rows, list(compared.values()))}
