@@ -102,7 +102,7 @@ ROWS: dict[str, list[str]] = {
 }
 REFERENCE = "adamw"
 EARLY = ("0.1", "0.5")
-NEIGHBOURS, FOLDS, STRENGTHS = 10, 5, (1e-2, 1e-1, 1.0, 10.0)
+NEIGHBORS, FOLDS, STRENGTHS = 10, 5, (1e-2, 1e-1, 1.0, 10.0)
 LABELS = ("label", "breed")
 READ: dict[object, Any] = {}
 
@@ -279,7 +279,7 @@ def by_neighbors(vectors: Any, labels: Any, queries: Any = None, truth: Any = No
     similarity = (bank if queries is None else F.normalize(queries, dim=1)) @ bank.T
     if queries is None:
         similarity.fill_diagonal_(-2)
-    votes = F.one_hot(labels[similarity.topk(NEIGHBOURS).indices], int(labels.max()) + 1).sum(1)
+    votes = F.one_hot(labels[similarity.topk(NEIGHBORS).indices], int(labels.max()) + 1).sum(1)
     return votes.argmax(1) == (labels if truth is None else truth)
 
 

@@ -452,7 +452,7 @@ def test__the_record_of_a_race_names_no_place_and_keeps_what_was_overridden(
 ) -> None:
     recipe = places.project / "fast.yaml"
     recipe.write_text(yaml.safe_dump(TREE | {"run": {"log_steps": 1}}))
-    rules = replace(race.TRACKS["imagenette"], train_images=6, test_images=6, neighbours=1)
+    rules = replace(race.TRACKS["imagenette"], train_images=6, test_images=6, neighbors=1)
     monkeypatch.setitem(race.TRACKS, "imagenette", rules)
     for split in ("train", "val"):
         for label in "ab":

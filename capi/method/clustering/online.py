@@ -172,8 +172,7 @@ class OnlineClustering(Target):
             walk = max(3 * samples, samples + logits + balancing)
         else:
             walk = PLAIN_ARRAYS * FLOAT32 * balanced * patches * prototypes
-        groups = patches if self.settings.sinkhorn == "positionwise" else 1
-        factors = FLOAT32 * (2 * groups * prototypes + balanced * patches)
+        factors = FLOAT32 * (2 * self.settings.groups(patches) * prototypes + balanced * patches)
         together = FLOAT32 * work.images * patches * width if work.micro_batches > 1 else 0
         return [
             MemoryPart("queue of earlier tokens", BFLOAT16 * earlier * work.images * patches * width, ALWAYS),

@@ -45,6 +45,10 @@ class ClusteringSettings:
     chunk_bytes: int | None = None
     precision: ProductPrecision = "float32"
 
+    def groups(self, positions: int) -> int:
+        """How many groups of patches are balanced each by itself: every position, or one of all together."""
+        return positions if self.sinkhorn == "positionwise" else 1
+
 
 class Slices(NamedTuple):
     """How many positions one matrix product handles, and how many of them are clustered at a time."""
@@ -222,7 +226,7 @@ class _Walk:
         self.settings, self.reduction = settings, reduction
         self.own_samples, positions, width = tokens.shape
         images, k = self.own_samples + (0 if earlier is None else len(earlier)), len(prototypes)
-        groups = positions if settings.sinkhorn == "positionwise" else 1
+        groups = settings.groups(positions)
         self.shift, self.u = prototypes.new_empty(groups, 1, k), prototypes.new_ones(groups, 1, k)
         self.v = prototypes.new_ones(positions, images, 1)
         self.loss = prototypes.new_zeros(())
