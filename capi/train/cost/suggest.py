@@ -214,18 +214,18 @@ def look_at(source: ImageSource) -> Images:
 
 def _values(reader: ImageReader) -> tuple[float, float] | None:
     """The lowest and the highest value of a few images, as they are stored."""
-    found = []
+    ends = []
     for index in evenly(len(reader.source), _FEW_VALUES):
         try:
             picture = reader.decoder.open(read_bytes(reader.source, index))
             shape = picture.shape
             box = center_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
-            found.append(extremes(picture.part(box, (THUMBNAIL, THUMBNAIL))[0], reader.decoder.channels))
+            ends.append(extremes(picture.part(box, (THUMBNAIL, THUMBNAIL))[0], reader.decoder.channels))
         except (BrokenImageError, OSError):
             continue
-    if not found:
+    if not ends:
         return None
-    return float(min(ends[0].min() for ends in found)), float(max(ends[1].max() for ends in found))
+    return float(min(lowest.min() for lowest, _ in ends)), float(max(highest.max() for _, highest in ends))
 
 
 def _sides(reader: ImageReader) -> tuple[list[int], list[BrokenImageError]]:
