@@ -23,6 +23,7 @@ from capi.models.costs import (
     TEACHER,
     UPDATE,
     ActivationPolicy,
+    Checkpointing,
     Counts,
     MemoryPart,
     TokenSequence,
@@ -36,7 +37,6 @@ from capi.models.heads import Head
 from capi.models.layers import TransformerBlock
 from capi.train.cost.activations import student_activations
 from capi.train.optimizer import Optimizer
-from capi.train.recomputation import Recomputation
 from capi.train.step import Learner
 
 
@@ -51,7 +51,7 @@ class Saving:
     shards: int = 1
     replicas: int = 1
     mixed_precision: bool = False
-    checkpointing: Recomputation = "off"
+    checkpointing: Checkpointing = "off"
     micro_batches: int = 1
     bounded_clustering: bool = True
 

@@ -112,13 +112,13 @@ class Images:
     """A warning where some of them look like masks."""
 
     def __str__(self) -> str:
-        values = "" if self.values is None else f", values {' to '.join(map(_short, self.values))} of full scale"
+        values = (
+            ""
+            if self.values is None
+            else f", values {' to '.join(significant([value]) for value in self.values)} of full scale"
+        )
         channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
         return f"{self.count:,} images of about {self.side} px, {channels}{values}"
-
-
-def _short(value: float) -> str:
-    return significant([value])
 
 
 @dataclass(frozen=True, repr=False)
