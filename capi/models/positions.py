@@ -163,6 +163,8 @@ class Positions(Protocol):
     in_released_layout: ClassVar[bool]
     """Whether the layout of the published weights has a place for it."""
 
+    def __init__(self, *, width: int, head_width: int, grid: GridSize | None) -> None: ...
+
     @property
     def grid(self) -> GridSize | None:
         """The native grid; None where any grid is as good."""
@@ -180,8 +182,12 @@ class Positions(Protocol):
 class RotaryPositions:
     """Tokens stay as they are; attention turns them."""
 
-    kind: ClassVar[RopeVariant]
-    rotates, has_table, in_released_layout, grid = True, False, True, None
+    kind: ClassVar[str]
+    rotates: ClassVar[bool] = True
+    has_table: ClassVar[bool] = False
+    in_released_layout: ClassVar[bool] = True
+    grid: ClassVar[GridSize | None] = None
+    variant: ClassVar[RopeVariant]
 
     def __init__(self, *, width: int, head_width: int, grid: GridSize | None) -> None:  # noqa: ARG002 - the contract
         self.head_width = head_width
@@ -190,7 +196,7 @@ class RotaryPositions:
         return tokens
 
     def rotary(self, coordinates: Float[Tensor, "s t 2"]) -> RotaryTable | None:
-        return rotary_table(coordinates, self.head_width, self.kind)
+        return rotary_table(coordinates, self.head_width, self.variant)
 
 
 class AxialPositions(RotaryPositions):
@@ -198,7 +204,8 @@ class AxialPositions(RotaryPositions):
     depends on the relative position alone. What the paper describes, and the default.
     """
 
-    kind = "axial"
+    kind: ClassVar[str] = "axial"
+    variant: ClassVar[RopeVariant] = "axial"
 
 
 class ReleasedPositions(RotaryPositions):
@@ -206,7 +213,8 @@ class ReleasedPositions(RotaryPositions):
     published weights were trained with it.
     """
 
-    kind = "released"
+    kind: ClassVar[str] = "released"
+    variant: ClassVar[RopeVariant] = "released"
 
 
 class LearnedPositions(nn.Module):
@@ -215,8 +223,10 @@ class LearnedPositions(nn.Module):
     bicubic, corners on corners as for all coordinates here (ours).
     """
 
-    kind = "learned"
-    rotates, has_table, in_released_layout = False, True, False
+    kind: ClassVar[str] = "learned"
+    rotates: ClassVar[bool] = False
+    has_table: ClassVar[bool] = True
+    in_released_layout: ClassVar[bool] = False
 
     def __init__(self, *, width: int, head_width: int, grid: GridSize | None) -> None:  # noqa: ARG002 - the contract
         super().__init__()
@@ -244,6 +254,8 @@ class LearnedPositions(nn.Module):
         return None
 
 
-POSITIONS: dict[str, type[RotaryPositions | LearnedPositions]] = {
-    kind.kind: kind for kind in (AxialPositions, ReleasedPositions, LearnedPositions)
+POSITIONS: dict[str, type[Positions]] = {
+    "axial": AxialPositions,
+    "released": ReleasedPositions,
+    "learned": LearnedPositions,
 }

@@ -221,7 +221,7 @@ def to_released(model: CapiEncoder) -> StateDict:
     """A released state dict that computes exactly what `model` computes, whichever rotary variant it has."""
     positions = model.encoder.positions
     assert isinstance(positions, RotaryPositions), "the released layout has rotary positions alone"
-    variant = positions.kind
+    variant = positions.variant
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}
     weights = _reorder_for(variant, weights, model)
     state = {theirs: weights[ours].clone() for ours, theirs in _key_map(model).items()}
