@@ -198,14 +198,14 @@ def scores(job: dict[str, Any], learner: Any) -> dict[str, Any]:
     with table.open(newline="") as file:
         label = next(name for name in ("label", "breed") if name in (csv.DictReader(file).fieldnames or ()))
     places: dict[str, Any] = {"data": str(table), "label": label, "train": "train", "tests": ["test"], "workers": 0}
-    found = {}
+    scores = {}
     for protocol in SCORES:
         more = ["neighbors=[10]", "votes=[majority]"] if protocol == "knn" else PROBES
         # A vector of the patches alone, since predictors are older in some rows than in others.
         more = more if protocol == "attentive" else [*more, "features=[mean_patch]"]
         done = capi.evaluate(learner, f"csv/{protocol}", more, device="cpu", **places)
-        found[protocol] = round(100 * next(iter(done.record["scores"].values())), 2)
-    return found
+        scores[protocol] = round(100 * next(iter(done.record["scores"].values())), 2)
+    return scores
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:

@@ -94,10 +94,10 @@ def balanced(samples: Tensor, prototypes: Tensor, fraction: int) -> tuple[Tensor
     """Assignments, loss and gradient, with the factors of both products rounded."""
     settings = ClusteringSettings()
     samples, prototypes = rounded(samples, fraction), rounded(prototypes, fraction)
-    logits = plain.logits(samples, prototypes, None)
-    kernel = plain.kernel(logits, logits.amax(1, keepdim=True), settings.target_temperature)
+    logits = plain.logits_of(samples, prototypes, None)
+    kernel = plain.gibbs_kernel(logits, logits.amax(1, keepdim=True), settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, OneProcess())
-    assignments, totals = plain.assignments(kernel, u, v)
+    assignments, totals = plain.assign(kernel, u, v)
     loss, difference = plain.cross_entropy(logits, assignments, totals, settings.prediction_temperature)
     return assignments, loss, rounded(difference, fraction).flatten(0, 1).t() @ samples.flatten(0, 1)
 

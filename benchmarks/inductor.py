@@ -33,8 +33,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from capi.method.clustering.online import SLICE_OPTIONS
 from capi.method.clustering.walk import ClusteringSettings, cluster_slice
-from capi.train.compilation import SLICE_OPTIONS
 
 A100 = SimpleNamespace(
     name="A100",

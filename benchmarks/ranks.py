@@ -223,7 +223,7 @@ def line(row: dict[str, Any]) -> str:
         f"{row['recipe']:8} {row['processes']:9} {row['shards']:7} {row['rank']:5} {row['images']:7} "
         f"{row['peak'] / gib:12.2f} {row['planned'] / gib:8.2f} {row['planned'] / row['peak'] - 1:+6.1%} "
         f"{row['fsdp_collectives']:7} {row['other_collectives']:7} "
-        + " ".join(f"{name} {found / gib:.2f}/{wanted / gib:.2f}" for name, (found, wanted) in phases)
+        + " ".join(f"{name} {measured / gib:.2f}/{wanted / gib:.2f}" for name, (measured, wanted) in phases)
     )
 
 

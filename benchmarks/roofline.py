@@ -146,7 +146,7 @@ class Count(TorchDispatchMode):
         self.call: Call | None = None
         self.parts: dict[str, Part] = defaultdict(Part)
         self.operations: list[Operation] = []
-        self.kept: list[Any] = []
+        self.storages: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -193,7 +193,7 @@ class Count(TorchDispatchMode):
         touched: dict[int, int] = {}
         for value in values:
             storage = value.untyped_storage()
-            self.kept.append(storage)
+            self.storages.append(storage)
             # A broadcast value is read once.
             size = min(value.numel() * value.element_size(), storage.nbytes())
             touched[storage._cdata] = max(touched.get(storage._cdata, 0), size)
@@ -440,17 +440,17 @@ def main() -> None:
         "plain, fused": plain.fused(arguments.gpus),
         "plain, eager": plain.eager(),
     }
-    found = {}
+    tables = {}
     for name in arguments.gpu:
         gpu, speeds = find_gpu(name), SPEEDS[name]
         print(f"{arguments.recipe}, {arguments.images} images on each of {arguments.gpus} x {gpu.title}")
         rows = {title: table(parts, gpu, speeds, tf32=True) for title, parts in columns.items()}
         for title, each in rows.items():
             show(f" {title}", each)
-        found[name] = rows
+        tables[name] = rows
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(found, file, indent=1)
+            json.dump(tables, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ ROWS: dict[str, list[str]] = {
 }
 REFERENCE = "adamw"
 EARLY = ("0.1", "0.5")
-NEIGHBOURS, FOLDS, STRENGTHS = 10, 5, (1e-2, 1e-1, 1.0, 10.0)
+NEIGHBORS, FOLDS, STRENGTHS = 10, 5, (1e-2, 1e-1, 1.0, 10.0)
 LABELS = ("label", "breed")
 READ: dict[object, Any] = {}
 
@@ -131,7 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [sys.executable, __file__, str(chosen.results), "--job", json.dumps(job)]
         subprocess.run(command, check=True, env=environment)  # noqa: S603 - our own command
-    records = [*known(chosen.known), *(json.loads(path.read_text()) for path in sorted(chosen.results.glob("*.json")))]
+    records = [
+        *read_records(chosen.known),
+        *(json.loads(path.read_text()) for path in sorted(chosen.results.glob("*.json"))),
+    ]
     if chosen.collect:
         lines = {name_of(record): json.dumps(record, sort_keys=True) for record in records}
         chosen.collect.write_text("".join(f"{lines[name]}\n" for name in sorted(lines)))
@@ -143,13 +146,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(early(records))
 
 
-def known(path: Path | None) -> list[dict[str, Any]]:
+def read_records(path: Path | None) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
 
 
 def jobs(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """What is still to be done, the cost of steps first. A seed of all rows comes before the next seed."""
-    records = {name_of(record): record for record in known(chosen.known)}
+    records = {name_of(record): record for record in read_records(chosen.known)}
     for name, _, folder in (entry.partition("=") for entry in chosen.data):
         common = {
             "data": name,
@@ -167,10 +170,10 @@ def jobs(chosen: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 costs = {}
                 for needed in (REFERENCE, row):
                     cost = {**common, "kind": "cost", "row": needed}
-                    kept = chosen.results / f"{name_of(cost)}.json"
-                    if name_of(cost) not in records and not kept.exists():
-                        yield {**cost, "out": str(kept)}
-                    costs[needed] = records.get(name_of(cost)) or json.loads(kept.read_text())
+                    cost_file = chosen.results / f"{name_of(cost)}.json"
+                    if name_of(cost) not in records and not cost_file.exists():
+                        yield {**cost, "out": str(cost_file)}
+                    costs[needed] = records.get(name_of(cost)) or json.loads(cost_file.read_text())
                 ratio = costs[row]["seconds"] / costs[row]["reference"]
                 yield {**job, "seconds_a_step": ratio * costs[REFERENCE]["reference"], "out": str(path)}
 
@@ -189,11 +192,13 @@ def work(job: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     record = measure_costs(job) if job["kind"] == "cost" else measure_run(job)
-    kept = {key: value for key, value in job.items() if key not in {"folder", "results", "out"}}
+    described = {key: value for key, value in job.items() if key not in {"folder", "results", "out"}}
     partial = Path(job["out"]).with_suffix(".partial")
-    partial.write_text(json.dumps(kept | record, indent=1))
+    partial.write_text(json.dumps(described | record, indent=1))
     partial.rename(job["out"])
-    print(json.dumps({key: value for key, value in (kept | record).items() if not key.endswith("right")}), flush=True)
+    print(
+        json.dumps({key: value for key, value in (described | record).items() if not key.endswith("right")}), flush=True
+    )
 
 
 def config_of(job: dict[str, Any], row: str, seed: int, steps: int) -> Any:
@@ -282,7 +287,7 @@ def by_neighbors(vectors: Any, labels: Any, queries: Any = None, truth: Any = No
     similarity = (bank if queries is None else F.normalize(queries, dim=1)) @ bank.T
     if queries is None:
         similarity.fill_diagonal_(-2)
-    votes = F.one_hot(labels[similarity.topk(NEIGHBOURS).indices], int(labels.max()) + 1).sum(1)
+    votes = F.one_hot(labels[similarity.topk(NEIGHBORS).indices], int(labels.max()) + 1).sum(1)
     return votes.argmax(1) == (labels if truth is None else truth)
 
 
@@ -315,11 +320,11 @@ def scores(job: dict[str, Any], learner: Any) -> dict[str, Any]:
             "knn": by_neighbors(bank, labels, queries, truth),
             "linear": by_regression(bank, labels, queries, truth)[best],
         }
-    found: dict[str, Any] = {"photos": len(right["knn"]), "strength": STRENGTHS[best]}
+    results: dict[str, Any] = {"photos": len(right["knn"]), "strength": STRENGTHS[best]}
     for name, hits in right.items():
         bits = int("".join("1" if hit else "0" for hit in hits.tolist()), 2)
-        found |= {name: accuracy(hits), f"{name}_right": f"{bits:x}"}
-    return found
+        results |= {name: accuracy(hits), f"{name}_right": f"{bits:x}"}
+    return results
 
 
 def vectors(job: dict[str, Any], learner: Any, split: str) -> tuple[Any, Any]:

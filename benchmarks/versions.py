@@ -4,7 +4,7 @@
     python benchmarks/versions.py --commit HEAD~1 --only demo
 
 The earlier version is checked out into a temporary `git worktree`; by default it is the last one before the clustering
-was written anew. Each version trains in a process of its own, with one thread, on the same images and masks. They take
+was written again. Each version trains in a process of its own, with one thread, on the same images and masks. They take
 turns: while one computes a step, the other waits. Times are seconds of the CPU, the best of several rounds. The earlier
 version balances large groups by numba where this Python has it.
 """

@@ -20,6 +20,7 @@ from capi.config.schema import Config
 from capi.method.masking import MASKS
 from capi.method.registry import TARGETS
 from capi.models.heads import HEADS
+from capi.models.positions import POSITIONS
 from capi.models.predictor import PREDICTORS
 from capi.train.build import OPTIMIZERS
 from capi.train.metrics import LOGGERS
@@ -52,11 +53,12 @@ def config() -> str:
     return "\n".join(lines)
 
 
-# What keys of the config name. Positions are two variants of one class, and say of themselves what they share.
+# What keys of the config name.
 COMPONENTS: dict[str, Mapping[str, Any]] = {
     "target.kind": TARGETS,
     "masking.kind": MASKS,
     "model.predictor.kind": PREDICTORS,
+    "model.positions": POSITIONS,
     "model.head": HEADS,
     "optimization.optimizer": OPTIMIZERS,
     "run.loggers": LOGGERS,

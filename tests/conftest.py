@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -18,6 +19,10 @@ from capi.method.teacher import Teacher
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.predictor import CrossPredictor
+from capi.runtime.processes import Processes
+from capi.train.build import build_learner
+from capi.train.checkpoint import Checkpoints
+from capi.train.step import Learner
 from capi.zoo.build import build_student
 from tests.evals.datasets.layouts import build_folder, build_masks
 
@@ -104,3 +109,21 @@ def small_config() -> Config:
 def teacher(small_config: Config) -> Teacher:
     """For targets that ask for one and do not look at it."""
     return Teacher(build_student(small_config))
+
+
+@pytest.fixture
+def learner(small_config: Config) -> Learner:
+    return build_learner(small_config)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints", keep=2)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[Processes]:
+    """A group of one process."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield Processes()
+    dist.destroy_process_group()

@@ -20,6 +20,7 @@ import capi
 from capi import api
 from capi.config.schema import Config
 from capi.zoo.baselines.registry import BASELINES
+from tests.photos import noise_photos
 from tests.zoo.baseline_checkpoints import original, random_model
 from tests.zoo.test_weights import make_run
 
@@ -197,10 +198,7 @@ for line in sys.stdin.read().splitlines():
 
 def _run_one_after_the_other(lines: list[str], folder: Path) -> None:
     """In one process, since each would wait for torch again, beside a folder of photos."""
-    (folder / "photos").mkdir()
-    for number in range(20):
-        pixels = np.random.default_rng(number).integers(0, 255, (48, 64, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "photos" / f"{number}.jpg")
+    noise_photos(folder / "photos", 20, (48, 64), ending="jpg")
     command = [sys.executable, "-c", _ONE_AFTER_THE_OTHER]
     result = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True, input="\n".join(lines))
     assert result.returncode == 0, result.stderr

@@ -106,8 +106,8 @@ class Stitched(Summary):
 
     def summary(self) -> tuple[str, dict[str, str]]:
         rows, columns = self.grid
-        kept = ", complete before" if self.resumed else ""
-        return f"{self.path}: {rows} x {columns} patches{kept}", {"picture": str(self.picture)}
+        note = ", complete before" if self.resumed else ""
+        return f"{self.path}: {rows} x {columns} patches{note}", {"picture": str(self.picture)}
 
 
 class Matches(Summary, list[Match]):

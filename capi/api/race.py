@@ -43,7 +43,7 @@ class Track:
     goal: float
     dataset: str
     options: DataOptions
-    neighbours: int
+    neighbors: int
     train_images: int
     test_images: int
     # Where the training photos lie below --data.
@@ -58,7 +58,7 @@ TRACKS = {
         goal=0.54,
         dataset="demo",
         options=DataOptions(train="train", tests=("test",)),
-        neighbours=1,
+        neighbors=1,
         train_images=675,
         test_images=661,
         fingerprint="7ef7cd07f91c5369",
@@ -68,7 +68,7 @@ TRACKS = {
         goal=0.5,
         dataset="folder",
         options=DataOptions(train="train", tests=("val",)),
-        neighbours=20,
+        neighbors=20,
         train_images=9469,
         test_images=3925,
     ),
@@ -78,7 +78,7 @@ TRACKS = {
         dataset="cifar10",
         # Their numbers are those of the track.
         options=DataOptions(verify_counts=False),
-        neighbours=20,
+        neighbors=20,
         train_images=50_000,
         test_images=10_000,
         train="",
@@ -122,7 +122,9 @@ def speedrun(
     # The race begins with random weights and no other encoder.
     for key, given in (("init.encoder", config.init.encoder), ("target.frozen.encoder", config.target.frozen.encoder)):
         if given is not None:
-            raise CapiError(f"{key}={given} brings in what another run learnt, but a race begins anew: leave it out")
+            raise CapiError(
+                f"{key}={given} brings in what another run learnt, but a race begins with random weights: leave it out"
+            )
     root = _photos(track, rules, data)
     labelled = _labelled(track, rules, root)
     chosen = choose_device(device)
@@ -196,7 +198,7 @@ def _score(config: Config, rules: Track, labelled: ClassificationData, path: Pat
     protocol = KnnClassification(
         labelled,
         Encoding(size=config.data.height_and_width, batch_size=64, device=device),
-        neighbors=(rules.neighbours,),
+        neighbors=(rules.neighbors,),
         votes=("majority",),
         features=("mean_patch",),
     )

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 
 from capi.config.files import Overrides, Recipe, as_config, merge, override_texts, parse_config, recipe_tree
-from capi.config.schema import Config
+from capi.config.schema import Config, OptimizationConfig
 from capi.config.trust import Trust, trusting
 from capi.data.locations import DataLocation
 from capi.errors import CapiError, expect
@@ -19,6 +19,7 @@ from capi.runtime.devices import choose_device
 from capi.runtime.processes import joined
 from capi.runtime.progress import default_console
 from capi.train import run
+from capi.train.build import OPTIMIZERS
 from capi.train.initial_weights import adapted_sections
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
@@ -147,8 +148,10 @@ def adapted_config(
         return parse_config(before.model_dump(mode="json"), override_texts(overrides))
     tree, texts = merge(recipe_tree(str(recipe)), adapted_sections(name, weights=weights)), override_texts(overrides)
     optimization = tree.get("optimization")
-    if isinstance(optimization, Mapping) and optimization.get("optimizer") == "muon":
-        tree = merge(tree, {"optimization": {"optimizer": "adamw"}})
+    optimizer = OPTIMIZERS.get(str(optimization.get("optimizer"))) if isinstance(optimization, Mapping) else None
+    if optimizer is not None and not optimizer.adapts:
+        default = OptimizationConfig.model_fields["optimizer"].default
+        tree = merge(tree, {"optimization": {"optimizer": default}})
     config = parse_config(tree, texts, source=str(recipe))
     if "depth" in component("model.predictor.kind", config).reads:
         return config

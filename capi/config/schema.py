@@ -256,7 +256,7 @@ class ModelConfig(Section):
     mlp_ratio: Annotated[float, Field(gt=0, le=64)] = 4.0
     """Width of an MLP's hidden layer, in units of the token width."""
     positions: str = "axial"
-    """Rotary: `axial`, a true rotation, or `released`, as in the published weights; `learned` is a table instead."""
+    """How tokens know where they stand."""
     stochastic_depth: Annotated[float, Field(ge=0, lt=1)] = 0.2
     """Share of the images for which each residual branch is dropped, in the student only."""
     predictor: PredictorConfig = PredictorConfig()

@@ -112,7 +112,7 @@ STL10 = RecordSet(("train_X.bin",), RecordLayout(96, columns_first=True), "train
 
 def open_records(folder: Path) -> Records | None:
     """The training images of a folder in one of these layouts; None of any other folder."""
-    for known in (CIFAR10, CIFAR100, STL10):
-        if (folder / known.mark).is_file():
-            return Records([folder / name for name in known.files], known.layout)
+    for records in (CIFAR10, CIFAR100, STL10):
+        if (folder / records.mark).is_file():
+            return Records([folder / name for name in records.files], records.layout)
     return None

@@ -252,11 +252,11 @@ def _mask_folders(names: Sequence[str]) -> Iterator[tuple[str, str]]:
             for photos in (name for name in inside if name != masks and name.lower() not in _MASKS):
                 shared = len(stems[masks] & stems[photos])
                 if masks.lower() in _MASKS:
-                    found = 2 * shared >= len(stems[masks]) or photos.lower() in _PHOTOS
+                    are_masks = 2 * shared >= len(stems[masks]) or photos.lower() in _PHOTOS
                 else:
                     kinds = endings[masks] <= _LOSSLESS and endings[photos] <= _LOSSY
-                    found = kinds and len(inside) == 2 and 10 * shared >= 9 * len(stems[masks])
-                if found:
+                    are_masks = kinds and len(inside) == 2 and 10 * shared >= 9 * len(stems[masks])
+                if are_masks:
                     yield os.path.join(parent, masks), os.path.join(parent, photos)
                     break
 

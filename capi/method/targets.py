@@ -113,6 +113,8 @@ class Target(nn.Module):
     reads_teacher: ClassVar[bool] = True
     # Whether it is built with the encoder that `target.frozen.encoder` names.
     wants_encoder: ClassVar[bool] = False
+    # Its attributes that `run.compile` compiles, functions of tensors, each with options of torch.compile's inductor.
+    compiled: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # The measures of health that it has, by their names in `capi.train.health`; and for some of them what to do where
     # they are too low and too high, in the keys of its own settings.
     measures: ClassVar[tuple[str, ...]] = OF_THE_RUN

@@ -65,7 +65,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         predictor = PREDICTORS[self.predictor_kind]
-        self._only_where("grid", self.positions == "learned", "positions are learned")
+        self._only_where("grid", POSITIONS[self.positions].has_table, "positions are learned")
         self._only_where("predictor_mask_tokens", "mask_tokens" in predictor.reads, "the predictor is of kind self")
         for name in ("predictor_width", "predictor_depth", "predictor_heads", "predictor_mlp_width"):
             self._only_where(name, "depth" in predictor.reads, "the predictor is not fused")

@@ -1,5 +1,6 @@
 """The vision transformer: registers and patches, all patches or only the visible ones, with mask tokens or without."""
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
@@ -64,15 +65,18 @@ class PatchEncoder(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
-class PatchEmbedding(nn.Module):
+class PatchEmbedding(nn.Conv2d):
     """A convolution whose kernel and stride are the patch size, computed for the wanted patches only."""
 
     def __init__(self, *, width: int, channels: int, patch_size: int) -> None:
-        super().__init__()
-        convolution = nn.Conv2d(channels, width, patch_size, patch_size)
-        nn.init.xavier_uniform_(convolution.weight.view(width, -1))
-        self.weight = convolution.weight
-        self.bias = convolution.bias
+        super().__init__(channels, width, patch_size, patch_size)
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        # Xavier-uniform of the matrix from a patch's pixels to a token.
+        width, pixels = self.weight.flatten(1).shape
+        bound = math.sqrt(3.0) * math.sqrt(2.0 / (width + pixels))
+        nn.init.uniform_(self.weight, -bound, bound)
 
     @property
     def patch_size(self) -> int:
@@ -105,7 +109,7 @@ class PatchEmbedding(nn.Module):
             )
         return height // size, width // size
 
-    def forward(
+    def forward(  # type: ignore[override]
         self, images: Float[Tensor, "b c height width"], visible_index: Int[Tensor, "b v"] | None
     ) -> Float[Tensor, "b v d"]:
         rows, columns = self.grid(images)
@@ -139,11 +143,15 @@ class Encoder(nn.Module):
         self.width = width
         self.head_width = width // heads
         self.patch_embedding = PatchEmbedding(width=width, channels=channels, patch_size=patch_size)
-        self.registers = nn.Parameter(torch.empty(1, registers, width).normal_(std=INITIAL_TOKEN_STD))
+        self.registers = nn.Parameter(torch.empty(1, registers, width))
+        self.reset_parameters()
         self.blocks = nn.ModuleList(
             Block(width=width, heads=heads, mlp_width=mlp_width, drop_rate=drop_rate) for _ in range(depth)
         )
         self.positions = POSITIONS[positions](width=width, head_width=self.head_width, grid=grid)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.registers, std=INITIAL_TOKEN_STD)
 
     @property
     def num_registers(self) -> int:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from capi.models.costs import FLOAT32, ActivationPolicy
-from capi.models.layers import linear
+from capi.models.layers import LinearLayer
 from capi.types import Float
 
 INITIAL_HEAD_STD = 0.02
@@ -28,6 +28,8 @@ class Head(nn.Module):
     kind: ClassVar[str]
     # The arguments, beside widths, that an equal one is built with.
     size_names: ClassVar[tuple[str, ...]] = ()
+    # Whether the layout of the published weights has a place for it.
+    in_released_layout: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -52,13 +54,17 @@ class Head(nn.Module):
 class LinearHead(Head):
     """L2-normalised predictions through a linear map whose rows have a learned length."""
 
-    kind = "linear"
+    kind, in_released_layout = "linear", True
 
     def __init__(self, *, width: int, outputs: int) -> None:
         super().__init__()
         self.direction = nn.Parameter(torch.empty(outputs, width))
+        self.length = nn.Parameter(torch.empty(outputs, 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.direction, std=INITIAL_HEAD_STD)
-        self.length = nn.Parameter(torch.ones(outputs, 1))
+        nn.init.ones_(self.length)
 
     @property
     def outputs(self) -> int:
@@ -86,11 +92,14 @@ class MlpHead(Head):
         self.layers = nn.Sequential(
             nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, bottleneck)
         )
+        self.reset_parameters()
+        self.last = LinearHead(width=bottleneck, outputs=outputs)
+
+    def reset_parameters(self) -> None:
         for layer in self.layers:
             if isinstance(layer, nn.Linear):
                 nn.init.trunc_normal_(layer.weight, std=INITIAL_HEAD_STD)
                 nn.init.zeros_(layer.bias)
-        self.last = LinearHead(width=bottleneck, outputs=outputs)
 
     @property
     def outputs(self) -> int:
@@ -119,7 +128,10 @@ class LinearMap(Head):
 
     def __init__(self, *, width: int, outputs: int) -> None:
         super().__init__()
-        self.weight = linear(width, outputs).weight
+        self.weight = LinearLayer(width, outputs).weight
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_uniform_(self.weight)
 
     @property
     def outputs(self) -> int:

@@ -25,7 +25,11 @@ class RMSNorm(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
+        self.weight = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         # Shards may hand out a rounded weight; norms are computed as their input is.
@@ -79,11 +83,16 @@ class _Norm(torch.autograd.Function):
         return result.addcmul_(x, share), weight_gradient
 
 
-def linear(inputs: int, outputs: int) -> nn.Linear:
+class LinearLayer(nn.Linear):
     """Every linear map of the networks: no bias, xavier-uniform."""
-    layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.xavier_uniform_(layer.weight)
-    return layer
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def reset_parameters(self) -> None:
+        # What is drawn first is drawn over. It stays, so that a seed gives the weights that it always gave.
+        super().reset_parameters()
+        nn.init.xavier_uniform_(self.weight)
 
 
 class Attention(nn.Module):
@@ -97,10 +106,10 @@ class Attention(nn.Module):
                 "need a multiple of 4: change the width or the number of heads"
             )
         self.heads = heads
-        self.query = linear(width, width)
-        self.key = linear(context_width, width)
-        self.value = linear(context_width, width)
-        self.output = linear(width, width)
+        self.query = LinearLayer(width, width)
+        self.key = LinearLayer(context_width, width)
+        self.value = LinearLayer(context_width, width)
+        self.output = LinearLayer(width, width)
 
     def forward(
         self,
@@ -125,8 +134,8 @@ class MLP(nn.Module):
 
     def __init__(self, *, width: int, hidden: int) -> None:
         super().__init__()
-        self.expand = linear(width, hidden)
-        self.contract = linear(hidden, width)
+        self.expand = LinearLayer(width, hidden)
+        self.contract = LinearLayer(hidden, width)
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         output: Tensor = self.contract(F.gelu(self.expand(x)))

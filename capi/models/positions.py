@@ -4,22 +4,11 @@ Positions are coordinates in [0, 1] x [0, 1], first row, then column, so that ei
 
 Rotary (RoPE-2D as in EVA-02 and the paper) turns queries and keys, of patches and registers. Each attention head of
 width w has w/4 frequencies; the angle of its channels is [a, a, c, c] with row angles a and column angles c. Two
-variants differ only in which channels are paired:
-
-- `axial` swaps within each half of the head. Every pair shares one angle, so it is a rotation and q.k depends on the
-  relative position alone. What the paper describes, and the default.
-- `released` swaps the two halves, which pairs a row angle with a column angle and is no rotation. The published
-  weights were trained with it.
-
-`learned` (ViT, ICLR 2021) adds a table of vectors, one for each patch of the native grid, to the patch embeddings; the
-predictor's mask tokens have a table of their own, registers have none, and nothing is turned. Between the points of the
-table it is bicubic, corners on corners as for all coordinates here (ours).
+variants differ only in which channels are paired.
 """
 
 import math
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -166,9 +155,15 @@ INITIAL_TABLE_STD = 0.02
 class Positions(Protocol):
     """The contract: what a position adds to a token, and how it turns queries and keys."""
 
-    kind: str
-    rotates: bool
+    kind: ClassVar[str]
+    rotates: ClassVar[bool]
     """Whether attention turns queries and keys, and keeps tables for it."""
+    has_table: ClassVar[bool]
+    """Whether it has a vector for each patch of a native grid, which it is then built with."""
+    in_released_layout: ClassVar[bool]
+    """Whether the layout of the published weights has a place for it."""
+
+    def __init__(self, *, width: int, head_width: int, grid: GridSize | None) -> None: ...
 
     @property
     def grid(self) -> GridSize | None:
@@ -187,11 +182,14 @@ class Positions(Protocol):
 class RotaryPositions:
     """Tokens stay as they are; attention turns them."""
 
-    rotates, grid = True, None
+    kind: ClassVar[str]
+    rotates: ClassVar[bool] = True
+    has_table: ClassVar[bool] = False
+    in_released_layout: ClassVar[bool] = True
+    grid: ClassVar[GridSize | None] = None
+    variant: ClassVar[RopeVariant]
 
-    def __init__(self, variant: RopeVariant, *, width: int, head_width: int, grid: GridSize | None) -> None:  # noqa: ARG002 - the contract
-        self.kind: str = variant
-        self.variant: RopeVariant = variant
+    def __init__(self, *, width: int, head_width: int, grid: GridSize | None) -> None:  # noqa: ARG002 - the contract
         self.head_width = head_width
 
     def place(self, tokens: Float[Tensor, "b t d"], coordinates: Float[Tensor, "s t 2"]) -> Float[Tensor, "b t d"]:  # noqa: ARG002 - the contract
@@ -201,16 +199,42 @@ class RotaryPositions:
         return rotary_table(coordinates, self.head_width, self.variant)
 
 
-class LearnedPositions(nn.Module):
-    """A vector for each patch of the native grid."""
+class AxialPositions(RotaryPositions):
+    """Rotary, swapping within each half of a head: every pair of channels shares one angle, so it is a rotation and q.k
+    depends on the relative position alone. What the paper describes, and the default.
+    """
 
-    kind: str = "learned"
-    rotates = False
+    kind: ClassVar[str] = "axial"
+    variant: ClassVar[RopeVariant] = "axial"
+
+
+class ReleasedPositions(RotaryPositions):
+    """Rotary, swapping the two halves of a head, which pairs a row angle with a column angle and is no rotation. The
+    published weights were trained with it.
+    """
+
+    kind: ClassVar[str] = "released"
+    variant: ClassVar[RopeVariant] = "released"
+
+
+class LearnedPositions(nn.Module):
+    """A vector for each patch of the native grid, added to the patch embeddings (ViT, ICLR 2021). The predictor's mask
+    tokens have a table of their own, registers have none, and nothing is turned. Between the points of the table it is
+    bicubic, corners on corners as for all coordinates here (ours).
+    """
+
+    kind: ClassVar[str] = "learned"
+    rotates: ClassVar[bool] = False
+    has_table: ClassVar[bool] = True
+    in_released_layout: ClassVar[bool] = False
 
     def __init__(self, *, width: int, head_width: int, grid: GridSize | None) -> None:  # noqa: ARG002 - the contract
         super().__init__()
         assert grid is not None, "learned positions need the rows and columns of their table"
         self.table = nn.Parameter(torch.empty(*grid, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
         nn.init.trunc_normal_(self.table, std=INITIAL_TABLE_STD)
 
     @property
@@ -230,8 +254,8 @@ class LearnedPositions(nn.Module):
         return None
 
 
-POSITIONS: dict[str, Callable[..., Positions]] = {
-    "axial": partial(RotaryPositions, "axial"),
-    "released": partial(RotaryPositions, "released"),
+POSITIONS: dict[str, type[Positions]] = {
+    "axial": AxialPositions,
+    "released": ReleasedPositions,
     "learned": LearnedPositions,
 }

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from capi.models.costs import FLOAT32, INT64, ActivationPolicy, Counts, TokenSequence, blocks_of, drops
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
-from capi.models.layers import Block, final_norm, linear
+from capi.models.layers import Block, LinearLayer, final_norm
 from capi.models.positions import POSITIONS, GridSize
 from capi.runtime.plugins import register
 from capi.types import Float, Int
@@ -55,6 +55,8 @@ class Predictor(nn.Module):
     reads: ClassVar[tuple[str, ...]] = ("depth", "width", "heads")
     # Whether its mask tokens stand in the encoder's own sequence; then it gives them when it is called.
     joins_encoder: ClassVar[bool] = False
+    # Whether the layout of the published weights has a place for it.
+    in_released_layout: ClassVar[bool] = False
 
     @classmethod
     def build(cls, shape: PredictorShape, **settings: Any) -> "Predictor":
@@ -103,7 +105,8 @@ class SplitPredictor(Predictor):
         super().__init__()
         self.width = width
         self.head_width = width // heads
-        self.mask_token = nn.Parameter(torch.empty(1, width).normal_(std=INITIAL_TOKEN_STD))
+        self.mask_token = nn.Parameter(torch.empty(1, width))
+        self.reset_parameters()
         self.blocks = nn.ModuleList(
             Block(
                 width=width,
@@ -115,6 +118,9 @@ class SplitPredictor(Predictor):
             for _ in range(depth)
         )
         self.positions = POSITIONS[positions](width=width, head_width=self.head_width, grid=grid)
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.mask_token, std=INITIAL_TOKEN_STD)
 
     @abstractmethod
     def _block_context(self, context_width: int) -> int | None:
@@ -141,6 +147,8 @@ class SplitPredictor(Predictor):
 
 class CrossPredictor(SplitPredictor):
     """Mask tokens read the encoder's output, the same for every block, and nothing else."""
+
+    in_released_layout = True
 
     def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
         return TokenSequence(counts.context), TokenSequence(counts.predicted, counts.context)
@@ -177,7 +185,7 @@ class SelfPredictor(SplitPredictor):
     ) -> None:
         super().__init__(width=width, context_width=context_width, **others)
         self.mask_tokens = mask_tokens
-        self.projection = nn.Identity() if context_width == width else linear(context_width, width)
+        self.projection = nn.Identity() if context_width == width else LinearLayer(context_width, width)
 
     def _block_context(self, context_width: int) -> int | None:  # noqa: ARG002 - the signature
         return None
@@ -220,7 +228,11 @@ class FusedPredictor(Predictor):
     def __init__(self, *, width: int) -> None:
         super().__init__()
         self.width = width
-        self.mask_token = nn.Parameter(torch.empty(1, width).normal_(std=INITIAL_TOKEN_STD))
+        self.mask_token = nn.Parameter(torch.empty(1, width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.mask_token, std=INITIAL_TOKEN_STD)
 
     @classmethod
     def build(cls, shape: PredictorShape) -> "FusedPredictor":  # type: ignore[override]

@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_DRAWS = (Tensor.normal_, Tensor.uniform_)
+_DRAWS = (Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_)
 
 
 @contextmanager
@@ -28,4 +28,5 @@ class _NothingDrawn(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        return args[0] if func in _DRAWS else func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        return next(iter((*args, *kwargs.values()))) if func in _DRAWS else func(*args, **kwargs)

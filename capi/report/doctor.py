@@ -18,6 +18,7 @@ from rich.text import Text
 from capi.config.schema import Config
 from capi.data.survey import statistics_warning
 from capi.errors import CapiError
+from capi.method.clustering.walk import ClusteringSettings
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState
 from capi.report.references import Band, reference_for
@@ -241,11 +242,12 @@ class RunReading:
         if config is None or self.facts is None or not self.facts.target.clusters:
             return
         batch, prototypes = config.optimization.batch_size, config.clustering.prototypes
-        if config.clustering.sinkhorn == "positionwise":
+        positions = config.grid[0] * config.grid[1]
+        if ClusteringSettings(sinkhorn=config.clustering.sinkhorn).groups(positions) == positions:
             text = f"{batch} images are balanced over {prototypes} prototypes at each position"
             small = batch < _IMAGES_A_PROTOTYPE * prototypes
         else:
-            patches = batch * config.grid[0] * config.grid[1]
+            patches = batch * positions
             text = f"{patches} patches are balanced over {prototypes} prototypes"
             small = patches < prototypes
         advice = "Use fewer with clustering.prototypes, or a larger optimization.batch_size." if small else ""

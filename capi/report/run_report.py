@@ -99,6 +99,8 @@ class FollowedRun:
         starts = _starts(record)
         began = [step if isinstance(step := each.get("step"), int) else 0 for each in starts]
         cost = cost_of(seconds_of_starts(clock, began), starts, self.costs)
+        config = reading.config
+        predicted = [("Predicts", hide_path(recorded_target(record, config).description))] if config else []
         return RunReport(
             name=self.name,
             state=reading.state,
@@ -112,11 +114,11 @@ class FollowedRun:
             pixels=read_pixel_scores(self.folder.pictures),
             prototypes=prototypes,
             prototypes_note=prototypes_note,
-            loss=recorded_loss(record, reading.config),
+            loss=recorded_loss(record, config),
             cost=cost.facts,
             assumptions=cost.assumptions,
-            config=hide_paths_of_yaml(self.folder.config_text()) if reading.config else "(it does not fit)\n",
-            provenance=[*self._predicted(record), *provenance(record, self.folder.path)],
+            config=hide_paths_of_yaml(self.folder.config_text()) if config else "(it does not fit)\n",
+            provenance=predicted + provenance(record, self.folder.path),
         )
 
     def _for_everyone(self, finding: Finding) -> Finding:
@@ -125,10 +127,6 @@ class FollowedRun:
             return replace(finding, advice="The command that started it, with --resume, goes on.")
         text, advice = (hide_path(part) for part in (finding.text, finding.advice))
         return replace(finding, text=text, advice=advice)
-
-    def _predicted(self, record: Mapping[str, Any]) -> list[tuple[str, str]]:
-        config = self.reading.config
-        return [("Predicts", hide_path(recorded_target(record, config).description))] if config else []
 
     def _prototypes(self, record: Mapping[str, Any]) -> tuple[list[PrototypeStrip], str]:
         """The strips, and a note; only a clustering has prototypes to be drawn."""

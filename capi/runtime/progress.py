@@ -129,11 +129,9 @@ class TaskProgress(ShowsBar):
             self.bar.update(self.task, completed=self.done)
         elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
             self.last_line = time.monotonic()
-            _LOG.info("%s: %d of %d, %s left", self.what, self.done, self.total, self._left())
-
-    def _left(self) -> str:
-        done = max(self.done - self.first, 1)
-        return clock_time((time.monotonic() - self.start_time) / done * (self.total - self.done))
+            done = max(self.done - self.first, 1)
+            left = (time.monotonic() - self.start_time) / done * (self.total - self.done)
+            _LOG.info("%s: %d of %d, %s left", self.what, self.done, self.total, clock_time(left))
 
 
 class EvaluationProgress(ShowsBar):

@@ -1,9 +1,9 @@
-"""torch.compile for what is called over and over: blocks of encoder and predictor, heads, slices of the clustering.
+"""torch.compile for what is called over and over: blocks of encoder and predictor, heads, and what a target names.
 
 Each is compiled by itself, and one piece of code serves all that are alike, so that a deep network takes no longer than
 a shallow one. Only the forward pass is compiled: what puts sharded weights together (FSDP2) stays around it, as torch
-advises. Sizes are constant in a run, so every size has code of its own (`dynamic=False`), but where a queue of the
-clustering fills.
+advises. Sizes are constant in a run, so every size has code of its own (`dynamic=False`), but those of a target may
+change, as where a queue of the clustering fills.
 
 Where the compiler fails the forward pass is what it was, after one warning.
 """
@@ -16,16 +16,10 @@ from typing import Any
 
 import torch
 
-from capi.method.clustering import OnlineClustering
 from capi.models.layers import TransformerBlock
 from capi.train.step import Learner
 
 _LOG = logging.getLogger("capi")
-# Of what is used more than once, inductor stores what reads more than so many tensors, and computes the rest again.
-# With its default of 4 it would compute the factors of Sinkhorn-Knopp again for each assignment, formula in formula,
-# until it stores their products with the kernel. So it stores each factor, and computes the kernel again from logits
-# and shift: 8.1 arrays of a slice's logits go through memory instead of 10.1 (`benchmarks/inductor.py`).
-SLICE_OPTIONS = {"realize_reads_threshold": 2}
 
 
 def wants_compiling(setting: str, device: torch.device) -> bool:
@@ -34,15 +28,14 @@ def wants_compiling(setting: str, device: torch.device) -> bool:
 
 
 def compile_networks(learner: Learner, backend: str = "inductor") -> None:
-    """Compile blocks and heads of student and teacher, and a clustering's slices, in place; names and copies stay."""
+    """Compile blocks and heads of student and teacher, and what the target names, in place; names and copies stay."""
     failures: list[str] = []
     for network in (learner.student, learner.teacher.average):
         for module in (*(part for part in network.modules() if isinstance(part, TransformerBlock)), network.head):
             module.forward = Compiled(module.forward, failures, backend)
-    if isinstance(learner.target, OnlineClustering):
-        learner.target.cluster_slice = Compiled(
-            learner.target.cluster_slice, failures, backend, dynamic=None, options=SLICE_OPTIONS
-        )
+    for name, options in learner.target.compiled.items():
+        function = getattr(learner.target, name)
+        setattr(learner.target, name, Compiled(function, failures, backend, dynamic=None, options=dict(options)))
 
 
 class Compiled:

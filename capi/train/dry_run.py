@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,14 +18,16 @@ from capi.data.survey import DataSummary, statistics_warning, summarize
 from capi.errors import CapiError
 from capi.method.masking import PatchGrid
 from capi.method.targets import LossLabel
-from capi.runtime.devices import choose_device
+from capi.runtime.devices import choose_device, is_accelerator
 from capi.runtime.summary import Summary
 from capi.train import build
-from capi.train.build import build_learner, mask_sampler
+from capi.train.build import build_learner, choose_precision, mask_sampler
+from capi.train.cost.memory import Saving
+from capi.train.cost.plan import networks
 from capi.train.cost.step import StepCost, measure_step, memory_of, random_batch
 from capi.train.initial_weights import initialize
 from capi.types import MaskedBatch
-from capi.zoo import build as networks
+from capi.zoo.build import loss_label, statistics, target_class
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,15 +85,13 @@ def check(
 def _checked(
     config: Config, data: DataLocation | None, device: torch.device, rounds: int, progress: Callable[[], None]
 ) -> RunCheck:
-    visible, _, _ = mask_sampler(config).counts(PatchGrid(*config.grid))
-    if least_bytes(config, visible) > memory_of(device):
-        raise CapiError(_too_large(config))
     summary, read_rate, masks = None, None, None
     try:
         if data is None:
+            _refuse_too_large(config, device)
             batches = [_noise(config, device) for _ in range(config.optimization.micro_batches)]
         else:
-            config, summary, read_rate, loaded, masks = _look_at(config, data)
+            config, summary, read_rate, loaded, masks = _look_at(config, data, device)
             batches = [build.device_mover(config, device)(part) for part in loaded]
         config, frozen_encoder = build.resolve_target(config, device=device)
         learner = build_learner(config, device, frozen_encoder)
@@ -109,9 +109,9 @@ def _checked(
         raise CapiError(f"the loss is {cost.student_loss}: a temperature, rate or number of iterations is out of range")
     warnings: list[str | None] = []
     if summary:
-        warnings.append(statistics_warning(summary.statistics, networks.statistics(config)))
+        warnings.append(statistics_warning(summary.statistics, statistics(config)))
         warnings += [build.batch_warning(config, summary.total), masks]
-    steps, loss = config.optimization.known_steps, networks.loss_label(config)
+    steps, loss = config.optimization.known_steps, loss_label(config)
     return RunCheck(cost, summary, read_rate, steps, str(device), loss, tuple(filter(None, warnings)))
 
 
@@ -126,10 +126,13 @@ def _noise(config: Config, device: torch.device) -> MaskedBatch:
     )
 
 
-def _look_at(config: Config, data: DataLocation) -> tuple[Config, DataSummary, float, list[LoadedBatch], str | None]:
+def _look_at(
+    config: Config, data: DataLocation, device: torch.device
+) -> tuple[Config, DataSummary, float, list[LoadedBatch], str | None]:
     """A sample of the images, the first batch, timed, and a warning where some of them look like masks."""
     source = open_images(data)
     config = build.resolve_steps(build.resolve_statistics(config, source), len(source))
+    _refuse_too_large(config, device)
     summary = summarize(build.build_reader(config, source))
     batches = build.training_batches(config, source, workers=0)
     start = time.perf_counter()
@@ -141,20 +144,18 @@ def _look_at(config: Config, data: DataLocation) -> tuple[Config, DataSummary, f
     return config, summary, rate, loaded, masks_warning(source)
 
 
-def least_bytes(config: Config, visible: int) -> int:
-    """Less than an iteration can do with: images, weights with their optimiser, what backward keeps, the queue."""
-    model, batch_size = config.model, config.optimization.batch_size
-    height, width = config.data.height_and_width
-    images = batch_size * model.channels * height * width
-    # Weights, gradients, two moments and the teacher's copy.
-    weights = 5 * (12 * model.depth * model.width**2 + 2 * config.clustering.prototypes * model.width)
-    # Norms, queries, keys, values, attention, and the MLP's hidden layer before and after its GELU.
-    token = model.width * (6 + 2 * model.mlp_ratio)
-    at_once = batch_size // config.optimization.micro_batches
-    activations = at_once * (1 - model.stochastic_depth) * (visible + model.registers) * token * model.depth
-    # In bfloat16.
-    queue = config.clustering.queue * PatchGrid(*config.grid).size * model.width / 2
-    return int(4 * (images + weights + activations + queue))
+def _refuse_too_large(config: Config, device: torch.device) -> None:
+    """By the plan of its memory, before any is taken. What a frozen encoder takes is not planned."""
+    if target_class(config).wants_encoder:
+        return
+    saving = Saving(
+        mixed_precision=choose_precision(config.run.precision, device) == torch.bfloat16,
+        checkpointing=config.run.activation_checkpointing,
+        micro_batches=config.optimization.micro_batches,
+    )
+    planned = replace(networks(config), accelerator=is_accelerator(device))
+    if planned.memory(config.optimization.batch_size, saving).peak > memory_of(device):
+        raise CapiError(_too_large(config))
 
 
 def _too_large(config: Config) -> str:

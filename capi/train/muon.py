@@ -33,6 +33,8 @@ STEPS, COEFFICIENTS, EPS = 5, (3.4445, -4.7750, 2.0315), 1e-7
 class Muon(Optimizer):
     """One momentum for each matrix; the groups that are no matrices of blocks are AdamW's."""
 
+    adapts = False
+
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         super().__init__(groups, {"lr": 0.0})
         if not any(group["matrices"] for group in self.param_groups):

@@ -37,6 +37,8 @@ class Optimizer(torch.optim.Optimizer):
 
     # Whether it heeds the `pull` of a group, towards the weights that a run started from.
     pulls: ClassVar[bool] = False
+    # Whether `capi adapt` leaves it where a recipe names it: weights that Adam trained are better left with Adam.
+    adapts: ClassVar[bool] = True
     # 1 where a step must change no parameter and no state, else 0: a tensor on the device, which nothing may wait for.
     found_inf: Float[Tensor, ""] | None = None
 

@@ -7,13 +7,12 @@ that only the cheap rest is computed twice. Results do not change: random draws 
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-Recomputation = Literal["off", "full", "selective"]
+from capi.models.costs import Checkpointing
 
 _ATEN = torch.ops.aten
 _KEPT = [
@@ -27,7 +26,7 @@ _KEPT = [
 ]
 
 
-def recompute(blocks: Iterable[nn.Module], kind: Recomputation) -> None:
+def recompute(blocks: Iterable[nn.Module], kind: Checkpointing) -> None:
     """Let blocks forget in place; names of parameters stay as they are."""
     again = partial(checkpoint, use_reentrant=False)
     if kind == "selective":

@@ -1,7 +1,7 @@
 """Weights out of a run, and back in: safetensors with the config inside, or the released layout."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,10 @@ from capi.errors import CapiError
 from capi.method.targets import TargetFacts
 from capi.models.architecture import Architecture, architecture_of, weightless_encoder
 from capi.models.features import CapiEncoder
+from capi.models.heads import HEADS
 from capi.models.low_rank import merge_low_rank
+from capi.models.positions import POSITIONS
+from capi.models.predictor import PREDICTORS
 from capi.runtime.atomic import atomic_open, atomic_path
 from capi.runtime.documents import parse_object
 from capi.runtime.privacy import hide_paths
@@ -168,16 +171,17 @@ def unreleasable(architecture: Architecture) -> str | None:
     """Why the released layout cannot hold a model: it knows the paper's default architecture, and one place for each of
     its tensors.
     """
-    for key, value, held in (
-        ("model.predictor.kind", architecture.predictor_kind, ("cross",)),
-        ("model.positions", architecture.positions, ("axial", "released")),
-        ("model.head", architecture.head, ("linear", None)),
-    ):
-        if value not in held:
+    named: list[tuple[str, str | None, Mapping[str, Any]]] = [
+        ("model.predictor.kind", architecture.predictor_kind, PREDICTORS),
+        ("model.positions", architecture.positions, POSITIONS),
+        ("model.head", architecture.head, HEADS),
+    ]
+    for key, value, components in named:
+        fitting = [name for name, component in components.items() if component.in_released_layout]
+        if value is not None and value not in fitting:
             # The plain map of a target without prototypes is no choice of a config.
-            shown = "a target without prototypes" if value == "map" else f"{key}={value}"
-            fitting = " and ".join(str(each) for each in held if each)
-            return f"the released layout has no place for {shown}, only for {key}={fitting}"
+            shown = f"{key}={value}" if value in components else "a target without prototypes"
+            return f"the released layout has no place for {shown}, only for {key}={' and '.join(fitting)}"
     # Others place a quarter of the registers on each side.
     if architecture.registers % 4:
         return (

@@ -32,7 +32,7 @@ def imagenette(tmp_path: Path) -> Path:
 def test__a_race_ends_with_a_record_of_its_score_and_its_cost(
     imagenette: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = replace(race.TRACKS["imagenette"], train_images=6, test_images=4, neighbours=1)
+    rules = replace(race.TRACKS["imagenette"], train_images=6, test_images=4, neighbors=1)
     monkeypatch.setitem(race.TRACKS, "imagenette", rules)
     out = tmp_path / "run"
     record = race.speedrun("imagenette", "small", SMALL, data=imagenette, out=out, device="cpu")
@@ -49,7 +49,7 @@ def test__cifar_is_raced_on_from_its_binary_files(tmp_path: Path, monkeypatch: p
     build_binary(tmp_path, "cifar10")
     folder = tmp_path / "cifar-10-batches-bin"
     rules = race.TRACKS["cifar10"]
-    assert (rules.train_images, rules.test_images, rules.neighbours, rules.goal) == (50_000, 10_000, 20, 0.5)
+    assert (rules.train_images, rules.test_images, rules.neighbors, rules.goal) == (50_000, 10_000, 20, 0.5)
     with pytest.raises(CapiError, match=r"scored on 10000 photos, and .*cifar-10-batches-bin has 30 in test"):
         race.speedrun("cifar10", "small", SMALL, data=folder, out=tmp_path / "run", device="cpu")
     monkeypatch.setitem(race.TRACKS, "cifar10", replace(rules, test_images=30))

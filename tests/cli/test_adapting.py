@@ -10,7 +10,8 @@ import torch
 import capi
 from capi.zoo.baselines.registry import BASELINES
 from tests.cli.conftest import RunHere, assert_refused
-from tests.cli.tiny_runs import draw_images, train
+from tests.cli.tiny_runs import train
+from tests.photos import noise_photos
 from tests.zoo.baseline_checkpoints import original, random_model
 
 PAGE = (Path(__file__).parents[2] / "docs" / "guides" / "adapting.md").read_text(encoding="utf-8")
@@ -28,7 +29,7 @@ def test__the_five_minutes_work_as_written(run_here: RunHere, tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     baseline, x = BASELINES["dinov2_reg_vits14"], torch.randn(1, 3, 56, 56)
     torch.save(original(baseline, random_model(baseline)), "dinov2_vits14_reg4_pretrain.pth")
-    train(Path("older_run"), draw_images(Path("photos")), Path("config.yaml"))
+    train(Path("older_run"), noise_photos(Path("photos")), Path("config.yaml"))
     adapt, export, compare, _, _, again = commands("Five minutes")
     # One step shows as much as twenty.
     for words in (adapt, export, compare, again):

@@ -10,16 +10,13 @@ from PIL import Image
 from capi import api
 from capi.data import survey
 from tests.cli.conftest import RunHere, assert_refused
+from tests.photos import noise_photos
 
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "photos").mkdir()
-    for number in range(6):
-        pixels = np.random.default_rng(number).integers(0, 255, (30, 40, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / "photos" / f"{number}.png")
-    return tmp_path / "photos"
+    return noise_photos(tmp_path / "photos", size=(30, 40))
 
 
 # A machine may have fewer cores than workers.

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import RunHere, assert_refused
-from tests.cli.tiny_runs import draw_images, train
+from tests.cli.tiny_runs import train
+from tests.photos import noise_photos
 
 FILES = (
     "config.yaml",
@@ -26,7 +27,7 @@ FOLDERS = ("checkpoints", "pictures", "pictures/prototypes", "tensorboard", "rep
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with images, a config and a run of them; not to be changed."""
     work = tmp_path_factory.mktemp("work")
-    train(work / "run", draw_images(work / "images"), work / "tiny.yaml")
+    train(work / "run", noise_photos(work / "images"), work / "tiny.yaml")
     return work
 
 

@@ -26,8 +26,9 @@ from capi.evals.fitted_probes import load_probe, save_probe
 from capi.report.watch import WatchServer
 from tests.api.studies import QUICK, SMALL, labeled_photos
 from tests.cli.conftest import RunHere
-from tests.cli.tiny_runs import TREE, draw_images
+from tests.cli.tiny_runs import TREE
 from tests.evals.datasets.layouts import build_folder
+from tests.photos import noise_photos
 
 # With spaces, at which a search for paths must not end.
 USER, HOST, PROJECT, DISK = "ann secretuser", "secrethost", "one secretproject", "two secretdisk"
@@ -60,7 +61,7 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 @pytest.fixture
 def run(run_here: RunHere, places: Places) -> Path:
     """A run that every place of it gets by its absolute path: data, weights to start from, evaluations."""
-    draw_images(places.photos)
+    noise_photos(places.photos)
     build_folder(places.classes)
     # Results warn of an image that is in both splits.
     shutil.copy(places.classes / "train" / "ant" / "3.png", places.classes / "val" / "bee" / "copy.png")
@@ -202,7 +203,7 @@ def test__comments_and_errors_name_no_place(run_here: RunHere, run: Path, places
 @pytest.mark.parametrize("folder", ["of\nsecretuser", "o' secretuser", "a\\secretuser", 'of: secretuser, "x"'])
 def test__folders_with_odd_names_are_not_shared(run_here: RunHere, places: Places, tmp_path: Path, folder: str) -> None:
     places.photos, places.classes = (places.disk / folder / name for name in ("photos", "classes"))
-    draw_images(places.photos)
+    noise_photos(places.photos)
     build_folder(places.classes)
     benchmark = {"benchmark": "folder/knn", "every_steps": 1, "options": {"data": str(places.classes), "image_size": 8}}
     places.config.write_text(yaml.safe_dump(TREE | {"evaluations": [benchmark]}))
@@ -298,7 +299,7 @@ def test__files_of_tensorboard_which_name_the_host_are_not_pushed(
     run_here: RunHere, places: Places, tmp_path: Path
 ) -> None:
     pytest.importorskip("tensorboard")
-    draw_images(places.photos)
+    noise_photos(places.photos)
     places.config.write_text(yaml.safe_dump(TREE))
     out, hub = places.run, places.shared / "hub"
     words = ["--data", places.photos, "--device", "cpu", "--out", out, "run.loggers=[tensorboard]"]
@@ -418,7 +419,7 @@ def own_components(places: Places) -> list[str]:
 def test__runs_with_components_of_ones_own_are_shared_without_places(
     run_here: RunHere, places: Places, tmp_path: Path
 ) -> None:
-    draw_images(places.photos)
+    noise_photos(places.photos)
     build_folder(places.classes)
     places.config.write_text(yaml.safe_dump(TREE))
     shared, words = places.shared, ["--data", places.photos, "--device", "cpu"]
@@ -452,11 +453,11 @@ def test__the_record_of_a_race_names_no_place_and_keeps_what_was_overridden(
 ) -> None:
     recipe = places.project / "fast.yaml"
     recipe.write_text(yaml.safe_dump(TREE | {"run": {"log_steps": 1}}))
-    rules = replace(race.TRACKS["imagenette"], train_images=6, test_images=6, neighbours=1)
+    rules = replace(race.TRACKS["imagenette"], train_images=6, test_images=6, neighbors=1)
     monkeypatch.setitem(race.TRACKS, "imagenette", rules)
     for split in ("train", "val"):
         for label in "ab":
-            draw_images(places.disk / split / label, 3)
+            noise_photos(places.disk / split / label, 3)
     words = ["speedrun", "imagenette", recipe, *own_components(places), "--data", places.disk, "--device", "cpu"]
     ran = run_here(*words, "--out", places.run)
     assert ran.code == 0, ran.stderr

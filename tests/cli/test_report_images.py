@@ -10,13 +10,12 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import capi
 from capi.data.locations import open_images
 from tests.cli.conftest import RunHere
+from tests.photos import noise_photos
 
 SMALL = [
     *("data.image_size=16", "data.workers=0", "model.width=32", "model.depth=1", "model.heads=1", "model.patch_size=4"),
@@ -24,15 +23,6 @@ SMALL = [
     *("run.loggers=[]", "run.snapshots=0", "run.report=false"),
 ]
 NOT_DRAWN = "The prototypes are not drawn: "
-
-
-def write_photos(folder: Path, seed: int) -> Path:
-    folder.mkdir(parents=True)
-    generator = np.random.default_rng(seed)
-    for number in range(6):
-        pixels = generator.integers(0, 255, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
 
 
 def write_tar(path: Path, photos: Path) -> Path:
@@ -46,7 +36,7 @@ def write_tar(path: Path, photos: Path) -> Path:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run without a report, and the photos it was trained on."""
     folder = tmp_path_factory.mktemp("made")
-    photos = write_photos(folder / "photos", 0)
+    photos = noise_photos(folder / "photos", size=(20, 20), seed=0)
     capi.pretrain("tiny4", SMALL, data=photos, out=folder / "run", device="cpu")
     return folder
 
@@ -56,7 +46,7 @@ def work(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The run and its photos, private photos with the same names beside them, and no network."""
     folder = tmp_path / "work"
     shutil.copytree(made, folder)
-    write_photos(folder / "private", 1)
+    noise_photos(folder / "private", size=(20, 20), seed=1)
     write_tar(folder / "private.tar", folder / "private")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -172,7 +162,7 @@ def test__other_images_are_neither_shown_nor_fetched_nor_written_beside(
 
 def test__photos_that_changed_are_not_shown(run_here: RunHere, work: Path) -> None:
     shutil.rmtree(work / "photos")
-    write_photos(work / "photos", 2)
+    noise_photos(work / "photos", size=(20, 20), seed=2)
     assert f"{NOT_DRAWN}the images that lie where the run found its own are others." in reported(run_here, work)
     assert not has_gallery(work)
 

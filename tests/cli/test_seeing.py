@@ -4,23 +4,18 @@ import sys
 import urllib.request
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import capi
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from tests.cli.conftest import RunHere
+from tests.photos import noise_photos
 
 
 @pytest.fixture
 def run(small_config: Config, tmp_path: Path) -> Path:
-    images = tmp_path / "images"
-    images.mkdir()
-    generator = np.random.default_rng(0)
-    for number in range(6):
-        Image.fromarray(generator.integers(0, 255, (36, 30, 3), dtype=np.uint8)).save(images / f"{number}.png")
+    images = noise_photos(tmp_path / "images")
     tree = small_config.model_dump(mode="json")
     tree["optimization"] |= {"steps": 4}
     tree["run"] |= {"loggers": [], "report": False, "snapshots": 1, "log_steps": 4}

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from contextlib import chdir
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 import capi
 from tests.api.studies import QUICK, labeled_photos
 from tests.api.studies import SMALL as SMALL_STUDY
 from tests.cli.conftest import RunHere, assert_refused
+from tests.photos import noise_photos
 
 SMALL = [
     *("data.image_size=16", "data.workers=0", "model.width=32", "model.depth=1", "model.heads=1", "model.patch_size=4"),
@@ -37,11 +36,7 @@ NAMED = ["target.kind=frozen", "target.frozen.encoder=evil.py:make"]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, a Python file that leaves a marker when it is imported, and a run whose config names that file."""
     folder = tmp_path_factory.mktemp("made")
-    (folder / "photos").mkdir()
-    generator = np.random.default_rng(0)
-    for number in range(6):
-        pixels = generator.integers(0, 255, (20, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / "photos" / f"{number}.png")
+    noise_photos(folder / "photos", size=(20, 20))
     (folder / "evil.py").write_text(CODE)
     with chdir(folder):
         capi.pretrain("tiny4", [*SMALL, *NAMED], data="photos", out="run", device="cpu")

@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import yaml
-from PIL import Image
 
 import capi
 from capi.config.files import parse_config
@@ -18,14 +16,6 @@ TREE: dict[str, Any] = {
     "optimization": {"batch_size": 4, "steps": 2},
     "run": {"loggers": [], "report": False, "snapshots": 1, "log_steps": 1},
 }
-
-
-def draw_images(folder: Path, count: int = 6) -> Path:
-    folder.mkdir(parents=True)
-    generator = np.random.default_rng(0)
-    for number in range(count):
-        Image.fromarray(generator.integers(0, 255, (36, 30, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    return folder
 
 
 def train(out: Path, data: Path, config: Path, **sections: Any) -> Path:

@@ -14,7 +14,8 @@ import capi
 from capi.models.features import PixelEncoder
 from capi.train import loop
 from tests.cli.conftest import RunHere, run_here
-from tests.cli.tiny_runs import TREE, draw_images
+from tests.cli.tiny_runs import TREE
+from tests.photos import noise_photos
 
 __all__ = ["run_here"]
 PACKAGE = str(Path(capi.__file__).parent)
@@ -42,7 +43,7 @@ def test__five_frames_lie_between_pretrain_and_a_step(
     chains: list[list[str]] = []
     monkeypatch.setattr(loop, "train_step", recorded(loop.train_step, "pretrain", chains))
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(TREE))
-    words = ("--data", draw_images(tmp_path / "images"), "--out", tmp_path / "run", "--device", "cpu")
+    words = ("--data", noise_photos(tmp_path / "images"), "--out", tmp_path / "run", "--device", "cpu")
     ran = run_here("pretrain", tmp_path / "tiny.yaml", *words)
     assert ran.code == 0, ran
     assert len(chains) == TREE["optimization"]["steps"]

@@ -6,15 +6,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from PIL import Image
 
 import capi
 from capi.config.schema import Config
 from capi.report.pages.run import comparison_pieces, page
 from capi.report.run_report import gather
+from tests.photos import noise_photos
 from tests.variants import varied
 
 # Written down by hand, from the papers.
@@ -29,11 +28,7 @@ LOSSES = {
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("photos")
-    for number in range(8):
-        pixels = np.random.default_rng(number).integers(0, 255, (36, 30, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
+    return noise_photos(tmp_path_factory.mktemp("photos"), 8)
 
 
 def trained(config: Config, photos: Path, out: Path, kind: str) -> Path:

@@ -7,10 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 
 from capi.errors import PREEMPTED
@@ -19,6 +17,7 @@ from capi.zoo.checkpoint_files import StoredTensors
 from capi.zoo.run_folder import WALL_CLOCK, read_metrics
 from tests.integration import many_driver
 from tests.integration.launched import ended, start, succeeded
+from tests.photos import noise_photos
 
 DRIVER = Path(__file__).with_name("many_driver.py")
 OF_ONE = ("plain", "queued", "ibot", "balanced", "features", "standard", "clipped", "stochastic", "lowered", "muon")
@@ -32,10 +31,7 @@ BOUND_SECONDS = 30.0
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small photos of noise, and one file that is no image."""
-    folder = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    for number in range(17):
-        Image.fromarray(generator.integers(0, 255, (24, 20, 3), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+    folder = noise_photos(tmp_path_factory.mktemp("images"), 17, (24, 20))
     (folder / "broken.png").write_bytes(b"no image")
     return folder
 

@@ -10,14 +10,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from capi.train.checkpoint import Checkpoints
 from capi.zoo.checkpoint_files import StoredTensors
 from capi.zoo.run_folder import WALL_CLOCK, read_metrics
+from tests.photos import noise_photos
 
 DRIVER = Path(__file__).with_name("driver.py")
 LAST_STEP = 44
@@ -29,11 +28,7 @@ ALL_MOMENTS, WRITER_MOMENTS = 26, 10
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small photos of noise, and one file that is no image."""
-    folder = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    for number in range(15):
-        pixels = generator.integers(0, 255, (24, 20, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:02d}.png")
+    folder = noise_photos(tmp_path_factory.mktemp("images"), 15, (24, 20))
     (folder / "broken.png").write_bytes(b"no image")
     return folder
 

@@ -3,16 +3,15 @@
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import capi
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.train.checkpoint import Checkpoints, tensors
 from capi.zoo.run_folder import read_metrics
+from tests.photos import noise_photos
 from tests.variants import VARIANTS, learner_of, varied
 
 
@@ -24,12 +23,7 @@ def _no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    for number in range(8):
-        pixels = np.random.default_rng(number).integers(0, 255, (36, 30, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number}.png")
-    return folder
+    return noise_photos(tmp_path / "photos", 8)
 
 
 def short(config: Config, *overrides: str) -> Config:

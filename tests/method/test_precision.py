@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.method.clustering.precision import Precision, choose_products, product
+from capi.method.clustering.precision import ProductPrecision, choose_products, product
 from capi.method.clustering.walk import ClusteringSettings, cluster
 from capi.runtime.devices import as_on_accelerator
 from capi.train.build import assemble, build_learner, build_networks, describe_precision
@@ -102,7 +102,9 @@ class Products(TorchDispatchMode):
 
 @pytest.mark.parametrize(("precision", "expected"), [("float32", "highest"), ("tf32", "high")])
 @pytest.mark.parametrize("around", ["highest", "medium"])
-def test__the_setting_of_torch_holds_for_the_products_alone(precision: Precision, expected: str, around: str) -> None:
+def test__the_setting_of_torch_holds_for_the_products_alone(
+    precision: ProductPrecision, expected: str, around: str
+) -> None:
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(around)
     try:

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from capi.errors import CapiError
 from capi.method.clustering import OnlineClustering, walk
 from capi.method.clustering.walk import ClusteringSettings, cluster, plan_slices, rebuild
+from capi.models.costs import Counts, Workload
 from capi.types import OneProcess
 from tests.method.slow_clustering import assert_close, ours, slow
 
@@ -214,23 +215,26 @@ def test__of_a_slice_the_maximum_and_each_iteration_are_one_exchange() -> None:
     tokens, prototypes = torch.randn(4, 30, 8), torch.randn(20, 8)
     for sinkhorn, expected in (("positionwise", 3 * (1 + 3)), ("standard", 1 + 3)):
         reduction, settings = Counted(), ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=20_000)  # type: ignore[arg-type]
-        assert plan_slices(4, 30, 20, 8, chunk_bytes=20_000, accelerator=False).positions == 10
+        assert plan_slices(4, 30, 20, 8, settings).positions == 10
         cluster(tokens, prototypes, None, settings, reduction)
         assert reduction.exchanges == expected
 
 
 def test__a_vit_l_step_on_gpus_makes_at_most_forty_exchanges() -> None:
-    slices = plan_slices(512, 256, 16384, 1024, chunk_bytes=None, accelerator=True)
-    assert slices.bytes <= 4 * 2**30
+    slices = plan_slices(512, 256, 16384, 1024, ClusteringSettings(), accelerator=True)
     assert slices.at_once == slices.positions
     assert 4 * -(-256 // slices.positions) <= 40
     # A slice of another size would be compiled once more.
     assert 256 % slices.positions == 0
+    with torch.device("meta"):
+        clustering = OnlineClustering(width=1024, prototypes=16384)
+    parts = clustering.memory(Counts(registers=16, patches=256, visible=90, predicted=19), Workload(512), 16384)
+    assert 3 * 2**30 < next(part.bytes for part in parts if part.name == "clustering's working memory") <= 4 * 2**30
 
 
 @pytest.mark.parametrize("accelerator", [True, False])
 def test__the_default_budget_has_room_for_one_position_and_a_smaller_one_is_refused(accelerator: bool) -> None:
-    many = plan_slices(2**20, 49, 16384, 384, chunk_bytes=None, accelerator=accelerator)
+    many = plan_slices(2**20, 49, 16384, 384, ClusteringSettings(), accelerator=accelerator)
     assert many.positions == many.at_once == 1
     with pytest.raises(CapiError, match=r"chunk_mib = 1 is too little for one position of 64 images, .* need 12.7 MiB"):
-        plan_slices(64, 196, 16384, 384, chunk_bytes=2**20, accelerator=accelerator)
+        plan_slices(64, 196, 16384, 384, ClusteringSettings(chunk_bytes=2**20), accelerator=accelerator)

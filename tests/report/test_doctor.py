@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 
 from capi.config.files import dump_config, parse_config
@@ -21,6 +20,7 @@ from capi.report.references import make_reference, parse_reference
 from capi.train.health import RULES, Finding, FindingState, Watchman
 from capi.train.run import pretrain, run_facts
 from capi.zoo.run_folder import RunFolder
+from tests.photos import noise_photos
 from tests.variants import TARGETS, varied
 
 STEPS = 400
@@ -326,11 +326,7 @@ def test__the_text_has_what_is_wrong_first_and_every_finding(tmp_path: Path) -> 
 
 
 def test__a_real_run_is_diagnosed(small_config: Config, tmp_path: Path) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    generator = np.random.default_rng(0)
-    for number in range(30):
-        Image.fromarray(generator.integers(0, 255, (36, 30, 3), dtype=np.uint8)).save(images / f"{number}.png")
+    images = noise_photos(tmp_path / "images", 30)
     tree = small_config.model_dump(mode="json")
     tree["optimization"] |= {"steps": 16}
     tree["data"] |= {"workers": 0}

@@ -5,16 +5,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 import capi
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.report import runs
 from capi.report.snapshots import snapshot_steps
+from tests.photos import noise_photos
 from tests.variants import varied
 
 CPU = torch.device("cpu")
@@ -22,12 +21,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
-    folder.mkdir()
-    generator = np.random.default_rng(0)
-    for number in range(8):
-        Image.fromarray(generator.integers(0, 255, (36, 30, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    return folder
+    return noise_photos(tmp_path / "images", 8)
 
 
 def changed(config: Config, **run: Any) -> Config:

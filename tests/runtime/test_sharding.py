@@ -1,11 +1,7 @@
 """What needs no second process: a group of one shards and puts together all the same."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from capi.errors import CapiError
@@ -13,13 +9,6 @@ from capi.runtime.processes import Processes
 from capi.runtime.sharding import average_gradients, device_mesh, fill_from_main, shard, whole, whole_state
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Processes]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield Processes()
-    dist.destroy_process_group()
 
 
 class Small(nn.Module):

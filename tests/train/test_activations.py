@@ -7,11 +7,11 @@ from torch import Tensor
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.method.masking import PatchGrid
-from capi.models.costs import ActivationPolicy, Counts
+from capi.models.costs import ActivationPolicy, Checkpointing, Counts
 from capi.train.build import build_learner, mask_sampler
 from capi.train.cost.activations import Activations, student_activations
 from capi.train.cost.step import random_batch
-from capi.train.recomputation import Recomputation, recompute
+from capi.train.recomputation import recompute
 from capi.train.step import Learner
 from tests.train.saved_bytes import saved_bytes
 
@@ -88,7 +88,7 @@ def test__what_is_recomputed_is_not_saved() -> None:
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
-def test__checkpointing_keeps_what_is_counted(mode: Recomputation) -> None:
+def test__checkpointing_keeps_what_is_counted(mode: Checkpointing) -> None:
     config = load_config("demo", [*SMALL, "model.depth=4", "model.stochastic_depth=0.3"])
     learner = build_learner(config)
     plain = kept_by_autograd(config, learner, torch.float32)

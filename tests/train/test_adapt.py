@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -29,6 +27,7 @@ from capi.train.step import Learner, train_step
 from capi.types import Features
 from capi.zoo.baselines.registry import BASELINES
 from tests.conftest import REFERENCE
+from tests.photos import noise_photos
 from tests.train.test_activations import kept_by_autograd
 from tests.zoo.baseline_checkpoints import assert_same, images, original, random_model, small
 
@@ -50,10 +49,7 @@ def _tiny_baselines() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, draws = tmp_path_factory.mktemp("photos"), np.random.default_rng(0)
-    for number in range(6):
-        Image.fromarray(draws.integers(0, 255, (24, 24, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    return folder
+    return noise_photos(tmp_path_factory.mktemp("photos"), size=(24, 24))
 
 
 def source(name: str, folder: Path) -> str:

@@ -5,18 +5,20 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from capi.config.files import load_config, parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.train.compilation import wants_compiling
+from capi.method.pixel_targets import PixelTargets
+from capi.method.registry import TARGETS
+from capi.train.build import build_learner
+from capi.train.compilation import Compiled, compile_networks, wants_compiling
 from capi.zoo.run_folder import WALL_CLOCK, read_metrics
+from tests.photos import noise_photos
 from tests.train.compiled_driver import CASES
 
 
@@ -71,14 +73,24 @@ def test__a_compiler_that_fails_at_a_step_is_reported_once_and_changes_nothing()
     assert log.count("torch.compile does not work here (OSError: the compiler is not there)") == 1
 
 
+def test__functions_that_a_target_names_are_compiled_beside_the_networks(
+    small_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Fast(PixelTargets):
+        compiled: ClassVar = {"make": {}}
+
+    monkeypatch.setitem(TARGETS, "fast", Fast)
+    for kind, names in (("fast", {"make"}), ("clustering", {"cluster_slice"}), ("pixels", set[str]())):
+        target = small_config.target.model_copy(update={"kind": kind})
+        learner = build_learner(small_config.model_copy(update={"target": target}))
+        compile_networks(learner, backend="eager")
+        assert {name for name, value in vars(learner.target).items() if isinstance(value, Compiled)} == names
+
+
 def test__without_a_compiler_a_run_says_so_before_its_first_step_and_trains(
     small_config: Config, tmp_path: Path
 ) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    for number in range(6):
-        pixels = np.random.default_rng(number).integers(0, 255, (32, 24, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(images / f"{number}.png")
+    images = noise_photos(tmp_path / "images", size=(32, 24))
     sizes = ["data.image_size=16", "model.width=16", "model.heads=1", "model.depth=1", "optimization.batch_size=4"]
     options = [
         *sizes,

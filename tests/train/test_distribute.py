@@ -1,11 +1,6 @@
 """What needs no second process; tests/integration/test_many_processes.py has several."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 import torch
-import torch.distributed as dist
 
 from capi.config.schema import Config
 from capi.runtime.devices import as_on_accelerator
@@ -15,13 +10,6 @@ from capi.train.checkpoint import tensors
 from capi.train.distribute import distribute, whole_view
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[Processes]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield Processes()
-    dist.destroy_process_group()
 
 
 def test__a_distributed_learner_has_the_weights_of_the_whole_one(group: Processes, small_config: Config) -> None:

@@ -8,18 +8,28 @@ from PIL import Image
 from capi.config.files import parse_config
 from capi.config.schema import Config
 from capi.errors import CapiError
-from capi.method.masking import PatchGrid
-from capi.train.build import mask_sampler
-from capi.train.dry_run import check, least_bytes
+from capi.train.cost.memory import Saving
+from capi.train.cost.plan import networks
+from capi.train.dry_run import check
 
 CPU = torch.device("cpu")
 
 
-def test__the_least_memory_is_less_than_a_real_step_takes() -> None:
+def test__a_run_is_refused_by_its_planned_memory_and_what_saves_memory_is_counted(
+    small_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peak = networks(small_config).memory(small_config.optimization.batch_size, Saving()).peak
+    monkeypatch.setattr("capi.train.dry_run.memory_of", lambda _: peak - 1)
+    with pytest.raises(CapiError, match="a batch of 6 images does not fit the memory"):
+        check(small_config, device=CPU, rounds=1)
+    for section, savings in (("optimization", {"micro_batches": 3}), ("run", {"activation_checkpointing": "full"})):
+        changed = getattr(small_config, section).model_copy(update=savings)
+        check(small_config.model_copy(update={section: changed}), device=CPU, rounds=1)
+
+
+def test__the_planned_memory_is_less_than_a_real_step_takes() -> None:
     config = parse_config({"optimization": {"batch_size": 8}, "model": {"depth": 2}, "clustering": {"prototypes": 512}})
-    cost = check(config, device=CPU, rounds=1).cost
-    visible, _, _ = mask_sampler(config).counts(PatchGrid(*config.grid))
-    assert 1e6 < least_bytes(config, visible) < cost.peak_bytes
+    assert 1e6 < networks(config).memory(8, Saving()).peak < check(config, device=CPU, rounds=1).cost.peak_bytes
 
 
 def test__checking_with_images_looks_at_them_and_writes_nothing(small_config: Config, tmp_path: Path) -> None:
@@ -45,19 +55,6 @@ def test__a_recipe_is_checked_by_name_and_shows_its_cost_in_a_screen(monkeypatch
     shown = repr(result).splitlines()
     assert max(map(len, shown)) <= 80
     assert "for 3 iterations" in " ".join(shown)
-
-
-def test__a_queue_raises_the_least_memory_by_its_size(small_config: Config) -> None:
-    clustering = small_config.clustering.model_copy(update={"queue": 600})
-    with_queue = least_bytes(small_config.model_copy(update={"clustering": clustering}), 17)
-    assert with_queue - least_bytes(small_config, 17) == 600 * 48 * 32 * 2
-
-
-def test__micro_batches_lower_the_least_memory(small_config: Config) -> None:
-    optimization = small_config.optimization.model_copy(update={"micro_batches": 3})
-    assert least_bytes(small_config.model_copy(update={"optimization": optimization}), 17) < least_bytes(
-        small_config, 17
-    )
 
 
 def test__what_a_run_would_start_from_must_be_there_and_fit(small_config: Config, reference_checkpoint: Path) -> None:

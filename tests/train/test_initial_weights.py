@@ -8,10 +8,8 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
@@ -28,6 +26,7 @@ from capi.train.initial_weights import Initialized, fingerprint, initialize
 from capi.train.step import Learner
 from capi.zoo.released import load_released
 from tests.conftest import REFERENCE
+from tests.photos import noise_photos
 
 State = dict[str, Tensor]
 
@@ -55,11 +54,7 @@ def _without_curves() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("images")
-    generator = np.random.default_rng(0)
-    for number in range(6):
-        Image.fromarray(generator.integers(0, 255, (32, 24, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    return folder
+    return noise_photos(tmp_path_factory.mktemp("images"), size=(32, 24))
 
 
 TREE: dict[str, Any] = {

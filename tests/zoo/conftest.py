@@ -5,11 +5,7 @@ from pathlib import Path
 import jaxtyping
 import pytest
 
-from capi.config.schema import Config
 from capi.models.features import CapiEncoder
-from capi.train.build import build_learner
-from capi.train.checkpoint import Checkpoints
-from capi.train.step import Learner
 from capi.types import Statistics
 from capi.zoo.huggingface.files import write_transformers
 
@@ -25,13 +21,3 @@ def folder(model: CapiEncoder, tmp_path: Path) -> Path:
     """A folder that was written without the library, for the library to open."""
     model.statistics = Statistics((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
     return write_transformers(model, tmp_path / "exported", image_size=32)
-
-
-@pytest.fixture
-def learner(small_config: Config) -> Learner:
-    return build_learner(small_config)
-
-
-@pytest.fixture
-def checkpoints(tmp_path: Path) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", keep=2)

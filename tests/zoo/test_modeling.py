@@ -114,7 +114,8 @@ def test__a_model_from_a_config_begins_as_our_own_does(small_config: Config, ove
     ours = build_encoder(CapiConfig.from_encoder(encoder, image_size=32).architecture())
     for (name, value), own in zip(made.state_dict().items(), ours.state_dict().values(), strict=True):
         if value.numel() > 300 or own.std() == 0 or value.numel() == 1:
-            torch.testing.assert_close(value.mean(), own.mean(), atol=0.02, rtol=0, msg=name)
+            # Two means of 1024 numbers with a deviation of 0.18 differ by 0.008 (standard error).
+            torch.testing.assert_close(value.mean(), own.mean(), atol=0.03, rtol=0, msg=name)
             torch.testing.assert_close(value.std(), own.std(), atol=1e-3, rtol=0.15, msg=name, equal_nan=True)
 
 

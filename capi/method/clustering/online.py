@@ -45,6 +45,11 @@ from capi.types import Float, Int, OneProcess, Reduction
 # The plain formulas hold logits, assignments, probabilities, a product and a gradient at the least: in
 # benchmarks/clustering.py they were measured at 5.1 to 7.1 arrays of b x n x k.
 PLAIN_ARRAYS = 5
+# Of what is used more than once, inductor stores what reads more than so many tensors, and computes the rest again.
+# With its default of 4 it would compute the factors of Sinkhorn-Knopp again for each assignment, formula in formula,
+# until it stores their products with the kernel. So it stores each factor, and computes the kernel again from logits
+# and shift: 8.1 arrays of a slice's logits go through memory instead of 10.1 (`benchmarks/inductor.py`).
+SLICE_OPTIONS = {"realize_reads_threshold": 2}
 
 
 class OnlineClustering(Target):
@@ -55,6 +60,7 @@ class OnlineClustering(Target):
     description = "the clusters (CAPI, cluster and predict latent patches)"
     reads = ("clustering", "optimization.student_temperature")
     has_prototypes = clusters = True
+    compiled: ClassVar = {"cluster_slice": SLICE_OPTIONS}
     measures = (
         *OF_THE_RUN,
         *OF_THE_TEACHER,
@@ -126,7 +132,7 @@ class OnlineClustering(Target):
         )
         images, positions = (run.batch_size + queue) // run.processes, run.grid[0] * run.grid[1]
         # Refuses a budget that one position does not fit in.
-        plan_slices(images, positions, prototypes, run.width, chunk_bytes=settings.chunk_bytes)
+        plan_slices(images, positions, prototypes, run.width, settings)
         shape = QueueShape(
             batches=queue // run.batch_size,
             images=run.batch_size // run.processes,
@@ -156,19 +162,17 @@ class OnlineClustering(Target):
         (prototypes, width), patches = self.prototypes.shape, counts.patches
         earlier = 0 if self.queue is None else self.queue.shape.batches
         balanced = work.images * (1 + earlier)
-        walk = PLAIN_ARRAYS * FLOAT32 * balanced * patches * prototypes
         if work.bounded:
-            walk = plan_slices(
-                balanced,
-                patches,
-                prototypes,
-                width,
-                chunk_bytes=self.settings.chunk_bytes,
-                accelerator=work.accelerator,
-                sinkhorn=self.settings.sinkhorn,
-            ).bytes
-        groups = patches if self.settings.sinkhorn == "positionwise" else 1
-        factors = FLOAT32 * (2 * groups * prototypes + balanced * patches)
+            on = work.accelerator
+            slices = plan_slices(balanced, patches, prototypes, width, self.settings, accelerator=on)
+            samples, logits = (FLOAT32 * slices.positions * balanced * size for size in (width, prototypes))
+            # The kernel, its product with log probabilities, and three vectors of prototypes for each position.
+            balancing = FLOAT32 * slices.at_once * (balanced + work.images + 3) * prototypes
+            # Before there are logits there are the tokens as gathered, normalized, and laid out position by position.
+            walk = max(3 * samples, samples + logits + balancing)
+        else:
+            walk = PLAIN_ARRAYS * FLOAT32 * balanced * patches * prototypes
+        factors = FLOAT32 * (2 * self.settings.groups(patches) * prototypes + balanced * patches)
         together = FLOAT32 * work.images * patches * width if work.micro_batches > 1 else 0
         return [
             MemoryPart("queue of earlier tokens", BFLOAT16 * earlier * work.images * patches * width, ALWAYS),
@@ -203,9 +207,11 @@ class OnlineClustering(Target):
                 together, self.prototypes, self.bias, self.settings, self.reduction, earlier, absent, self.cluster_slice
             )
         self._last_tokens = () if self.queue is None else tokens
-        loss = _LossWithGradient.apply(
-            self.prototypes, self.bias, clustered.loss, clustered.prototype_gradient, clustered.bias_gradient
-        )
+        # The gradient came with the loss: a product with the parameters, less its own value, adds it and nothing else.
+        product = (self.prototypes * clustered.prototype_gradient).sum()
+        if self.bias is not None:
+            product = product + (self.bias * clustered.bias_gradient).sum()
+        loss = clustered.loss + (product - product.detach())
         return Targets(loss, self._rebuilt(tokens, predict_index, clustered.factors))
 
     def student_loss(self, outputs: Float[Tensor, "b p k"], targets: Float[Tensor, "b p k"]) -> Float[Tensor, ""]:
@@ -231,26 +237,3 @@ class OnlineClustering(Target):
                 targets = rebuild(chosen, index, self.prototypes, self.bias, self.settings, factors, first)
             yield targets
             first += len(part)
-
-
-class _LossWithGradient(torch.autograd.Function):
-    """A loss whose gradient was computed together with it, and is handed out in the backward pass."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        prototypes: Tensor,  # noqa: ARG004 - named so that the gradient finds it
-        bias: Tensor | None,
-        loss: Tensor,
-        prototype_gradient: Tensor,
-        bias_gradient: Tensor,
-    ) -> Tensor:
-        ctx.save_for_backward(prototype_gradient, bias_gradient)
-        ctx.has_bias = bias is not None
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, loss_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        prototype_gradient, bias_gradient = ctx.saved_tensors
-        bias_result = bias_gradient * loss_gradient if ctx.has_bias else None
-        return prototype_gradient * loss_gradient, bias_result, None, None, None

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.method.clustering.precision import Precision, product
+from capi.method.clustering.precision import ProductPrecision, product
 from capi.types import Float, Reduction
 
 EPS = 1e-8
@@ -36,17 +36,17 @@ def normalized(tokens: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
     return F.normalize(tokens.float(), dim=-1, eps=1e-7)
 
 
-def logits(
+def logits_of(
     samples: Float[Tensor, "g b d"],
     prototypes: Float[Tensor, "k d"],
     bias: Float[Tensor, " k"] | None,
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
 ) -> Float[Tensor, "g b k"]:
     """l = x C^T + bias."""
     return product(samples.flatten(0, 1), prototypes.t(), precision, bias).unflatten(0, samples.shape[:2])
 
 
-def kernel(
+def gibbs_kernel(
     logits: Float[Tensor, "g b k"], shift: Float[Tensor, "g_or_one b_or_one k"], temperature: float
 ) -> Float[Tensor, "g b k"]:
     """K = exp((l - shift) / T), by exp2, several times as fast as exp on a CPU."""
@@ -58,7 +58,7 @@ def kernel(
 def sinkhorn(
     kernel: Float[Tensor, "g b k"], iterations: int, reduction: Reduction
 ) -> tuple[Float[Tensor, "g 1 k"], Float[Tensor, "g b 1"]]:
-    """u and v after so many iterations, without the last division of samples, which `assignments` does.
+    """u and v after so many iterations, without the last division of samples, which `assign` does.
 
     The reduction adds up the samples of all processes.
     """
@@ -85,7 +85,7 @@ def with_mean_one(
     return u / mean, (v * mean).clamp_max(LARGEST_FACTOR)
 
 
-def assignments(
+def assign(
     kernel: Float[Tensor, "g b k"], u: Float[Tensor, "g_or_one 1 k"], v: Float[Tensor, "g b 1"]
 ) -> tuple[Float[Tensor, "g b k"], Float[Tensor, "g b 1"]]:
     """u K v divided by its sums over prototypes + eps, and what these assignments add up to: below 1 where eps matters.

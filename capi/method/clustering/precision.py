@@ -12,10 +12,10 @@ from capi.errors import CapiError
 from capi.runtime.devices import float32_products, is_accelerator
 from capi.types import Float
 
-Precision = Literal["float32", "tf32", "bfloat16"]
+ProductPrecision = Literal["float32", "tf32", "bfloat16"]
 
 
-def choose_products(name: str, device: torch.device, run: torch.dtype) -> Precision:
+def choose_products(name: str, device: torch.device, run: torch.dtype) -> ProductPrecision:
     """`auto` is TF32 where a run in bfloat16 has a GPU with it, and float32 elsewhere."""
     if device.type == "cuda":
         # torch calls AMD's devices cuda as well.
@@ -38,7 +38,7 @@ def choose_products(name: str, device: torch.device, run: torch.dtype) -> Precis
 def product(
     left: Float[Tensor, "i j"],
     right: Float[Tensor, "j l"],
-    precision: Precision = "float32",
+    precision: ProductPrecision = "float32",
     plus: Float[Tensor, "*l"] | None = None,
     out: Float[Tensor, "i l"] | None = None,
 ) -> Float[Tensor, "i l"]:

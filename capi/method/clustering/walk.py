@@ -8,7 +8,7 @@ after the other. Each adds its share to the loss and to the prototypes' gradient
 and leaves the factors from which the assignment of any of its patches is rebuilt. Positionwise each position is a group
 of its own, so that one walk is enough. With standard Sinkhorn all patches are one group: one slice where they fit the
 budget, as if they were images of a single position. Where they do not, each iteration is a walk, which computes the
-logits anew and keeps the factors alone.
+logits again and keeps the factors alone.
 
 Tokens of earlier batches (`queue.py`) may stand in a group behind the batch's own. They are balanced with them, but
 have no part in loss and gradient.
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.method.clustering import plain
-from capi.method.clustering.precision import Precision, product
+from capi.method.clustering.precision import ProductPrecision, product
 from capi.runtime.devices import is_accelerator
 from capi.types import Bool, Float, Int, Reduction
 
@@ -43,15 +43,18 @@ class ClusteringSettings:
     target_temperature: float = 0.06
     prediction_temperature: float = 0.12
     chunk_bytes: int | None = None
-    precision: Precision = "float32"
+    precision: ProductPrecision = "float32"
+
+    def groups(self, positions: int) -> int:
+        """How many groups of patches are balanced each by itself: every position, or one of all together."""
+        return positions if self.sinkhorn == "positionwise" else 1
 
 
 class Slices(NamedTuple):
-    """How many positions one matrix product handles, how many of them are clustered at a time, and their bytes."""
+    """How many positions one matrix product handles, and how many of them are clustered at a time."""
 
     positions: int
     at_once: int
-    bytes: int
 
 
 def plan_slices(
@@ -59,10 +62,9 @@ def plan_slices(
     positions: int,
     prototypes: int,
     width: int,
+    settings: ClusteringSettings,
     *,
-    chunk_bytes: int | None,
     accelerator: bool = False,
-    sinkhorn: SinkhornVariant = "positionwise",
 ) -> Slices:
     """The largest slices within the budget, smaller ones where those are of equal size. `images` are balanced together.
 
@@ -73,30 +75,30 @@ def plan_slices(
     # Where it is clustered: two more arrays (kernel and its product with a factor; assignments and probabilities), and
     # some vectors of prototypes.
     clustered = 4 * (2 * images + 6) * prototypes
-    default = ACCELERATOR_BYTES if accelerator else CPU_BYTES
     # The default makes room for one position, however large.
-    budget = max(default, held + clustered) if chunk_bytes is None else chunk_bytes
-    fitting = min(budget // (held + clustered), positions)
-    if fitting < 1:
+    default = max(ACCELERATOR_BYTES if accelerator else CPU_BYTES, held + clustered)
+    budget = default if settings.chunk_bytes is None else settings.chunk_bytes
+    at_once = min(budget // (held + clustered), positions)
+    if at_once < 1:
         raise CapiError(
             f"clustering.chunk_mib = {budget / 2**20:g} is too little for one position of {images} images, whose "
             f"arrays need {(held + clustered) / 2**20:.3g} MiB: set more, or null"
         )
-    if sinkhorn == "standard" and fitting == positions:
-        return Slices(positions, positions, positions * (held + clustered))
+    if settings.sinkhorn == "standard" and at_once == positions:
+        return Slices(positions, positions)
+    largest = at_once
     if not accelerator:
-        fitting = min(fitting, max(_CACHED_BYTES // clustered, 1))
-    most = fitting if accelerator else min((budget - fitting * clustered) // held, positions)
-    fewest = -(-positions // most)
+        at_once = min(at_once, max(_CACHED_BYTES // clustered, 1))
+        largest = min((budget - at_once * clustered) // held, positions)
+    fewest = -(-positions // largest)
     # Slices of another size are compiled once more.
     number = next((n for n in range(fewest, 1 + fewest * 3 // 2) if positions % n == 0), fewest)
     size = -(-positions // number)
-    at_once = min(fitting, size)
-    return Slices(size, at_once, size * held + at_once * clustered)
+    return Slices(size, min(at_once, size))
 
 
 class Factors(NamedTuple):
-    """What rebuilds the assignment of any patch from its logits: `plain.assignments` of K = kernel(l, shift).
+    """What rebuilds the assignment of any patch from its logits: `plain.assign` of the kernel K.
 
     With standard Sinkhorn shift and u are those of every position, in the memory of one.
     """
@@ -125,18 +127,19 @@ class ClusteredSlice(NamedTuple):
 
 
 def cluster_slice(
-    logits: Float[Tensor, "g b k"], own: int, settings: ClusteringSettings, reduction: Reduction
+    logits: Float[Tensor, "g b k"], own_samples: int, settings: ClusteringSettings, reduction: Reduction
 ) -> ClusteredSlice:
-    """Balance all samples of each group; the first `own` are of this batch and make the loss.
+    """Balance all samples of each group; the first `own_samples` are of this batch and make the loss.
 
     The gradient by l / T_prediction takes the place of their logits. This is the function that is compiled.
     """
     shift = reduction.max(logits.amax(1, keepdim=True))
-    kernel = plain.kernel(logits, shift, settings.target_temperature)
+    kernel = plain.gibbs_kernel(logits, shift, settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, reduction)
-    assignments, totals = plain.assignments(kernel[:, :own], u, v[:, :own])
-    loss, gradient = plain.cross_entropy(logits[:, :own], assignments, totals, settings.prediction_temperature)
-    logits[:, :own] = gradient
+    assignments, totals = plain.assign(kernel[:, :own_samples], u, v[:, :own_samples])
+    own_logits = logits[:, :own_samples]
+    loss, gradient = plain.cross_entropy(own_logits, assignments, totals, settings.prediction_temperature)
+    own_logits.copy_(gradient)
     return ClusteredSlice(shift, u, v, loss)
 
 
@@ -156,16 +159,9 @@ def cluster(
     `cluster_slice` may be what a compiler made of it.
     """
     images, positions, width = tokens.shape
-    planned = plan_slices(
-        images + (0 if earlier is None else len(earlier)),
-        positions,
-        len(prototypes),
-        width,
-        chunk_bytes=settings.chunk_bytes,
-        accelerator=is_accelerator(tokens.device),
-        sinkhorn=settings.sinkhorn,
-    )
-    streamed = settings.sinkhorn == "standard" and planned.at_once < positions
+    balanced, accelerator = images + (0 if earlier is None else len(earlier)), is_accelerator(tokens.device)
+    slices = plan_slices(balanced, positions, len(prototypes), width, settings, accelerator=accelerator)
+    streamed = settings.sinkhorn == "standard" and slices.at_once < positions
     if settings.sinkhorn == "standard" and not streamed:
         # One group, as if all patches were images of a single position.
         tokens = tokens.flatten(0, 1)[:, None]
@@ -174,11 +170,11 @@ def cluster(
     bias = None if bias is None else bias.float()
     walk = _Walk(tokens, prototypes.float(), bias, settings, reduction, earlier, absent)
     if streamed:
-        walk.standard(planned)
+        walk.balance_all_together(slices)
     else:
-        walk.positionwise(planned, cluster_slice)
+        walk.balance_each_group(slices, cluster_slice)
     shift, u = (factor[:, 0].expand(positions, -1) for factor in (walk.shift, walk.u))
-    v = walk.v[:, : walk.own, 0]
+    v = walk.v[:, : walk.own_samples, 0]
     count = images * positions
     scale = 1 / (settings.prediction_temperature * count)
     factors = Factors(shift, u, v if len(v) == positions else v.reshape(images, positions).t())
@@ -202,10 +198,10 @@ def rebuild(
     # Each patch is a sample with factors of its own.
     positions = predict_index.flatten()
     samples = plain.normalized(tokens).flatten(0, 1)[:, None]
-    logits = plain.logits(samples, prototypes.float(), bias, settings.precision)
-    kernel = plain.kernel(logits, factors.shift[positions, None], settings.target_temperature)
+    logits = plain.logits_of(samples, prototypes.float(), bias, settings.precision)
+    kernel = plain.gibbs_kernel(logits, factors.shift[positions, None], settings.target_temperature)
     v = factors.v[:, first_image : first_image + len(tokens)].t().gather(1, predict_index)
-    assignments, _ = plain.assignments(kernel, factors.u[positions, None], v.view(-1, 1, 1))
+    assignments, _ = plain.assign(kernel, factors.u[positions, None], v.view(-1, 1, 1))
     return assignments.view(*predict_index.shape, -1)
 
 
@@ -228,56 +224,56 @@ class _Walk:
         self.tokens, self.earlier, self.absent = tokens, earlier, absent
         self.prototypes, self.bias = prototypes, bias
         self.settings, self.reduction = settings, reduction
-        self.own, positions, width = tokens.shape
-        images, k = self.own + (0 if earlier is None else len(earlier)), len(prototypes)
-        groups = positions if settings.sinkhorn == "positionwise" else 1
+        self.own_samples, positions, width = tokens.shape
+        images, k = self.own_samples + (0 if earlier is None else len(earlier)), len(prototypes)
+        groups = settings.groups(positions)
         self.shift, self.u = prototypes.new_empty(groups, 1, k), prototypes.new_ones(groups, 1, k)
         self.v = prototypes.new_ones(positions, images, 1)
         self.loss = prototypes.new_zeros(())
         self.gradient = prototypes.new_zeros(width, k)
         self.bias_gradient = prototypes.new_zeros(k)
 
-    def positionwise(self, planned: Slices, cluster_slice: Callable[..., ClusteredSlice]) -> None:
-        """Each position is balanced by itself: one walk."""
-        for positions in self._slices(planned):
-            self._cluster(positions, planned.at_once, cluster_slice)
+    def balance_each_group(self, slices: Slices, cluster_slice: Callable[..., ClusteredSlice]) -> None:
+        """Each group is balanced by itself: one walk."""
+        for positions in self._slices(slices):
+            self._cluster(positions, slices.at_once, cluster_slice)
 
-    def standard(self, planned: Slices) -> None:
+    def balance_all_together(self, slices: Slices) -> None:
         """All positions are balanced together: a walk for the shift and the first sums, and one for each iteration."""
         self.shift.fill_(-torch.inf)
         sums = torch.zeros_like(self.u)
-        for positions in self._slices(planned):
-            sums = self._raise_shift(positions, planned.at_once, sums)
+        for positions in self._slices(slices):
+            sums = self._raise_shift(positions, slices.at_once, sums)
         highest = self.reduction.max(self.shift)
-        sums.mul_(plain.kernel(self.shift, highest, self.settings.target_temperature))
+        sums.mul_(plain.gibbs_kernel(self.shift, highest, self.settings.target_temperature))
         self.shift = highest
         for iteration in range(1, self.settings.iterations + 1):
             self.u, self.v = plain.with_mean_one(plain.divided(self.u, self.reduction.sum(sums)), self.v)
             sums = torch.zeros_like(self.u)
-            for positions in self._slices(planned):
+            for positions in self._slices(slices):
                 if iteration < self.settings.iterations:
-                    sums += self._update_samples(positions, planned.at_once)
+                    sums += self._update_samples(positions, slices.at_once)
                 else:
-                    self._assign(positions, planned.at_once)
+                    self._assign(positions, slices.at_once)
 
     def _cluster(self, positions: slice, at_once: int, cluster_slice: Callable[..., ClusteredSlice]) -> None:
         samples, logits = self._logits(positions)
         for part, shift, u, v in _parts(at_once, logits, self.shift[positions], self.u[positions], self.v[positions]):
-            clustered = cluster_slice(part, self.own, self.settings, self.reduction)
+            clustered = cluster_slice(part, self.own_samples, self.settings, self.reduction)
             shift.copy_(clustered.shift)
             u.copy_(clustered.u)
             v.copy_(clustered.v)
             self.loss += clustered.loss
-            self.bias_gradient += part[:, : self.own].sum((0, 1))
-        self._add_gradient(samples, logits[:, : self.own])
+            self.bias_gradient += part[:, : self.own_samples].sum((0, 1))
+        self._add_gradient(samples, logits[:, : self.own_samples])
 
     def _raise_shift(self, positions: slice, at_once: int, sums: Float[Tensor, "1 1 k"]) -> Float[Tensor, "1 1 k"]:
         """Raise the shift to what a slice has, and add its kernel to sums that follow the shift."""
         temperature = self.settings.target_temperature
         for (part,) in _parts(at_once, self._logits(positions)[1]):
             raised = torch.maximum(self.shift, part.amax((0, 1), keepdim=True))
-            kernel = plain.kernel(part, raised, temperature)
-            sums = sums * plain.kernel(self.shift, raised, temperature) + kernel.flatten(0, 1).sum(0)
+            kernel = plain.gibbs_kernel(part, raised, temperature)
+            sums = sums * plain.gibbs_kernel(self.shift, raised, temperature) + kernel.flatten(0, 1).sum(0)
             self.shift = raised
         return sums
 
@@ -285,7 +281,7 @@ class _Walk:
         """Update the factors v of a slice, and give the sums over its samples that the next u needs."""
         sums = torch.zeros_like(self.u)
         for part, v in _parts(at_once, self._logits(positions)[1], self.v[positions]):
-            kernel = plain.kernel(part, self.shift, self.settings.target_temperature)
+            kernel = plain.gibbs_kernel(part, self.shift, self.settings.target_temperature)
             v.copy_(plain.divided(v, (kernel * self.u).sum(-1, keepdim=True)))
             sums += (kernel * v).sum((0, 1))
         return sums
@@ -293,18 +289,18 @@ class _Walk:
     def _assign(self, positions: slice, at_once: int) -> None:
         """Add a slice to loss and gradient."""
         samples, logits = self._logits(positions)
-        for part, v in _parts(at_once, logits[:, : self.own], self.v[positions, : self.own]):
-            kernel = plain.kernel(part, self.shift, self.settings.target_temperature)
-            assigned, totals = plain.assignments(kernel, self.u, v)
+        for part, v in _parts(at_once, logits[:, : self.own_samples], self.v[positions, : self.own_samples]):
+            kernel = plain.gibbs_kernel(part, self.shift, self.settings.target_temperature)
+            assigned, totals = plain.assign(kernel, self.u, v)
             loss, gradient = plain.cross_entropy(part, assigned, totals, self.settings.prediction_temperature)
             self.loss += loss
             self.bias_gradient += part.copy_(gradient).sum((0, 1))
-        self._add_gradient(samples, logits[:, : self.own])
+        self._add_gradient(samples, logits[:, : self.own_samples])
 
-    def _slices(self, planned: Slices) -> Iterator[slice]:
+    def _slices(self, slices: Slices) -> Iterator[slice]:
         positions = self.tokens.shape[1]
-        for first in range(0, positions, planned.positions):
-            yield slice(first, min(first + planned.positions, positions))
+        for first in range(0, positions, slices.positions):
+            yield slice(first, min(first + slices.positions, positions))
 
     def _logits(self, positions: slice) -> tuple[Float[Tensor, "g b d"], Float[Tensor, "g b k"]]:
         """The samples of a slice, and their logits."""
@@ -312,16 +308,16 @@ class _Walk:
         if self.earlier is not None:
             samples = torch.cat([samples, self.earlier[:, positions]])
         samples = plain.normalized(samples.transpose(0, 1)).contiguous()
-        logits = plain.logits(samples, self.prototypes, self.bias, self.settings.precision)
+        logits = plain.logits_of(samples, self.prototypes, self.bias, self.settings.precision)
         if self.absent is not None:
             # Their kernel is 0, so that no sum has them.
-            logits[:, self.own :].masked_fill_(self.absent[:, None], -torch.inf)
+            logits[:, self.own_samples :].masked_fill_(self.absent[:, None], -torch.inf)
         return samples, logits
 
-    def _add_gradient(self, samples: Float[Tensor, "g b d"], gradient: Float[Tensor, "g own k"]) -> None:
+    def _add_gradient(self, samples: Float[Tensor, "g b d"], gradient: Float[Tensor, "g _ k"]) -> None:
         """The prototypes' gradient is that of the batch's own samples, times them."""
-        own = samples[:, : self.own].flatten(0, 1)
-        product(own.t(), gradient.flatten(0, 1), self.settings.precision, self.gradient, out=self.gradient)
+        own_samples = samples[:, : self.own_samples].flatten(0, 1)
+        product(own_samples.t(), gradient.flatten(0, 1), self.settings.precision, self.gradient, out=self.gradient)
 
 
 def _parts(at_once: int, *tensors: Float[Tensor, "g ..."]) -> Iterator[tuple[Tensor, ...]]:

@@ -135,7 +135,7 @@ class ExplorerLayout:
     def _connect(self) -> None:
         """Which event calls what; what is drawn of an image follows once the image itself is there."""
         starts = (
-            self._on(self.page.load, self._pick_first, []),
+            self._on(self.page.load, lambda: self._pick(0), []),
             self._on(self.images.select, self._pick, [], selects=True),
             self._on(self.upload.upload, self._open, [self.upload]),
         )
@@ -201,9 +201,6 @@ class ExplorerLayout:
         if self.explorer.missing_predictions is None:
             outputs += [self.hide, self.outcome, self.filled, self.confidence, self.answers]
         return outputs
-
-    def _pick_first(self) -> Values:
-        return self._shown(self.explorer.view(self.thumbnails[0][0]))
 
     def _pick(self, place: int) -> Values:
         return self._shown(self.explorer.view(self.thumbnails[place][0]))

@@ -26,7 +26,7 @@ THIS = "this"
 _WORDS = re.compile(r"[a-z0-9]+")
 # Boards that share a number with one of the table and have another chip.
 _OTHER_BOARDS = {"laptop", "max", "super", "ti"}
-Precision = Literal["float32", "bfloat16"]
+RunPrecision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,13 @@ class Gpu:
     accelerator: bool = True
     measured: bool = False
 
-    def precision(self, wanted: str) -> Precision:
+    def precision(self, wanted: str) -> RunPrecision:
         """What `run.precision` comes to: bfloat16 only where the chip has it."""
         if wanted == "bfloat16" and self.bfloat16 is None:
             raise CapiError(f"{self.title} has no bfloat16: leave run.precision at auto, or set it to float32")
         return "float32" if wanted == "float32" or self.bfloat16 is None else "bfloat16"
 
-    def peak(self, precision: Precision) -> float:
+    def peak(self, precision: RunPrecision) -> float:
         return self.float32 if precision == "float32" or self.bfloat16 is None else self.bfloat16
 
 

@@ -14,8 +14,6 @@ from functools import cached_property
 from torch import nn
 
 from capi.config.schema import Config
-from capi.method.clustering import OnlineClustering
-from capi.method.clustering.walk import plan_slices
 from capi.models.costs import (
     ALWAYS,
     BFLOAT16,
@@ -25,6 +23,7 @@ from capi.models.costs import (
     TEACHER,
     UPDATE,
     ActivationPolicy,
+    Checkpointing,
     Counts,
     MemoryPart,
     TokenSequence,
@@ -38,7 +37,6 @@ from capi.models.heads import Head
 from capi.models.layers import TransformerBlock
 from capi.train.cost.activations import student_activations
 from capi.train.optimizer import Optimizer
-from capi.train.recomputation import Recomputation
 from capi.train.step import Learner
 
 
@@ -53,7 +51,7 @@ class Saving:
     shards: int = 1
     replicas: int = 1
     mixed_precision: bool = False
-    checkpointing: Recomputation = "off"
+    checkpointing: Checkpointing = "off"
     micro_batches: int = 1
     bounded_clustering: bool = True
 
@@ -142,7 +140,7 @@ class Planned:
             [
                 *self._held(images, saving),
                 *self._teacher(work, saving),
-                *self._targets(work),
+                *self.learner.target.memory(self.counts, work, self.outputs),
                 *self._student(work.micro_batch, saving),
                 *self._update(work, saving),
             ]
@@ -186,15 +184,6 @@ class Planned:
             MemoryPart("running mean of the teacher's layers", layers, TEACHER),
             *(MemoryPart("teacher's tokens", tokens, phase) for phase in PHASES),
         ]
-
-    def _targets(self, work: Workload) -> list[MemoryPart]:
-        """What the target says of itself. Of a walk over slices that is a bound; at its peak it holds less."""
-        target = self.learner.target
-        parts = target.memory(self.counts, work, self.outputs)
-        if not (isinstance(target, OnlineClustering) and work.bounded):
-            return parts
-        held = _walk(target, self.counts.patches, work)
-        return [part._replace(bytes=held) if part.name == "clustering's working memory" else part for part in parts]
 
     def _student(self, at_once: int, saving: Saving) -> list[MemoryPart]:
         policy, student = saving.policy, self.learner.student
@@ -273,30 +262,6 @@ def _block_gradients(block: TransformerBlock, sequence: TokenSequence, images: i
     # Where images are left out the branch that was added is kept, and gone by then.
     stream = FLOAT32 * width * (2 * images - (running if drops(block) else 0))
     return sequence.queries * (policy.compute_bytes * hidden * running + stream)
-
-
-def _walk(target: OnlineClustering, patches: int, work: Workload) -> int:
-    """What the clustering holds of one slice: its samples and logits, and of the positions that are balanced at a time
-    the kernel, its product with log probabilities, and three vectors of prototypes for each.
-
-    Before there are logits it holds the tokens as they are gathered, normalized, and laid out position by position.
-    """
-    (prototypes, width), images = target.prototypes.shape, work.images
-    balanced = images * (1 if target.queue is None else 1 + target.queue.shape.batches)
-    settings = target.settings
-    slices = plan_slices(
-        balanced,
-        patches,
-        prototypes,
-        width,
-        chunk_bytes=settings.chunk_bytes,
-        accelerator=work.accelerator,
-        sinkhorn=settings.sinkhorn,
-    )
-    samples = FLOAT32 * slices.positions * balanced * width
-    logits = FLOAT32 * slices.positions * balanced * prototypes
-    balancing = FLOAT32 * slices.at_once * (balanced + images + 3) * prototypes
-    return max(3 * samples, samples + logits + balancing)
 
 
 def _parameters(module: nn.Module | PatchEncoder) -> int:

@@ -112,13 +112,13 @@ class Images:
     """A warning where some of them look like masks."""
 
     def __str__(self) -> str:
-        values = "" if self.values is None else f", values {' to '.join(map(_short, self.values))} of full scale"
+        values = (
+            ""
+            if self.values is None
+            else f", values {' to '.join(significant([value]) for value in self.values)} of full scale"
+        )
         channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
         return f"{self.count:,} images of about {self.side} px, {channels}{values}"
-
-
-def _short(value: float) -> str:
-    return significant([value])
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,18 +214,18 @@ def look_at(source: ImageSource) -> Images:
 
 def _values(reader: ImageReader) -> tuple[float, float] | None:
     """The lowest and the highest value of a few images, as they are stored."""
-    found = []
+    ends = []
     for index in evenly(len(reader.source), _FEW_VALUES):
         try:
             picture = reader.decoder.open(read_bytes(reader.source, index))
             shape = picture.shape
             box = center_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
-            found.append(extremes(picture.part(box, (THUMBNAIL, THUMBNAIL))[0], reader.decoder.channels))
+            ends.append(extremes(picture.part(box, (THUMBNAIL, THUMBNAIL))[0], reader.decoder.channels))
         except (BrokenImageError, OSError):
             continue
-    if not found:
+    if not ends:
         return None
-    return float(min(ends[0].min() for ends in found)), float(max(ends[1].max() for ends in found))
+    return float(min(lowest.min() for lowest, _ in ends)), float(max(highest.max() for _, highest in ends))
 
 
 def _sides(reader: ImageReader) -> tuple[list[int], list[BrokenImageError]]:

@@ -37,12 +37,7 @@ from capi.data.decoding import (
 )
 from capi.errors import CapiError
 from capi.models.architecture import Architecture, build_encoder
-from capi.models.encoder import INITIAL_TOKEN_STD, Encoder, PatchEmbedding
 from capi.models.features import CapiEncoder
-from capi.models.heads import INITIAL_HEAD_STD, LinearHead, LinearMap
-from capi.models.layers import RMSNorm
-from capi.models.positions import INITIAL_TABLE_STD, LearnedPositions
-from capi.models.predictor import FusedPredictor, SplitPredictor
 from capi.types import IMAGENET, Float, Statistics
 from capi.zoo.huggingface.files import MODEL_TYPE, ImageSize, check_statistics, checked_image_size, config_of
 
@@ -182,41 +177,10 @@ class CapiModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """As the modules begin themselves; the library asks it of what a file did not hold."""
-        if isinstance(module, RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, PatchEmbedding):
-            _init_patch_embedding(module)
-        elif isinstance(module, Encoder):
-            nn.init.normal_(module.registers, std=INITIAL_TOKEN_STD)
-        elif isinstance(module, SplitPredictor | FusedPredictor):
-            nn.init.normal_(module.mask_token, std=INITIAL_TOKEN_STD)
-        elif isinstance(module, LearnedPositions):
-            nn.init.trunc_normal_(module.table, std=INITIAL_TABLE_STD)
-        elif isinstance(module, LinearHead):
-            nn.init.trunc_normal_(module.direction, std=INITIAL_HEAD_STD)
-            nn.init.ones_(module.length)
-        elif isinstance(module, LinearMap):
-            nn.init.xavier_uniform_(module.weight)
-        elif isinstance(module, nn.Linear):
-            _init_linear(module)
-
-
-def _init_patch_embedding(module: PatchEmbedding) -> None:
-    # The library marks loaded weights and leaves them alone, but a view of one has no mark.
-    if not getattr(module.weight, "_is_hf_initialized", False):
-        nn.init.xavier_uniform_(module.weight.view(len(module.weight), -1))
-    assert module.bias is not None
-    bound = module.weight[0].numel() ** -0.5
-    nn.init.uniform_(module.bias, -bound, bound)
-
-
-def _init_linear(module: nn.Linear) -> None:
-    """Only the layers of an MLP head have biases, and begin like the head they lead to."""
-    if module.bias is None:
-        nn.init.xavier_uniform_(module.weight)
-    else:
-        nn.init.trunc_normal_(module.weight, std=INITIAL_HEAD_STD)
-        nn.init.zeros_(module.bias)
+        # Maps of torch's own class begin with the head that they belong to.
+        begin = getattr(module, "reset_parameters", None)
+        if begin is not None and type(module) is not nn.Linear:
+            begin()
 
 
 @contextmanager
