@@ -23,7 +23,7 @@ from inductor import lowered, pretended_gpu
 
 from capi.method.clustering import walk
 from capi.models.layers import Block
-from capi.train.compilation import SLICE_OPTIONS
+from capi.method.clustering.online import SLICE_OPTIONS
 from capi.types import OneProcess
 
 # Compute capability, multiprocessors: A100 and H100.
