@@ -434,8 +434,8 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any], 
         )
     if changed:
         raise CapiError(
-            f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, or give "
-            "--out another folder"
+            f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, "
+            f"which {folder.path / CONFIG} is as a recipe, or give --out another folder"
         )
     before = folder.record().get("data", {})
     if before.get("fingerprint") != facts["fingerprint"]:
