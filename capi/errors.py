@@ -52,8 +52,16 @@ def expect(what: str, value: object, kinds: type | tuple[type, ...], wanted: str
 
 def nearest(word: str, candidates: Iterable[str]) -> str:
     """`; did you mean "x"?` for the closest candidate, or an empty string when nothing is close."""
-    matches = difflib.get_close_matches(word, list(candidates), n=1, cutoff=0.5)
-    return f'; did you mean "{matches[0]}"?' if matches else ""
+    matches = difflib.get_close_matches(word, list(candidates), n=3, cutoff=0.5)
+    if not matches:
+        return ""
+
+    def likeness(name: str) -> tuple[float, float]:
+        """Of names that are equally close, that with the same letters: two of them were swapped."""
+        letters = difflib.SequenceMatcher(None, sorted(name), sorted(word)).ratio()
+        return difflib.SequenceMatcher(None, name, word).ratio(), letters
+
+    return f'; did you mean "{max(matches, key=likeness)}"?'
 
 
 def some_of(names: Sequence[str], most: int = 3) -> str:

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 from inductor import lowered, pretended_gpu
 
 from capi.method.clustering import walk
-from capi.models.layers import Block
 from capi.method.clustering.online import SLICE_OPTIONS
+from capi.models.layers import Block
 from capi.types import OneProcess
 
 # Compute capability, multiprocessors: A100 and H100.

@@ -3,6 +3,12 @@ import pytest
 from capi.errors import CapiError, expect, nearest, quoted, some_of
 
 
+def test__of_equally_close_names_the_one_with_swapped_letters_is_meant() -> None:
+    assert (
+        nearest("vitl41", ["vitl14", "vitl16"]) == nearest("vitl41", ["vitl16", "vitl14"]) == '; did you mean "vitl14"?'
+    )
+
+
 def test__nearest_names_the_closest_or_nothing() -> None:
     assert nearest("dept", ["depth", "width"]) == '; did you mean "depth"?'
     assert nearest("qqq", ["depth", "width"]) == ""

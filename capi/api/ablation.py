@@ -69,6 +69,7 @@ from capi.runtime.privacy import hide_path, hide_paths
 from capi.runtime.progress import default_console
 from capi.runtime.protocol import Task
 from capi.runtime.summary import Summary
+from capi.train.build import check_components
 from capi.train.cost.plan import planned_cost
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics
 
@@ -255,6 +256,8 @@ def plan_study(
     sized, study_data = find_scale(scale), find_data(data, options)
     check_options(study_data, (sized.scores, sized.curves), list(options))
     planned = plan_table(table, sized, list(overrides))
+    for row in planned.rows:
+        check_components(row.config)
     columns = score_columns(study_data, sized.scores, list(options), planned.rows[0].config.data.image_size)
     base = next((row for row in planned.rows if row.run == DEFAULT_RUN), planned.rows[-1])
 

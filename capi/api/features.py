@@ -111,14 +111,16 @@ class Stitched(Summary):
 
 
 class Matches(Summary, list[Match]):
-    """The most similar images or patches, best first: a list."""
+    """The most similar images or patches, best first: a list. The image itself, or the patch itself, is left out."""
+
+    left_out: Match | None = None
+    """What was left out, where the file has it too."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
         rows = {
             str(rank): f"{match.similarity:.4f}  {match.name}"
             + ("" if match.patch is None else f", patch {match.patch[0]}, {match.patch[1]}")
             + (f" ({match.label})" if match.label else "")
-            + (", the image itself" if match.itself else "")
             for rank, match in enumerate(self[:_SHOWN_MATCHES], 1)
         }
         more = {"...": f"{len(self) - _SHOWN_MATCHES} more"} if len(self) > _SHOWN_MATCHES else {}
@@ -195,6 +197,7 @@ def nearest(
 ) -> Matches:
     """The images of a file of `extract` that are most similar to an image; with a point `at`, the patches.
 
+    The image itself, where the file has it too, is left out; with `at` the patch itself.
     `model` is by default the one the file was made with; one that is Python, or that is not on this machine and not a
     published model either, must be given, since a file may come from anyone. With `out`, a contact sheet is written
     there. `images` is the folder of the file's images; it must be given where the file has only its name, since they
@@ -212,9 +215,19 @@ def nearest(
     else:
         raise CapiError(f"{file} does not say which model made it: name the model")
     given = None if images is None else Path(images)
-    similar = retrieval.find_similar(
-        features, encoder, Path(image), encoding=Encoding(device=chosen), count=count, at=at, kind=kind, root=given
+    found = retrieval.find_similar(
+        features,
+        encoder,
+        Path(image),
+        encoding=Encoding(device=chosen),
+        # One more, in place of the image itself.
+        count=count + 1,
+        at=at,
+        kind=kind,
+        root=given,
     )
+    similar = Matches([match for match in found if not match.itself][:count])
+    similar.left_out = next((match for match in found if match.itself), None)
     if picture is not None:
         named = features.facts.root
         shown: ImageSource | Path | None = Path(named) if given is None and named is not None else given
@@ -227,7 +240,7 @@ def nearest(
         sheet = matches.similarity_sheet(Path(image), similar, shown, framing=features.facts.framing, at=at)
         make_folder(picture.parent)
         save_picture(sheet, picture)
-    return Matches(similar)
+    return similar
 
 
 def predict(

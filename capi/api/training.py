@@ -13,6 +13,7 @@ from capi.config.files import Overrides, Recipe, as_config, merge, override_text
 from capi.config.schema import Config, OptimizationConfig
 from capi.config.trust import Trust, trusting
 from capi.data.locations import DataLocation
+from capi.data.sources import image_names
 from capi.errors import CapiError, expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
 from capi.runtime.devices import choose_device
@@ -124,6 +125,18 @@ def adapt(
         )
 
 
+def _refuse_images(place: Path) -> None:
+    """A folder of images where a model is expected: what `--data` takes was given first."""
+    models = ("run.json", "config.json", "model.safetensors")
+    if not place.is_dir() or any((place / name).exists() for name in models):
+        return
+    if any(image_names(place)):
+        raise CapiError(
+            f"{place} is a folder of images, and a model comes first, such as capi_vitl14_lvd: give the images with "
+            "--data"
+        )
+
+
 def adapted_config(
     model: str | Path,
     overrides: Overrides = (),
@@ -138,6 +151,7 @@ def adapted_config(
     """
     expect("the model", model, (str, Path), "what capi.load takes, such as a run or baseline:NAME=FILE")
     name = str(model)
+    _refuse_images(Path(name))
     if out is not None and RunFolder(out).exists:
         before = run_config(RunFolder(out))
         if before.init.encoder != name:

@@ -206,11 +206,6 @@ def check_weights(weights: str, models: Sequence[str]) -> None:
         raise CapiError(f"--weights student is a choice of runs, and there is no run here ({said}): leave it out")
 
 
-def results() -> Terminal:
-    """Where tables go; a pipe or a file has no width, so nothing is cut there."""
-    return Terminal(width=None if sys.stdout.isatty() else 200)
-
-
 def duration(hours: float) -> str:
     """A time in the unit that suits it."""
     if hours < 1 / 60:

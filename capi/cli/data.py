@@ -5,6 +5,7 @@ The commands that tell of data sets: datasets, datasets show.
 
 import json
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated
 
 import typer
@@ -115,7 +116,16 @@ def check(
 
 def _print_survey(survey: "api.Survey") -> None:
     for name, value in survey.summary()[1].items():
-        echo(f"{name:<12}{value}")
+        echo(
+            fill(
+                value,
+                Terminal().width,
+                initial_indent=f"{name:<12}",
+                subsequent_indent=" " * 12,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        )
 
 
 datasets_app = typer.Typer(

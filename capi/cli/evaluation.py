@@ -41,9 +41,12 @@ def print_record(record: Mapping[str, Any]) -> None:
     )
     ran = f"images of {api.shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
     console.print(f"chosen: {chosen}; {ran}")
-    for title, lines in (("departs from the paper", record["deviations"]), ("warning", record["warnings"])):
-        for line in lines:
-            console.print(f"{title}: {line}")
+    # The paper says nothing of a user's own data.
+    dataset = record["benchmark"].partition("/")[0]
+    if record["deviations"] and not (dataset in api.DATASETS and api.DATASETS[dataset].own_split):
+        console.print(f"departs from the paper: {'; '.join(record['deviations'])}")
+    for line in record["warnings"]:
+        console.print(f"warning: {line}")
 
 
 def print_comparison(done: "Comparison") -> None:
@@ -400,11 +403,16 @@ def nearest(
         device=device,
         overwrite=overwrite,
     )
-    table = Table("rank", "similarity", "image", "patch", box=None, pad_edge=False)
+    table = Table("rank", "similarity", box=None, pad_edge=False)
+    for name in ("image", "patch") if at else ("image",):
+        table.add_column(name, overflow="fold")
     for rank, match in enumerate(matches, 1):
-        place = "" if match.patch is None else f"row {match.patch[0]}, column {match.patch[1]}"
-        table.add_row(str(rank), f"{match.similarity:.3f}", match.name, place)
+        place = () if match.patch is None else (f"row {match.patch[0]}, column {match.patch[1]}",)
+        table.add_row(str(rank), f"{match.similarity:.3f}", match.name, *place)
     Terminal().print(table)
+    if matches.left_out is not None:
+        itself = "The image itself" if matches.left_out.patch is None else "The patch itself"
+        echo(f"{itself}, which {file} holds too, is left out.")
     echo(f"{out} shows them.")
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from capi import api
-from capi.cli.app import TrustOption, app, check_weights, echo, messages, one_of, results
+from capi.cli.app import TrustOption, app, check_weights, echo, messages, one_of
 from capi.cli.evaluation import OWN_SIZE, Overwrite, WeightsOption
 from capi.cli.inspection import Carbon, Watts
 from capi.cli.terminal import Terminal
@@ -37,7 +37,7 @@ def models(
     ] = False,
 ) -> None:
     """List the models that can be loaded by name: the published ones, and the baselines of other methods."""
-    console, published = results(), api.list_models()
+    console, published = Terminal(), api.list_models()
     table = _narrow_table("name", "model", "trained on", "reported")
     for model in published:
         size = f"{model.architecture}/{model.patch_size}, {model.parameters / 1e6:.0f} M"

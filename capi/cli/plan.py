@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from capi import api
-from capi.cli.app import OverrideArguments, TrustOption, app, duration, echo, results
+from capi.cli.app import OverrideArguments, TrustOption, app, duration, echo
 from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
@@ -117,7 +117,7 @@ def _refuse_idle(context: typer.Context, *, measure: bool, suggest: bool) -> Non
 
 
 def _print_plan(recipe: str, planned: "RunPlan", paper: "list[PlanComparison] | None") -> None:
-    console = results()
+    console = Terminal()
     for table in (_summary(recipe, planned), _memory_table(planned)):
         console.print(table)
         console.print()
@@ -232,7 +232,7 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
         _print_json(plan_json(measured.plan, None) | {"measured": measured_json(measured)})
         return
     title = f"A step of {measured.plan.batch_size} images on {measured.plan.gpu.title}"
-    console = results()
+    console = Terminal()
     console.print(_comparison_table(title, "measured", measured.comparisons))
     console.print(
         f"It reached {measured.mfu:.0%} of the peak of a large product; the plan assumes {measured.plan.mfu:.0%}."
@@ -242,19 +242,20 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
 def _suggest(data: list[str], gpu: str, gpus: int, hours: float, assumptions: "Assumptions", as_json: bool) -> None:
     suggestion = api.suggest(data, gpu=gpu, gpus=gpus, hours=hours, assumptions=assumptions)
     if as_json:
-        _print_json(suggestion_json(suggestion, data))
+        _print_json(suggestion_json(suggestion))
         return
-    console = results()
-    console.print(_suggestion_table(suggestion, data))
+    console = Terminal()
+    console.print(_suggestion_table(suggestion))
     for line in suggestion.advice:
         console.print(f"\n{line}.")
     took = duration(suggestion.plan.effort.hours)
-    console.print(f"\nplanned: {took} on {gpus} x {suggestion.plan.gpu.title}, if images are read as fast\n")
-    console.print(suggestion.command(data), soft_wrap=True)
+    hardware = f"{gpus} x {suggestion.plan.gpu.title}"
+    console.print(f"\nplanned: {suggestion.length}, in {took} on {hardware}, if images are read as fast\n")
+    console.print(suggestion.command(), soft_wrap=True)
 
 
-def _suggestion_table(suggestion: "Suggestion", data: list[str]) -> Table:
-    title = f"For {suggestion.images}, in {', '.join(data)}"
+def _suggestion_table(suggestion: "Suggestion") -> Table:
+    title = f"For {suggestion.images}, in {', '.join(suggestion.images.data)}"
     table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("", "value", "why", "from"):
         table.add_column(name, overflow="fold")
@@ -296,7 +297,7 @@ def measured_json(measured: "Measured") -> dict[str, Any]:
     return {"comparisons": rows, "mfu": measured.mfu}
 
 
-def suggestion_json(suggestion: "Suggestion", data: list[str]) -> dict[str, Any]:
+def suggestion_json(suggestion: "Suggestion") -> dict[str, Any]:
     """A suggestion as plain values."""
     choices = [choice._asdict() for choice in (suggestion.recipe, *suggestion.choices)]
     return {
@@ -304,7 +305,7 @@ def suggestion_json(suggestion: "Suggestion", data: list[str]) -> dict[str, Any]
         "choices": choices,
         "hours": suggestion.plan.effort.hours,
         "advice": suggestion.advice,
-        "command": suggestion.command(data),
+        "command": suggestion.command(),
     }
 
 
@@ -318,7 +319,7 @@ def _print_gpus(as_json: bool) -> None:
         table.add_row(
             name, spec.title, f"{spec.memory / 1e9:g}", number(spec.bfloat16), number(spec.float32), f"{spec.watts:g}"
         )
-    results().print(table)
+    Terminal().print(table)
 
 
 def _two_columns(title: str, rows: dict[str, str]) -> Table:

@@ -7,8 +7,8 @@ import typer
 from rich.table import Table
 
 from capi import api
-from capi.cli.app import OverrideArguments, app, echo, results
-from capi.cli.terminal import print_scores
+from capi.cli.app import OverrideArguments, app, echo
+from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import RECIPE_HELP, Commands
 from capi.config import files
 from capi.config.experiments import ablations
@@ -39,7 +39,7 @@ def recipes(
         shorts = {ablation.short: full for full, ablation in ablations().items()}
         _print_table(paper_table(shorts.get(table, table)))
     elif tables:
-        results().print(_tables_table())
+        Terminal().print(_tables_table())
     else:
         _print_recipes()
 
@@ -77,12 +77,12 @@ def _cost(config: Config) -> str:
 
 
 def _print_recipes() -> None:
-    console = results()
+    console = Terminal()
     packaged = Table("recipe", "what it is", box=None, pad_edge=False)
     for name in files.recipe_names():
         packaged.add_row(name, files.recipe_title(name))
     console.print(packaged)
-    console.print("\nThe paper's models (`capi recipes --tables` names the tables that compare them)\n", soft_wrap=True)
+    console.print("\nThe paper's models (`capi recipes --tables` names the tables that compare them)\n")
     listed = Table("recipe", "what it is", "data", box=None, pad_edge=False)
     for name, model in paper_models().items():
         listed.add_row(name, model.title, model.data)
@@ -97,7 +97,7 @@ def _tables_table() -> Table:
 
 
 def _print_table(table: PaperTable) -> None:
-    console = results()
+    console = Terminal()
     console.print(f"{table.title} ({table.number})", soft_wrap=True)
     rows = []
     for row in table.rows:

@@ -104,6 +104,8 @@ def adapt(
 ) -> None:
     """Continue to train a published encoder, or one of your own, on your images."""
     if not data or out is None:
+        # A typo before what is missing; the size of images goes with the patches of the model, which is not opened.
+        api.load_config(recipe, [each for each in overrides or [] if not each.startswith("data.image_size=")])
         raise typer.BadParameter("adapt needs --data, images to learn from, and --out, a folder for the run")
     _refuse_both(resume, overwrite)
     with api.StopRequest() as request:
@@ -381,6 +383,7 @@ def slurm(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the job script, submit nothing.")] = False,
 ) -> None:
     """Write a job script for Slurm beside the run and submit it; preempted, it is requeued and resumes."""
+    messages()
     options = api.SlurmOptions(
         nodes=nodes,
         gpus_per_node=gpus_per_node,

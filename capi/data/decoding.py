@@ -49,9 +49,9 @@ class BrokenImageError(Exception):
 class ChannelsError(BrokenImageError):
     """A file with another number of channels than the model has."""
 
-    def __init__(self, message: str, channels: int) -> None:
-        super().__init__(message)
-        self.channels = channels
+    def __init__(self, what: str, advice: str, channels: int) -> None:
+        super().__init__(f"{what}: {advice}")
+        self.what, self.channels = what, channels
 
 
 class Box(NamedTuple):
@@ -122,8 +122,8 @@ class Decoder:
         """Before anything is decoded: a few bytes may claim many channels."""
         if file.unnamed and file.channels != self.channels:
             raise ChannelsError(
-                f"{file.pages} pages of {file.width} x {file.height} whose axis has no name: if they are channels, use "
-                f"{_setting(file.channels)}, else write each to a file of its own",
+                f"{file.pages} pages of {file.width} x {file.height} whose axis has no name",
+                f"if they are channels, use {_setting(file.channels)}, else write each to a file of its own",
                 file.channels,
             )
         _check_channels(file.channels, self.channels)
@@ -313,7 +313,7 @@ def _layers(decoded: Decoded, channels: int) -> list[Image.Image]:
 
 def _check_channels(count: int, wanted: int) -> None:
     if wanted != 1 and count not in {1, wanted}:
-        raise ChannelsError(f"{count} channels: use {_setting(count)}, in place of {wanted}", count)
+        raise ChannelsError(f"{count} channels in place of {wanted}", f"use {_setting(count)}", count)
 
 
 def _setting(channels: int) -> str:

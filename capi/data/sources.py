@@ -218,17 +218,22 @@ _MOST_NAMES, _MOST_SIBLINGS = 200_000, 8
 def masks_warning(source: ImageSource) -> str | None:
     """One line where some files look like the masks of others, which nobody wants to pretrain on; else None."""
     for part in source.parts if isinstance(source, Mixture) else (source,):
-        if not isinstance(part, ListedNames) or len(part) > _MOST_NAMES:
-            continue
-        names = [part.name(number) for number in range(len(part))]
-        pairs = dict(_mask_folders(names))
-        masks = sum(name.startswith(tuple(f"{folder}/" for folder in pairs)) for name in names)
+        masks, photos = masks_among(part)
         if masks:
-            photos = sorted(set(pairs.values()))
             where = " ".join(f"--data {part.root / folder}" for folder in photos) if isinstance(part, Files) else ""
             advice = f"give {where}" if where else f"pack {', '.join(photos)} alone"
             return f"{masks:,} of {len(part):,} files look like masks: {advice}"
     return None
+
+
+def masks_among(source: ImageSource) -> tuple[int, list[str]]:
+    """How many files look like the masks of others, and the folders in which those others lie."""
+    if not isinstance(source, ListedNames) or len(source) > _MOST_NAMES:
+        return 0, []
+    names = [source.name(number) for number in range(len(source))]
+    pairs = dict(_mask_folders(names))
+    masks = sum(name.startswith(tuple(f"{folder}/" for folder in pairs)) for name in names)
+    return masks, sorted(set(pairs.values()))
 
 
 def _mask_folders(names: Sequence[str]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -50,6 +50,11 @@ _COMPARED = 64
 _MOST_COMPARED = 100_000
 # Groups of copies that are named one by one.
 _NAMED = 20
+# What is known of an image as whole numbers.
+_NUMBERS = 8
+# Masks: the share of pixels that equal their neighbor, the most values, the pixels that are looked at, and the share of
+# all images that look so.
+_IN_AREAS, _FEW_VALUES, _PIXELS_SEEN, _MASKS_SHARE = 0.8, 64, 2**16, 0.9
 
 
 class _Seen(NamedTuple):
@@ -57,11 +62,14 @@ class _Seen(NamedTuple):
 
     asked: int
     numbers: npt.NDArray[np.int64]
-    """Number of the image, bytes, width, height, both hashes, and whether only the first of several frames is read."""
+    """Number of the image, bytes, width, height, both hashes, whether only the first of several frames is read, and
+    whether its values are few and lie in areas."""
     moments: npt.NDArray[np.float64]
     """For each image the mean of each channel, of its square, its lowest and its highest value."""
     formats: Counter[str]
     broken: dict[str, str]
+    others: dict[int, list[str]]
+    """Names of those with other channels, by these."""
     failure: str | None = None
 
 
@@ -73,6 +81,10 @@ class Survey(Summary):
     looked_at: int = 0
     readable: int = 0
     broken: dict[str, str] = field(default_factory=dict)
+    channels: int = 3
+    """That were read."""
+    other_channels: dict[int, list[str]] = field(default_factory=dict)
+    """Names of images with other channels than those that were read, by these; they are broken too."""
     formats: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
     animated: int = 0
@@ -110,6 +122,8 @@ class Survey(Summary):
             "images": f"{self.total}{some}; {self.readable} can be read, {len(self.broken)} cannot",
             "broken": f"{len(self.broken)}{broken}",
         }
+        if warning := channels_warning(self.channels, self.readable, self.other_channels):
+            rows["others"] = warning
         if self.masks:
             rows["masks"] = self.masks
         if self.animated:
@@ -168,24 +182,29 @@ class _Chunks(Dataset[_Seen]):
 
     def __getitem__(self, item: int) -> _Seen:
         rows, moments, formats, broken = [], [], Counter[str](), {}
+        others = dict[int, list[str]]()
         some = self.chosen[item * _CHUNK : (item + 1) * _CHUNK]
         for index in some:
             try:
                 row, moment, kind = _look(self.source, self.decoder, index)
+            except ChannelsError as error:
+                broken[self.source.name(index)] = error.what
+                others.setdefault(error.channels, []).append(self.source.name(index))
             except BrokenImageError as error:
                 broken[self.source.name(index)] = str(error)
             except OSError as error:
                 broken[self.source.name(index)] = error_reason(error)
             except CapiError as error:
                 # As text, since an exception that crosses processes arrives as a traceback.
-                return _Seen(len(some), np.empty((0, 7), np.int64), np.empty(0), formats, broken, str(error))
+                nothing = np.empty((0, _NUMBERS), np.int64)
+                return _Seen(len(some), nothing, np.empty(0), formats, broken, others, str(error))
             else:
                 rows.append((index, *row))
                 moments.append(moment)
                 formats[kind] += 1
-        numbers = np.array(rows, dtype=np.int64).reshape(-1, 7)
+        numbers = np.array(rows, dtype=np.int64).reshape(-1, _NUMBERS)
         shape = (-1, 4, self.decoder.channels)
-        return _Seen(len(some), numbers, np.array(moments, dtype=np.float64).reshape(shape), formats, broken)
+        return _Seen(len(some), numbers, np.array(moments, dtype=np.float64).reshape(shape), formats, broken, others)
 
 
 def check_data(
@@ -208,18 +227,42 @@ def check_data(
 
 
 def usual_channels(source: ImageSource) -> int:
-    """3 where any of a few images can be read with 3; else what most of them have."""
-    reader, others = ImageReader(source, Decoder()), Counter[int]()
-    for index in evenly(len(source), _FEWEST):
+    """What most of some images have."""
+    return most_common_channels(names_by_channels(source))
+
+
+def most_common_channels(names: Mapping[int, Sequence[str]]) -> int:
+    """The channels under which most names stand; 3 without any."""
+    return max(names, key=lambda channels: len(names[channels]), default=3)
+
+
+def names_by_channels(source: ImageSource) -> dict[int, list[str]]:
+    """Names of some images by their channels; gray ones count as 3, since they can be read so."""
+    reader, names = ImageReader(source, Decoder()), dict[int, list[str]]()
+    for index in evenly(len(source), QUICK_SAMPLE):
+        channels = 3
         try:
             reader.size(index)
         except ChannelsError as error:
-            others[error.channels] += 1
+            channels = error.channels
         except BrokenImageError:
             continue
-        else:
-            return 3
-    return others.most_common(1)[0][0] if others else 3
+        names.setdefault(channels, []).append(source.name(index))
+    return names
+
+
+def channels_warning(channels: int, readable: int, others: Mapping[int, Sequence[str]]) -> str | None:
+    """One line where some images have other channels than those that are read; else None."""
+    count = sum(map(len, others.values()))
+    if not count:
+        return None
+    most = most_common_channels(others)
+    has, them = ("has", "it") if count == 1 else ("have", "them")
+    example, seen = f"{others[most][0]}: {most}", f"{readable + count:,} images that were looked at"
+    text = f"{count:,} of {seen} {has} other than {channels} channels ({example})"
+    if count > readable:
+        return f"{text}: use model.channels={most} (capi data check: --channels {most})"
+    return f"{text}: move {them} elsewhere, since a run with model.channels={channels} cannot read {them}"
 
 
 def survey(
@@ -233,7 +276,8 @@ def survey(
     """Read all images once, or `limit` of them spread evenly, with so many processes beside this one."""
     chosen = range(len(source)) if limit is None else evenly(len(source), limit)
     chunks = _Chunks(source, decoder, chosen)
-    result = Survey(total=len(source), workers=workers, fingerprint=source.fingerprint, masks=masks_warning(source))
+    result = Survey(len(source), workers=workers, fingerprint=source.fingerprint, masks=masks_warning(source))
+    result.channels = decoder.channels
     begun, seen = time.perf_counter(), []
     try:
         with TaskProgress("looking at images", len(chosen), console) as progress:
@@ -256,6 +300,8 @@ def _summed_up(result: Survey, source: ImageSource, seen: list[_Seen], seconds: 
     result.looked_at, result.seconds = sum(some.asked for some in seen), seconds
     for some in seen:
         result.broken |= some.broken
+        for channels, names in some.others.items():
+            result.other_channels.setdefault(channels, []).extend(names)
     result.readable = sum(len(some.numbers) for some in seen)
     if result.readable:
         _sum_up(result, source, np.concatenate([some.numbers for some in seen]), seen)
@@ -273,10 +319,11 @@ def _watched(chunks: _Chunks, workers: int, progress: TaskProgress) -> Iterator[
 def _sum_up(result: Survey, source: ImageSource, numbers: npt.NDArray[np.int64], seen: list[_Seen]) -> None:
     formats = sum((some.formats for some in seen), Counter[str]())
     result.formats = dict(formats.most_common())
-    index, size, width, height, content, look, animated = numbers.T
+    index, size, width, height, content, look, animated, areas = numbers.T
     result.bytes, result.animated = int(size.sum()), int(animated.sum())
     result.widths, result.heights = _percentiles(width), _percentiles(height)
     moments = np.concatenate([some.moments for some in seen])
+    result.masks = result.masks or areas_warning(areas.astype(bool).tolist())
     mean, square = moments[:, :2].mean(axis=0)
     result.lowest, result.highest = moments[:, 2].min(axis=0).tolist(), moments[:, 3].max(axis=0).tolist()
     result.mean = mean.tolist()
@@ -315,8 +362,28 @@ def _look(source: ImageSource, decoder: Decoder, index: int) -> tuple[tuple[int,
     digest = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little", signed=True)
     # The extremes of what is stored: a thumbnail's lie elsewhere, since its filter averages and overshoots.
     moments = np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2)), *extremes(decoded, decoder.channels)])
-    row = (len(content), shape.width, shape.height, digest, _look_hash(pixels.mean(0)), animated)
+    row = (len(content), shape.width, shape.height, digest, _look_hash(pixels.mean(0)), animated, has_areas(decoded))
     return row, moments, kind
+
+
+def has_areas(decoded: Decoded) -> bool:
+    """Whether an image is made of areas of few values, as masks are: most pixels equal their neighbor."""
+    values = np.asarray(decoded)
+    rows = values[:: math.ceil(values.shape[0] * values.shape[1] / _PIXELS_SEEN)]
+    rows = rows.reshape(*rows.shape[:2], -1)
+    if rows.shape[1] < 2 or (rows[:, 1:] == rows[:, :-1]).all(-1).mean() < _IN_AREAS:
+        return False
+    return all(len(np.unique(rows[..., channel])) <= _FEW_VALUES for channel in range(rows.shape[2]))
+
+
+def areas_warning(areas: Sequence[bool]) -> str | None:
+    """One line where nearly all images look like masks; else None."""
+    if not areas or sum(areas) < _MASKS_SHARE * len(areas):
+        return None
+    return (
+        f"{sum(areas):,} of {len(areas):,} images look like masks, areas of few values (as drawings may): give the "
+        "photos that they belong to"
+    )
 
 
 def extremes(decoded: Decoded, channels: int) -> npt.NDArray[np.float64]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from capi.data.crops import Frame, crop_draws, flips, random_box
-from capi.data.decoding import Box, BrokenImageError, Decoder, Pixels
+from capi.data.decoding import Box, BrokenImageError, ChannelsError, Decoder, Pixels
 from capi.data.loader import made_ahead
 from capi.data.reader import ImageReader
 from capi.data.sources import ImageSource
@@ -158,4 +158,10 @@ def _unreadable(reader: ImageReader, number: int, error: BrokenImageError) -> Ca
     place = place_of(reader.source, number)
     if isinstance(place, Path) and not place.exists():
         return CapiError(f"there is no file {place}: put it there, or take it out of the data set")
+    if isinstance(error, ChannelsError):
+        wanted = reader.decoder.channels
+        return CapiError(
+            f"{place} has {error.channels} channels, and the model reads {wanted}: take a model that was trained on "
+            f"{error.channels}, or write the {wanted} that it is to see to a file of their own"
+        )
     return CapiError(f"{place} cannot be read ({error}): repair it or take it out")

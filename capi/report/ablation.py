@@ -151,14 +151,16 @@ class Ordering:
     paper: float
     here: float
     uncertainty: float | None
-    """Standard error of the difference, from the spread over seeds."""
+    """Standard error of the difference, from the spread over seeds; None where it is not known or means nothing."""
 
     @property
     def verdict(self) -> str:
-        # As it is printed: with one seed and few test images two rows often score the same.
+        if self.uncertainty is None:
+            return "not judged"
+        # As it is printed: with few test images two rows often score the same.
         if round(self.here, 1) == 0:
             return "no difference"
-        if self.uncertainty is not None and abs(self.here) < 2 * self.uncertainty:
+        if abs(self.here) < 2 * self.uncertainty:
             return "not told apart"
         return "holds" if self.here > 0 else "reversed"
 
@@ -174,7 +176,8 @@ def orderings(table: TableOutcome, paper_column: int, column: str) -> list[Order
             high, low = better.score(column), worse.score(column)
             if gap > 0 and high is not None and low is not None:
                 here = 100 * (high.mean - low.mean)
-                pairs.append(Ordering(better.name, worse.name, gap, here, _uncertainty(high, low)))
+                uncertainty = None if _is_smoke(table) else _uncertainty(high, low)
+                pairs.append(Ordering(better.name, worse.name, gap, here, uncertainty))
     return pairs
 
 
@@ -201,7 +204,19 @@ def orderings_sentence(table: TableOutcome) -> str:
     if not scored:
         return "Nothing has been scored yet"
     listed = ", ".join(f"{row.name} {score_text(row.score(column))}" for row, column in scored)
-    return f"No printed score of the paper stands beside these, so no ordering is judged; {scored[0][1]} here: {listed}"
+    return f"No ordering of the paper is judged: {_why_unjudged(table)}; {scored[0][1]} here: {listed}"
+
+
+def _why_unjudged(table: TableOutcome) -> str:
+    if not any(orderings(table, number, column) for number, column in columns_side_by_side(table)):
+        return "none of its printed scores stands beside these"
+    if _is_smoke(table):
+        return "runs at smoke scale are too short to learn"
+    return "one seed does not tell a difference from chance (--seeds 3 does more)"
+
+
+def _is_smoke(table: TableOutcome) -> bool:
+    return table.facts.get("scale") == "smoke"
 
 
 def _paper(row: RowOutcome, column: int) -> float:

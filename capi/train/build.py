@@ -85,6 +85,15 @@ def build_networks(
     return Networks(student, teacher, target.to(device))
 
 
+def check_components(config: Config) -> None:
+    """Components that are misspelt, or settings that they do not take, raise before anything is trained."""
+    mask_sampler(config)
+    optimizer_maker(config)
+    refuse_layers(config)
+    target_settings(config)
+    component("model.predictor.kind", config)
+
+
 def refuse_idle_adapt(config: Config) -> None:
     """What is said of weights to start from has no meaning without any."""
     default = AdaptConfig()
@@ -278,6 +287,13 @@ def resolve_steps(config: Config, images: int) -> Config:
     return config.model_copy(
         update={"optimization": optimization.model_copy(update={"steps": max(steps, 1), "epochs": None})}
     )
+
+
+def few_warning(images: int) -> str | None:
+    """A single image teaches its own crops."""
+    if images > 1:
+        return None
+    return "the data set is a single image, of whose crops alone a run learns: give more with --data"
 
 
 def batch_warning(config: Config, images: int) -> str | None:

@@ -110,7 +110,7 @@ def _checked(
     warnings: list[str | None] = []
     if summary:
         warnings.append(statistics_warning(summary.statistics, statistics(config)))
-        warnings += [build.batch_warning(config, summary.total), masks]
+        warnings += [build.few_warning(summary.total) or build.batch_warning(config, summary.total), masks]
     steps, loss = config.optimization.known_steps, loss_label(config)
     return RunCheck(cost, summary, read_rate, steps, str(device), loss, tuple(filter(None, warnings)))
 

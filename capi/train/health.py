@@ -620,7 +620,13 @@ def _still_rises(values: Sequence[float]) -> bool:
     return len(values) > 0 and values[-1] >= max(values) and values[-1] > values[(len(values) - 1) // 2]
 
 
-def verdict(findings: Iterable[Finding]) -> str:
+def is_too_short(findings: Iterable[Finding]) -> bool:
+    """Whether a run has too few records, or steps, to say of any of its losses whether it falls."""
+    states = {finding.state for finding in findings if finding.key in TABLE and TABLE[finding.key].is_loss}
+    return states == {"unknown"}
+
+
+def verdict(findings: Sequence[Finding]) -> str:
     """What is well with a run, in one line."""
     states = [finding.state for finding in findings]
     alarms, look = states.count("alarm"), states.count("look")
@@ -629,4 +635,6 @@ def verdict(findings: Iterable[Finding]) -> str:
         return f"{alarms} thing{'s' * (alarms != 1)} not well, {look} worth a look."
     if "well" not in states:
         return "Nothing is known yet."
+    if is_too_short(findings):
+        return "Too short to judge whether the loss falls" + (f"; {counted} worth a look." if look else ".")
     return f"No alarm; {counted} worth a look." if look else "All is well."

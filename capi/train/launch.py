@@ -6,6 +6,7 @@ task, and SIGTERM when the job must make room: the run saves and leaves with exi
 put back into the queue. Any other code but 0 ends the job with that code.
 """
 
+import logging
 import re
 import shlex
 import shutil
@@ -23,6 +24,7 @@ from capi.runtime.atomic import atomic_write
 from capi.train.build import mask_sampler
 from capi.zoo.build import target_settings
 
+_LOG = logging.getLogger("capi")
 # Seconds before the end at which Slurm sends the signal: long enough to finish a step and to save.
 WARNING_SECONDS = 180
 SCRIPT = "job.sh"
@@ -170,6 +172,8 @@ def _whole(data: str) -> str:
     name, at, weight = data.rpartition("@") if not Path(data).exists() else (data, "", "")
     name = name or data
     if name == "demo" or not Path(name).exists():
+        if name != "demo" and "://" not in name and not set(name) & set("{*?["):
+            _LOG.warning("there is no %s on this machine: the job fails unless its nodes have it", name)
         return data
     return str(Path(name).absolute()) + at + weight
 

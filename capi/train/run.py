@@ -173,9 +173,7 @@ def _examine(
             f"--extend trains a finished run longer, but {folder.path} holds none: give --resume and its --out"
         )
     config = build.resolve_statistics(config, source)
-    build.mask_sampler(config)
-    build.optimizer_maker(config)
-    build.refuse_layers(config)
+    build.check_components(config)
     build.refuse_idle_adapt(config)
     config, frozen_encoder = build.resolve_target(config, device=device)
     facts = describe_data(data, source)
@@ -429,13 +427,15 @@ def _refuse_other_run(folder: RunFolder, config: Config, facts: dict[str, Any], 
     length = ("optimization.steps", "optimization.schedule_steps")
     changed = differences(run_config(folder), config, (*_FREE_KEYS, *(length if extended_from else ())))
     if [line.split()[0] for line in changed] == ["optimization.steps"]:
+        before, wanted = run_config(folder).optimization.steps, config.optimization.steps
+        longer = f", or --extend to train it to {wanted}" if wanted > before else ""
         raise CapiError(
-            f"{folder.path} was started for another number of steps ({changed[0]}): --extend trains it longer"
+            f"{folder.path} was started with optimization.steps={before}, not {wanted}: give that to resume it{longer}"
         )
     if changed:
         raise CapiError(
-            f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, or give "
-            "--out another folder"
+            f"{folder.path} was started with another config ({'; '.join(changed)}): resume with the same one, "
+            f"which {folder.path / CONFIG} is as a recipe, or give --out another folder"
         )
     before = folder.record().get("data", {})
     if before.get("fingerprint") != facts["fingerprint"]:
@@ -473,7 +473,7 @@ def _warnings(given: _Given) -> Iterator[str]:
     warning = statistics_warning(Statistics(**measured), networks.statistics(given.config)) if measured else None
     if warning:
         yield warning
-    if warning := build.batch_warning(given.config, len(given.source)):
+    if warning := build.few_warning(len(given.source)) or build.batch_warning(given.config, len(given.source)):
         yield warning
     if warning := masks_warning(given.source):
         yield warning

@@ -47,7 +47,7 @@ def read_contents(path: Path) -> Any:
     _refuse_mistaken(path, start)
     if start.startswith((b"PK", b"\x80")):
         return _read_pickle(path, zipped=start.startswith(b"PK"))
-    raise _unreadable(path, ValueError())
+    raise CapiError(f"{path} is no checkpoint: expected a state dict written by torch.save, or a safetensors file")
 
 
 def _refuse_mistaken(path: Path, start: bytes) -> None:

@@ -37,7 +37,10 @@ def test__an_encoder_of_one_s_own_goes_all_the_way(
     with pytest.raises(capi.CapiError, match="does not say which model made it: name the model"):
         capi.nearest(file, image)
     found = capi.nearest(file, image, model=model, count=2, out=tmp_path / "new" / "sheet.webp")
-    assert (found[0].name, found[0].itself) == ("val/bee/deep/1.jpg", True)
+    assert found.left_out is not None
+    assert found.left_out.name == "val/bee/deep/1.jpg"
+    assert len(found) == 2
+    assert "val/bee/deep/1.jpg" not in {match.name for match in found}
     assert (tmp_path / "new" / "sheet.webp").is_file()
 
 
@@ -52,7 +55,7 @@ def test__a_file_of_features_runs_no_python_of_its_own_accord(
     image = class_folders / "val" / "bee" / "deep" / "1.jpg"
     with pytest.raises(capi.CapiError, match=r"says that own\.py:make made it, which is Python that would be run"):
         capi.nearest("f.safetensors", image, device="cpu")
-    assert capi.nearest("f.safetensors", image, model="pixels:4", count=1, device="cpu")[0].itself
+    assert capi.nearest("f.safetensors", image, model="pixels:4", count=1, device="cpu").left_out is not None
 
 
 def test__photos_of_the_demo_are_shown_whatever_their_split(

@@ -46,7 +46,7 @@ def test__a_result_fits_a_screen(result: Summary, words: str, monkeypatch: pytes
 
 
 def test__results_that_were_lists_and_dicts_still_are() -> None:
-    matches = Matches([Match("<b>.png", 0, 1.0, itself=True)])
+    matches = Matches([Match("<b>.png", 0, 1.0)])
     assert [match.name for match in matches] == ["<b>.png"]
     assert "&lt;b&gt;" in matches._repr_html_()
     assert dict(SpeedRecord(RECORD)) == RECORD

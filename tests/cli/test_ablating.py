@@ -27,6 +27,14 @@ def test__bad_input_ends_with_2_and_a_sentence(run_here: RunHere, tmp_path: Path
     missing = run_here("ablate", "sinkhorn")
     assert (missing.code, missing.stdout) == (2, "")
     assert "ablate needs a table, --data with images and labels, and --out" in missing.stderr
+    for misspelt in ("masking.kind=blok", "optimization.optimizer=admw", "model.predictor.kind=crss"):
+        wrong = run_here(
+            "ablate", "sinkhorn", misspelt, "--data", "demo", "--out", tmp_path / "out", "--scale", "smoke"
+        )
+        assert (wrong.code, wrong.stdout) == (2, "")
+        assert "did you mean" in wrong.stderr
+        # Before anything is run or written.
+        assert not (tmp_path / "out").exists()
     unknown = run_here("ablate", "sinkhron", "--data", "demo", "--out", tmp_path / "out")
     assert unknown.code == 2
     assert 'did you mean "sinkhorn"' in unknown.stderr

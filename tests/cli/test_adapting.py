@@ -43,9 +43,19 @@ def test__the_five_minutes_work_as_written(run_here: RunHere, tmp_path: Path, mo
 
 
 def test__what_adapt_needs_is_reported(run_here: RunHere, tmp_path: Path) -> None:
-    assert_refused(run_here("adapt", "capi_vitl14_lvd"), "adapt needs --data, images to learn from, and --out")
+    assert_refused(
+        run_here("adapt", "capi_vitl14_lvd", "data.image_size=56"),
+        "adapt needs --data, images to learn from, and --out",
+    )
     assert_refused(
         run_here("adapt", tmp_path / "nothing", "--data", "demo", "--out", tmp_path / "run"), "there is no encoder"
+    )
+    assert_refused(run_here("adapt", "capi_vitl14_lvd", "optimization.stpes=3"), 'did you mean "optimization.steps"')
+    assert_refused(run_here("adapt", "capi_vitl14_lvd", "--recipe", "adpt"), 'did you mean "adapt"')
+    photos = noise_photos(tmp_path / "photos")
+    assert_refused(
+        run_here("adapt", photos, "--data", photos, "--out", tmp_path / "run"),
+        "is a folder of images, and a model comes first, such as capi_vitl14_lvd: give the images with --data",
     )
     assert_refused(
         run_here("pretrain", "adapt", "--data", "demo", "--out", tmp_path / "run"), "has no meaning without weights"

@@ -1,6 +1,7 @@
 """Images of microscopes and satellites, by commands: many channels, pages, stacks, 12 bits in files of 16."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def photos(tmp_path: Path) -> Path:
 
 
 def rows(stdout: str) -> dict[str, str]:
-    return {line[:12].strip(): line[12:] for line in stdout.splitlines()}
+    """Values by name, those over several lines joined."""
+    joined = re.sub(r"\n {12}", " ", stdout)
+    return {line[:12].strip(): line[12:] for line in joined.splitlines()}
 
 
 @pytest.mark.parametrize("kind", STACKS)
@@ -88,14 +91,15 @@ def test__other_channels_than_the_models_are_named_with_the_setting(tmp_path: Pa
             tifffile.imwrite(images / f"{number}.tif", stored, photometric="minisblack", **options)
         ran = run_here("data", "check", images, "--workers", "1")
         assert "4; 4 can be read, 0 cannot" in ran.stdout
-        assert "set model.channels=5" in ran.stdout
+        assert "set model.channels=5" in rows(ran.stdout)["channels"]
         ran = run_here("data", "check", images, "--workers", "1", "--channels", "3")
         assert "4; 0 can be read, 4 cannot" in ran.stdout
-        assert "(5 channels: use model.channels=5 (capi data check: --channels 5)" in ran.stdout
+        assert "(5 channels in place of 3)" in rows(ran.stdout)["broken"]
+        assert "use model.channels=5 (capi data check: --channels 5)" in rows(ran.stdout)["others"]
         for command in (["--check"], ["--out", tmp_path / "run"]):
             ran = run_here("pretrain", "tiny4", *SMALL, "--data", images, *command)
             assert (ran.code, ran.stdout) == (2, "")
-            assert "5 channels: use model.channels=5" in ran.stderr
+            assert "5 channels in place of 3: use model.channels=5" in ran.stderr
         ran = run_here("plan", "--suggest", images)
         assert ran.code == 0, ran
         assert "model.channels=5 data.mean=auto data.std=auto" in ran.stdout
@@ -107,8 +111,8 @@ def test__stacks_are_refused_with_what_to_do(tmp_path: Path, run_here: RunHere) 
         tifffile.imwrite(tmp_path / f"{number}.tif", stack, ome=True, metadata={"axes": "ZCYX"})
     ran = run_here("data", "check", tmp_path, "--channels", "5", "--workers", "1")
     assert "3; 0 can be read, 3 cannot" in ran.stdout
-    assert "a stack with axes ZCYX (4 x 5 x 40 x 36)" in ran.stdout
-    assert "choose a plane, and write it to a file of its own with axes CYX" in ran.stdout
+    assert "a stack with axes ZCYX (4 x 5 x 40 x 36)" in rows(ran.stdout)["broken"]
+    assert "choose a plane, and write it to a file of its own with axes CYX" in rows(ran.stdout)["broken"]
     training = ["pretrain", "tiny4", *SMALL, *MANY, "--data", tmp_path]
     for command in ([*training, "--out", tmp_path / "run"], [*training, "--check"], ["plan", "--suggest", tmp_path]):
         ran = run_here(*command)

@@ -57,9 +57,9 @@ def test__the_suggested_command_runs_as_printed_and_the_doctor_finds_a_run_that_
     suggested = run_here("plan", "--suggest", photos)
     assert suggested.code == 0, suggested.stderr
     lines = [line.strip() for line in suggested.stdout.splitlines()]
-    words = next(shlex.split(line) for line in lines if line.startswith("capi pretrain small "))
+    words = next(shlex.split(line) for line in lines if line.startswith("capi pretrain demo "))
     ran = run_here(*words[1:], *SHORT, "--device", "cpu")
     assert ran.code == 0, ran.stderr
-    judged = run_here("doctor", "RUN")
+    judged = run_here("doctor", "my_photos_run")
     assert judged.code == 0, judged.stdout
     assert "Reference runs: there are none with this model, these images" in judged.stdout

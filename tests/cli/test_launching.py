@@ -14,6 +14,7 @@ def test__a_dry_run_prints_the_script_and_writes_nothing(run_here: RunHere, tmp_
         *("--python", "/opt/python"),
     )
     assert ran.code == 0, ran.stderr
+    assert "there is no photos on this machine" in " ".join(ran.stderr.split())
     assert ran.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=run\n#SBATCH --nodes=4\n")
     assert "#SBATCH --time=24:00:00\n" in ran.stdout
     assert "#SBATCH --exclusive\n" in ran.stdout

@@ -11,6 +11,12 @@ from capi.train.cost.hardware import gpus
 from tests.cli.conftest import RunHere, assert_refused
 
 
+@pytest.fixture(autouse=True)
+def _a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tables say is one thing, how they are folded is another."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def test__a_plan_says_what_is_assumed_and_how_far_the_paper_is(run_here: RunHere) -> None:
     ran = run_here("plan", "vitl14", "--gpus", "32", "--gpu", "a100-80g")
     assert ran.code == 0
@@ -70,6 +76,17 @@ def test__a_suggestion_ends_with_a_command_that_loads(run_here: RunHere, class_f
     found = json.loads(run_here("plan", "--suggest", class_folders, "--gpu", "l4", "--json").stdout)
     assert shlex.split(found["command"]) == words
     assert found["images"]["count"] == 24
+
+
+@pytest.mark.parametrize("command", [("plan", "vitl14", "--gpu", "h200"), ("plan", "--gpu", "list"), ("recipes",)])
+def test__tables_in_a_pipe_are_as_wide_as_columns_says_and_80_without(
+    run_here: RunHere, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    for columns in (None, 60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns)) if columns else monkeypatch.delenv("COLUMNS")
+        lines = run_here(*command).stdout.splitlines()
+        assert max(map(len, lines)) <= (columns or 80)
+        assert "\N{HORIZONTAL ELLIPSIS}" not in "".join(lines)
 
 
 def test__gpus_are_listed(run_here: RunHere) -> None:

@@ -8,6 +8,12 @@ from capi.config.paper import paper_models, paper_tables
 from tests.cli.conftest import RunHere, assert_refused
 
 
+@pytest.fixture(autouse=True)
+def _a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the tables say is one thing, how they are folded is another."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
 def test__recipes_lists_every_recipe_and_every_model(run_here: RunHere) -> None:
     result = run_here("recipes")
     assert result.code == 0

@@ -11,23 +11,23 @@ from capi.cli.terminal import Terminal, print_scores
 def test__a_record_is_reported_as_it_is_even_where_it_looks_like_markup(capsys: pytest.CaptureFixture[str]) -> None:
     print_record(
         {
-            "benchmark": "folder/knn",
+            "benchmark": "imagenet/knn",
             "model": "runs/[red]first",
             "scores": {"val [bold]": 0.1234},
             "chosen": {"k": 10, "temperature": 0.070000001, "validation": 0.5},
             "image_size": [32, 48],
             "seconds": 12.4,
             "device": "cpu",
-            "deviations": ["image_size is 8 [px]"],
+            "deviations": ["image_size is 8 [px]", "k is 10"],
             "warnings": ["few images"],
         }
     )
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "folder/knn: runs/[red]first"
+    assert lines[0] == "imagenet/knn: runs/[red]first"
     assert lines[2].split() == ["val", "[bold]", "12.34", "%"]
     assert lines[3:] == [
         "chosen: k 10, temperature 0.07; images of 32 x 48 px, 12 s on cpu",
-        "departs from the paper: image_size is 8 [px]",
+        "departs from the paper: image_size is 8 [px]; k is 10",
         "warning: few images",
     ]
 

@@ -366,7 +366,7 @@ def test__a_box_beyond_the_image_by_a_hair_gets_no_dark_edge() -> None:
 
 def test__another_number_of_channels_is_refused() -> None:
     content = multichannel(noise(20, 20, 5))
-    with pytest.raises(BrokenImageError, match=r"^5 channels: use model\.channels=5 .*--channels 5"):
+    with pytest.raises(BrokenImageError, match=r"^5 channels in place of 4: use model\.channels=5 .*--channels 5"):
         Decoder(channels=4).open(content).crop(Box(0, 0, 20, 20), (10, 10))
     with pytest.raises(BrokenImageError, match="pixels"):
         Decoder(channels=5, max_pixels=399).open(content)

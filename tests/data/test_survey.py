@@ -7,7 +7,7 @@ from PIL import Image
 from capi.data.decoding import Decoder
 from capi.data.reader import ImageReader
 from capi.data.sources import EncodedImages, Files, ImageSource, image_folder, masks_warning
-from capi.data.survey import _joined, summarize, survey
+from capi.data.survey import _joined, check_data, summarize, survey
 from capi.errors import CapiError
 from tests.data.pictures import encoded, noise, photo
 
@@ -129,6 +129,48 @@ def test__the_range_is_that_of_the_pixels_and_not_of_thumbnails(tmp_path: Path) 
     told = found.summary()[1]["range"]
     assert "data.mean=auto data.std=auto" in told
     assert "0.0458" in told
+
+
+def test__one_odd_image_does_not_outvote_the_others_and_is_named(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    for number in range(5):
+        values = np.random.default_rng(number).integers(0, 4096, (64, 64, 5), dtype=np.uint16)
+        tifffile.imwrite(tmp_path / f"{number}.tif", values, planarconfig="contig", metadata={"axes": "YXS"})
+    Image.fromarray(photo(40, 40, 0)).save(tmp_path / "a.jpg")
+    found = check_data(tmp_path, workers=1)
+    assert (found.readable, len(found.mean), found.broken) == (5, 5, {"a.jpg": "3 channels in place of 5"})
+    assert found.summary()[1]["others"] == (
+        "1 of 6 images that were looked at has other than 5 channels (a.jpg: 3): move it elsewhere, since a run with "
+        "model.channels=5 cannot read it"
+    )
+    wrong = check_data(tmp_path, workers=1, channels=3)
+    assert wrong.other_channels == {5: [f"{number}.tif" for number in range(5)]}
+    assert wrong.summary()[1]["others"].endswith("(0.tif: 5): use model.channels=5 (capi data check: --channels 5)")
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGB", "I;16"])
+def test__masks_alone_are_told_from_photos(tmp_path: Path, mode: str) -> None:
+    for number in range(6):
+        labels = np.zeros((90, 120), dtype=np.uint16 if mode == "I;16" else np.uint8)
+        labels[number : 40 + number, 10:70] = 3 + number
+        labels[50:80, 30 : 90 + number] = 9
+        mask = Image.fromarray(labels if mode != "RGB" else np.repeat(labels[..., None], 3, 2) * np.uint8(20))
+        if mode == "P":
+            mask = mask.convert("P")
+            mask.putpalette([part for value in range(256) for part in (value, 255 - value, value * 7 % 256)])
+        mask.save(tmp_path / f"{number}.png")
+    found = survey(image_folder(tmp_path), Decoder(reduced=True))
+    assert found.masks is not None
+    assert found.masks.startswith("6 of 6 images look like masks, areas of few values")
+    for number in range(6):
+        Image.fromarray(photo(90, 120, number)).save(tmp_path / f"photo{number}.png")
+    assert survey(image_folder(tmp_path), Decoder(reduced=True)).masks is None
+
+
+def test__dark_images_with_a_black_background_are_no_masks() -> None:
+    values = np.zeros((100, 100), dtype=np.uint8)
+    values[30:60, 30:60] = np.random.default_rng(0).integers(0, 256, (30, 30))
+    assert survey(memory([encoded(values, "PNG")] * 3), Decoder()).masks is None
 
 
 MASKED = (

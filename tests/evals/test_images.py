@@ -210,3 +210,13 @@ def test__an_image_with_a_mask_is_not_turned(tmp_path: Path) -> None:
     alone = StillBatches(source, frame, torch.tensor([0]), 1)[0]
     assert torch.equal(with_mask.images[0], torch.from_numpy(pixels).permute(2, 0, 1))
     assert torch.equal(alone.images[0].flip(1), with_mask.images[0])
+
+
+def test__other_channels_than_the_models_are_told_with_both_numbers(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    tifffile.imwrite(tmp_path / "a.tif", noise(20, 20, 5), photometric="minisblack", planarconfig="contig")
+    batches = StillBatches(image_folder(tmp_path), Frame((16, 16), channels=3), torch.tensor([0]), 1)
+    failure = batches[0].failure
+    assert failure is not None
+    assert "a.tif has 5 channels, and the model reads 3: take a model that was trained on 5" in failure
+    assert "repair" not in failure

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -11,12 +12,14 @@ from capi.report.ablation import (
     TableOutcome,
     columns_side_by_side,
     orderings,
+    orderings_sentence,
     paper_score,
     percent_points,
     row_seconds,
     score_at,
     score_text,
     spread,
+    verdicts,
 )
 
 PAPER = PaperTable(title="t", label="l", columns=["ADE20K k-NN"], rows=[])
@@ -76,13 +79,23 @@ def test__rows_that_the_paper_scores_alike_or_not_at_all_have_no_order() -> None
 
 @pytest.mark.parametrize("gap", [0.0, 0.0004, -0.0004])
 def test__scores_that_are_printed_alike_are_no_reversal(gap: float) -> None:
-    (one,) = orderings(table(row("a", 20.0, 0.2 + gap), row("b", 10.0, 0.2)), 0, "csv/knn-segmentation")
+    rows = row("a", 20.0, 0.2 + gap, 0.2 + gap), row("b", 10.0, 0.2, 0.2)
+    (one,) = orderings(table(*rows), 0, "csv/knn-segmentation")
     assert (one.verdict, percent_points(one.here)) == ("no difference", "0.0")
 
 
-def test__with_one_seed_the_sign_alone_is_known() -> None:
-    (one,) = orderings(table(row("a", 20.0, 0.10), row("b", 10.0, 0.2)), 0, "csv/knn-segmentation")
-    assert (one.uncertainty, one.verdict) == (None, "reversed")
+def test__with_one_seed_or_at_smoke_scale_no_ordering_is_judged() -> None:
+    one_seed = table(row("a", 20.0, 0.10), row("b", 10.0, 0.2))
+    three = table(row("a", 20.0, 0.10, 0.11, 0.12), row("b", 10.0, 0.2, 0.21, 0.22))
+    smoke = replace(three, facts={"scale": "smoke"})
+    for each, reason in ((one_seed, "one seed does not tell"), (smoke, "runs at smoke scale are too short to learn")):
+        (one,) = orderings(each, 0, "csv/knn-segmentation")
+        assert (one.uncertainty, one.verdict) == (None, "not judged")
+        assert one.here < 0
+        assert verdicts(each) == {}
+        assert orderings_sentence(each).startswith(f"No ordering of the paper is judged: {reason}")
+        assert "csv/knn-segmentation here: a " in orderings_sentence(each)
+    assert verdicts(three) == {"reversed": 1}
 
 
 def test__seconds_count_of_runs_that_came_to_their_end() -> None:

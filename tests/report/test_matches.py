@@ -109,7 +109,7 @@ def test__tiles_and_texts_do_not_overlap(tmp_path: Path, count: int, label: str 
     (tmp_path / name).parent.mkdir()
     Image.new("RGB", (60, 60), RED).save(tmp_path / name)
     Image.new("RGB", (60, 60), BLUE).save(tmp_path / "query.png")
-    matches = [Match(name, 0, 0.5, label, itself=True) for _ in range(count)]
+    matches = [Match(name, 0, 0.5, label) for _ in range(count)]
     sheet = np.asarray(similarity_sheet(tmp_path / "query.png", matches, tmp_path, framing=FRAMING))
     # Every tile is whole: no caption or other tile covers a pixel of it.
     assert (sheet == RED).all(2).sum() == count * 184 * 184

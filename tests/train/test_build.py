@@ -79,6 +79,13 @@ UNUSUAL = {
 }
 
 
+def test__a_single_image_is_warned_of() -> None:
+    warning = build.few_warning(1)
+    assert warning is not None
+    assert "the data set is a single image" in warning
+    assert build.few_warning(2) is None
+
+
 def test__every_knob_of_the_config_reaches_its_component() -> None:
     config = parse_config(UNUSUAL)
     learner = build_learner(config)

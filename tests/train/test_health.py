@@ -17,7 +17,7 @@ from capi.method.health import HealthMonitor
 from capi.method.masking import PatchGrid
 from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
-from capi.train.health import METRICS, RULES, Finding, Metric, RunFacts, Watchman, bar_parts, range_text
+from capi.train.health import METRICS, RULES, Finding, Metric, RunFacts, Watchman, bar_parts, range_text, verdict
 from capi.train.run import run_facts
 from capi.train.step import train_step
 from capi.types import MaskedBatch
@@ -276,3 +276,20 @@ def test__the_docs_have_the_table_of_metrics() -> None:
     script = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "metrics_table.py"))
     page = script["PAGE"].read_text(encoding="utf-8")
     assert script["with_table"](page) == page, "run `python scripts/metrics_table.py --write`"
+
+
+def test__a_run_without_enough_losses_is_too_short_to_judge() -> None:
+    def seen(records: int) -> list[Finding]:
+        watchman = Watchman(RunFacts(prototypes=256, width=128, total_steps=records))
+        for step in range(1, records + 1):
+            losses = {"student_loss": 5 - step / 100, "clustering_loss": 5 - step / 100}
+            watchman.see({"step": step, **losses, **{rule.key: healthy(rule) for rule in RULES}})
+        return watchman.findings()
+
+    assert "well" in {finding.state for finding in seen(3)}
+    assert verdict(seen(3)) == "Too short to judge whether the loss falls."
+    worth_a_look = Finding("look", "Wait for data", "long", "", "data_wait")
+    assert verdict([*seen(3), worth_a_look]) == "Too short to judge whether the loss falls; 1 thing worth a look."
+    assert verdict(seen(60)) == "All is well."
+    wrong = Finding("alarm", "Dead prototypes", "many", "", "dead_prototypes")
+    assert verdict([*seen(3), wrong]) == "1 thing not well, 0 worth a look."

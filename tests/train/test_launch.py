@@ -132,6 +132,18 @@ def test__all_sources_go_into_the_job_with_their_weights(tmp_path: Path) -> None
     assert f"--data {tmp_path}/photos@1 --data 'web/*.tar@3' --data 'hf://name?split=train@2' --out" in script
 
 
+def test__images_that_are_not_here_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "photos").mkdir()
+    given = [str(tmp_path / "photos"), "demo", "hf://name", "web/*.tar", "web/{000..123}.tar"]
+    with caplog.at_level("WARNING", logger="capi"):
+        for data in given:
+            slurm_script("demo", [], data=data, out=tmp_path / "run", options=SlurmOptions())
+        assert not caplog.messages
+        slurm_script("demo", [], data=f"{tmp_path}/phtos", out=tmp_path / "run", options=SlurmOptions())
+    (message,) = caplog.messages
+    assert message == f"there is no {tmp_path}/phtos on this machine: the job fails unless its nodes have it"
+
+
 def test__a_place_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executable(tmp_path / "sbatch", "exit 0")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -157,8 +157,11 @@ def test__a_finished_run_is_extended_at_its_last_rate_and_marked(config: Config,
     config = changed(config, run={"log_steps": 1})
     capi.pretrain(config, data=images, out=run, device=DEVICE)
     longer = changed(config, optimization={"steps": 10})
-    with pytest.raises(CapiError, match=r"another number of steps \(optimization.steps was 6, is 10\): `extend=True`"):
+    with pytest.raises(CapiError, match=r"with optimization\.steps=6, not 10: give that .*, or `extend=True` to train"):
         capi.pretrain(longer, data=images, out=run, device=DEVICE, resume=True)
+    shorter = changed(config, optimization={"steps": 4})
+    with pytest.raises(CapiError, match=r"with optimization\.steps=6, not 4: give that to resume it$"):
+        capi.pretrain(shorter, data=images, out=run, device=DEVICE, resume=True)
     assert extended(config, 10, images, run).step == 10
     rates = [line["learning_rate"] for line in read_metrics(run / "metrics.jsonl")]
     assert len(rates) == 10

@@ -13,7 +13,7 @@ from capi.errors import CapiError
 from capi.train import build
 from capi.train.build import mask_sampler
 from capi.train.cost.hardware import Gpu, gpus
-from capi.train.cost.suggest import Images, look_at, suggest_run
+from capi.train.cost.suggest import Images, look_at, suggest, suggest_run
 
 LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, measured=True)
 
@@ -21,7 +21,7 @@ LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, mea
 @pytest.mark.parametrize(
     ("images", "gpu", "count", "recipe"),
     [
-        (Images(50, 300), LAPTOP, 1, "small"),
+        (Images(50, 300), LAPTOP, 1, "demo"),
         (Images(3680, 128), LAPTOP, 1, "small"),
         (Images(60_000, 32), gpus()["rtx3090"], 1, "tiny4"),
         (Images(3000, 7), LAPTOP, 1, "tiny4"),
@@ -42,7 +42,7 @@ def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, co
     assert config == found.config
     mask_sampler(config)
     assert named == recipe == found.recipe.value
-    assert words[-4:] == ["--data", "my photos", "--out", "RUN"]
+    assert words[-4:] == ["--data", "my photos", "--out", "my_photos_run"]
     assert found.plan.fits
     assert found.plan.effort.hours <= 48 * 1.01
     assert config.optimization.batch_size % count == 0
@@ -53,8 +53,9 @@ def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, co
 
 
 def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
-    few = suggest_run(Images(675, 348), LAPTOP).config
-    assert few == load_config("demo")
+    few = suggest_run(Images(675, 348), LAPTOP)
+    assert few.command("photos") == "capi pretrain demo --data photos --out photos_run"
+    assert few.config == load_config("demo")
     pets = suggest_run(Images(3680, 128), LAPTOP, hours=0.07).config
     small = load_config("small")
     assert (pets.data, pets.model, pets.target, pets.clustering) == (
@@ -64,6 +65,41 @@ def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
         small.clustering,
     )
     assert pets.optimization.optimizer == "muon"
+
+
+def test__no_override_says_what_the_recipe_has_already() -> None:
+    for images in (Images(50, 300), Images(700, 300), Images(5000, 300), Images(14_000_000, 400)):
+        found = suggest_run(images, gpus()["a100-80g"], 8, hours=1000.0)
+        plain = load_config(str(found.recipe.value))
+        for override in found.overrides:
+            assert load_config(str(found.recipe.value), [override]) != plain, override
+
+
+def test__few_photos_are_not_seen_a_thousand_times_and_very_few_are_said_to_be_too_few() -> None:
+    for count, too_few in ((1, True), (40, True), (99, True), (100, False), (300, False), (900, False)):
+        found = suggest_run(Images(count, 348, data=("my photos",)), LAPTOP)
+        assert found.plan.images_seen <= 300 * count
+        assert any("too few to train a good encoder on" in line for line in found.advice) == too_few
+        assert any(
+            "`capi adapt capi_vitl14_lvd --data 'my photos' --out my_photos_adapted`" in line for line in found.advice
+        )
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (["photos"], "photos"),
+        (["/mnt/my photos/"], "my_photos"),
+        (["a/photos.zip", "b"], "photos"),
+        (["hf://owner/cats?split=train"], "cats"),
+        (["shards/{000000..000009}.tar"], "shards"),
+        (["photos@2", "others@1"], "photos"),
+        (["labels.csv?images=/mnt"], "labels"),
+        ([".."], "images"),
+    ],
+)
+def test__folders_of_results_are_named_for_the_images(data: list[str], name: str) -> None:
+    assert shlex.split(suggest_run(Images(700, 300), LAPTOP).command(data))[-1] == f"{name}_run"
 
 
 def test__a_batch_holds_no_image_twice() -> None:
@@ -116,16 +152,16 @@ def test__the_images_are_counted_and_their_size_is_typical(tmp_path: Path) -> No
 def test__a_published_encoder_is_the_first_advice_where_photos_are_few_and_have_three_channels() -> None:
     few, many, cells = (
         suggest_run(images, gpus()["a100-80g"], 8).advice
-        for images in (Images(5000, 300), Images(14_000_000, 300), Images(5000, 300, channels=5))
+        for images in (Images(5000, 300, data=("my/photos",)), Images(14_000_000, 300), Images(5000, 300, channels=5))
     )
     assert "capi extract capi_vitl14_lvd" in few[0]
-    assert "capi adapt capi_vitl14_lvd --data PHOTOS" in few[1]
+    assert "capi adapt capi_vitl14_lvd --data my/photos --out photos_adapted" in few[1]
     assert "init.encoder=capi_vitl14_lvd with optimization.optimizer=adamw" in few[1]
     assert "Last, train your own" in few[2]
     assert many == []
     (advice,) = cells
     assert "Published encoders see 3 channels, and these images have 5: adapt one" in advice
-    assert "capi adapt capi_vitl14_lvd --data IMAGES --out ADAPTED model.channels=5 data.mean=auto" in advice
+    assert "capi adapt capi_vitl14_lvd --data IMAGES --out images_adapted model.channels=5 data.mean=auto" in advice
 
 
 def test__copies_are_counted_and_named(tmp_path: Path) -> None:
@@ -146,6 +182,38 @@ def test__a_suggestion_names_channels_range_and_advice_by_itself(tmp_path: Path)
     text = repr(suggest_run(look_at(image_folder(tmp_path)), LAPTOP))
     assert text.startswith("For 3 images of about 64 px, 5 channels, values 0 to 0.0625 of full scale\n")
     assert "Published encoders see 3 channels" in " ".join(text.split())
+
+
+def test__masks_are_left_out_of_the_plan_and_of_its_command(tmp_path: Path) -> None:
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+        for number in range(4):
+            pixels = np.random.default_rng(number).integers(0, 255, (60, 60, 3), dtype=np.uint8)
+            Image.fromarray(pixels if folder == "images" else pixels[:8, :8] // 200).save(
+                tmp_path / folder / f"{number}.png"
+            )
+    found = suggest([tmp_path], gpu="l4")
+    photos = str(tmp_path / "images")
+    assert (found.images.count, found.images.side, found.images.data) == (4, 60, (photos,))
+    assert f"4 of 8 files look like masks: give --data {photos}, as the command below does" in found.advice[0]
+    assert shlex.split(found.command())[-4:] == ["--data", photos, "--out", "images_run"]
+    several = suggest([f"{tmp_path}@3", f"{photos}@1"], gpu="l4")
+    assert several.images.data == (f"{photos}@3.0", f"{photos}@1.0")
+    assert several.images.count == 8
+
+
+def test__one_odd_image_does_not_outvote_the_others(tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    for number in range(8):
+        values = np.random.default_rng(number).integers(0, 4096, (64, 64, 5), dtype=np.uint16)
+        tifffile.imwrite(tmp_path / f"{number}.tif", values, planarconfig="contig", metadata={"axes": "YXS"})
+    Image.fromarray(np.full((64, 64, 3), 255, dtype=np.uint8)).save(tmp_path / "a.jpg")
+    images = look_at(image_folder(tmp_path))
+    assert images.channels == 5
+    assert images.values is not None
+    assert images.values[1] < 0.1
+    (warning,) = images.warnings
+    assert "1 of 9 images that were looked at has other than 5 channels (a.jpg: 3): move it elsewhere" in warning
 
 
 def test__no_step_of_a_plan_is_shorter_than_launching_it() -> None:

@@ -213,11 +213,11 @@ def test__a_file_that_is_cut_off_is_reported(tmp_path: Path, kind: str, share: f
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "a pointer of Git LFS"),
         (b"<!DOCTYPE html><html></html>", "is a web page"),
         (b"\x1f\x8b\x08rest", "is compressed"),
-        (b"not a checkpoint", "could not be opened"),
+        (b"not a checkpoint", "is no checkpoint: expected a state dict"),
         (b"PK\x03\x04rest", "is cut off"),
         (b"\x80\x02rest", "could not be opened"),
         (b"\x08\x00\x00\x00\x00\x00\x00\x00{notjson", "could not be opened"),
-        (b"\xff" * 8 + b"{}", "could not be opened"),
+        (b"\xff" * 8 + b"{}", "is no checkpoint"),
     ],
 )
 def test__what_is_no_checkpoint_is_reported_in_one_sentence(tmp_path: Path, contents: bytes, message: str) -> None:

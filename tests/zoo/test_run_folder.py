@@ -54,6 +54,18 @@ def test__a_run_of_a_newer_version_is_neither_read_nor_removed(folder: RunFolder
     assert folder.exists
 
 
+@pytest.mark.parametrize("program", ["/usr/bin/capi", "/site-packages/capi/__main__.py"])
+def test__the_command_is_noted_as_it_is_typed(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr("sys.argv", [program, "pretrain", "demo"])
+    folder.note_start(0, "cpu")
+    monkeypatch.setattr("sys.argv", ["train.py", "demo"])
+    folder.note_start(1, "cpu")
+    assert [start["command"] for start in folder.record()["starts"]] == [
+        ["capi", "pretrain", "demo"],
+        ["train.py", "demo"],
+    ]
+
+
 def test__each_start_leaves_command_versions_machine_and_git(folder: RunFolder) -> None:
     folder.note_start(0, "cpu")
     folder.note_start(12, "cpu")

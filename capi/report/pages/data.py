@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from capi.method.targets import LossLabel
-from capi.train.health import Finding, is_score, verdict
+from capi.train.health import Finding, is_score, is_too_short, verdict
 
 StateKind = Literal["running", "finished", "stopped", "unknown"]
 
@@ -127,8 +127,8 @@ class RunReport:
 
     @property
     def is_judged(self) -> bool:
-        """Whether anything is known to be well."""
-        return any(finding.state == "well" for finding in self.findings)
+        """Whether anything is known to be well, of a run that is long enough to say so."""
+        return any(finding.state == "well" for finding in self.findings) and not is_too_short(self.findings)
 
     @property
     def has_scores(self) -> bool:

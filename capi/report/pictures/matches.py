@@ -105,6 +105,5 @@ def _message(text: str, side: int) -> Image.Image:
 
 
 def _caption(rank: int, match: Match) -> str:
-    told = "   the same patch" if match.itself and match.patch else "   the same image" if match.itself else ""
-    lines = [f"{rank}.   {match.similarity:.3f}{told}", match.label or "", match.name]
+    lines = [f"{rank}.   {match.similarity:.3f}", match.label or "", match.name]
     return "\n".join(printable(line) for line in lines if line)

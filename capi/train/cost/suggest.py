@@ -4,28 +4,37 @@ The rules are those of docs/measurements/small-data.md as far as it has measured
 else rules of thumb, and each says which.
 """
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from pathlib import Path
 from statistics import median
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.data.crops import center_box
 from capi.data.decoding import BrokenImageError
-from capi.data.locations import DataLocation, open_images
+from capi.data.locations import DataLocation, open_images, photos_alone
 from capi.data.reader import ImageReader, read_bytes
 from capi.data.sources import ImageSource, masks_warning
 from capi.data.survey import (
     THUMBNAIL,
+    areas_warning,
+    channels_warning,
     count_copies,
     evenly,
     extremes,
+    has_areas,
+    most_common_channels,
+    names_by_channels,
     quick_statistics,
     significant,
     statistics_warning,
-    usual_channels,
 )
 from capi.errors import CapiError
 from capi.runtime.summary import Summary
@@ -37,7 +46,7 @@ from capi.zoo.build import statistics
 
 Origin = Literal["measured", "paper", "rule of thumb"]
 
-PASSES, FEWEST_PASSES, FEWEST_STEPS = 100, 30, 1300
+PASSES, FEWEST_PASSES, MOST_PASSES, FEWEST_STEPS = 100, 30, 300, 1300
 # Prototypes for each image of a batch: 256 to 64 and 512 to 128 did well in docs/measurements/small-data.md.
 PROTOTYPES_AN_IMAGE = 4
 SMALLEST_BATCH = 64
@@ -58,17 +67,16 @@ class Choice(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A recipe for so many images and more, with values that were found to suit them."""
+    """A recipe for so many images and more."""
 
     recipe: str
     images: int
     side: int
     batch: int
-    changes: tuple[Choice, ...] = ()
 
 
-_PETS = "docs/measurements/small-data.md, the run on 3680 photos"
-_FEW = "AdamW and the last layer did better on 675 photos (docs/measurements/small-data.md, the demo)"
+_MEASURED = "docs/measurements/small-data.md"
+_PETS = f"{_MEASURED}, the run on 3680 photos"
 _LADDER = (
     Rung("small", 0, 48, 64),
     Rung("vits16", 20_000, 224, 512),
@@ -76,20 +84,9 @@ _LADDER = (
     Rung("vitl16", 10_000_000, 224, 16384),
     Rung("vitl14", 50_000_000, 224, 16384),
 )
-# Fewer photos than these are the limit, not the optimizer.
-_FEW_PHOTOS = 1000
-_OF_FEW = Rung(
-    "small",
-    0,
-    48,
-    64,
-    (
-        Choice("optimization.optimizer", "adamw", _FEW, "measured"),
-        Choice("optimization.learning_rate", 2e-3, "the rate that AdamW learns at", "measured"),
-        Choice("target.layers", "last", _FEW, "measured"),
-        Choice("target.normalize", "none", _FEW, "measured"),
-    ),
-)
+# Fewer photos than these are the limit, not the optimizer; and so few teach no good encoder.
+_FEW_PHOTOS, _TOO_FEW_PHOTOS = 1000, 100
+_OF_FEW = Rung("demo", 0, 48, 64)
 # Images that a patch of 8 pixels would cut into too few.
 _TINY = Rung("tiny4", 0, 32, 128)
 _TINY_SIDE = 48
@@ -108,8 +105,10 @@ class Images:
     """Files with the bytes of another one."""
     values: tuple[float, float] | None = None
     """The lowest and the highest value of a few of them, in units of full scale."""
-    masks: str | None = None
-    """A warning where some of them look like masks."""
+    warnings: tuple[str, ...] = ()
+    """What is odd about some of them: they look like masks, or have other channels."""
+    data: tuple[str, ...] = ()
+    """Where they lie, as `--data` takes it; of folders with photos and masks the photos alone."""
 
     def __str__(self) -> str:
         values = (
@@ -118,7 +117,8 @@ class Images:
             else f", values {' to '.join(significant([value]) for value in self.values)} of full scale"
         )
         channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
-        return f"{self.count:,} images of about {self.side} px, {channels}{values}"
+        count = "1 image" if self.count == 1 else f"{self.count:,} images"
+        return f"{count} of about {self.side} px, {channels}{values}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -143,31 +143,40 @@ class Suggestion(Summary):
     @property
     def advice(self) -> list[str]:
         """What an expert would say beside the values."""
-        images, said = self.images, []
-        if images.masks:
-            said.append(images.masks)
+        images, said = self.images, list(self.images.warnings)
+        data, name = shlex.join(self._data_words(images.data)), _name_of(images.data)
         if images.copies:
             said.append(
                 f"{images.copies:,} of {images.count:,} files have the bytes of another one: `capi data check` names "
                 "them, and without them each pass teaches more"
             )
+        too_few = images.count < _TOO_FEW_PHOTOS
+        if too_few:
+            said.append(
+                f"{_counted(images.count)} too few to train a good encoder on: start from one that others trained, and "
+                "take the last command below as a trial"
+            )
         if images.channels != 3:
             said.append(
                 f"Published encoders see 3 channels, and these images have {images.channels}: adapt one, whose new "
-                f"channels begin as the mean of its own (`capi adapt {_PUBLISHED} --data IMAGES --out ADAPTED "
+                f"channels begin as the mean of its own (`capi adapt {_PUBLISHED} {data} --out {name}_adapted "
                 f"model.channels={images.channels} data.mean=auto data.std=auto`), and train your own, with the "
                 "command below; `capi compare` shows which is better"
             )
         elif images.count < _ENOUGH_TO_COMPETE:
+            extracted = shlex.quote(images.data[0]) if len(images.data) == 1 else "IMAGES"
+            few = "so few" if too_few else f"{images.count:,}"
             said.append(
-                f"Try a published encoder first: {images.count:,} photos seldom teach more than the 142 million behind "
-                f"{_PUBLISHED}. `capi extract {_PUBLISHED} PHOTOS --out features.safetensors` takes it as it is"
+                f"Try a published encoder first: {few} photos seldom teach more than the 142 million behind "
+                f"{_PUBLISHED}. `capi extract {_PUBLISHED} {extracted} --out {name}.safetensors` takes it as it is"
             )
             said.append(
-                f"Then adapt it: `capi adapt {_PUBLISHED} --data PHOTOS --out ADAPTED` trains it further on these "
+                f"Then adapt it: `capi adapt {_PUBLISHED} {data} --out {name}_adapted` trains it further on these "
                 "images, and takes DINOv2, MAE and others as well (docs/guides/adapting.md); in a recipe it is "
                 f"init.encoder={_PUBLISHED} with optimization.optimizer=adamw"
             )
+            if too_few:
+                return said
             said.append(
                 "Last, train your own, with the command below. Images unlike photos (microscopes, satellites) want a "
                 "trial of all three: `capi compare` shows them side by side. For a small encoder that does what a "
@@ -175,16 +184,39 @@ class Suggestion(Summary):
             )
         return said
 
-    def command(self, data: str | Sequence[str], out: str = "RUN") -> str:
-        """What starts the run."""
+    @property
+    def length(self) -> str:
+        """How long the run is, in steps and passes."""
+        steps, batch = self.config.optimization.steps, self.plan.batch_size
+        passes = max(steps * batch / self.images.count, 1)
+        return f"{steps:,} steps of {batch:,}, {passes:,.0f} passes over the images"
+
+    @staticmethod
+    def _data_words(data: Sequence[str]) -> list[str]:
+        return [word for name in data or ("IMAGES",) for word in ("--data", name)]
+
+    def command(self, data: str | Sequence[str] | None = None, out: str | None = None) -> str:
+        """What starts the run; by default on the images that were looked at."""
         gpus, start = self.plan.gpus, ["capi", "pretrain"]
         if gpus > GPUS_A_MACHINE and gpus % GPUS_A_MACHINE == 0:
             nodes = str(gpus // GPUS_A_MACHINE)
             start = ["capi", "launch", "slurm", "--nodes", nodes, "--gpus-per-node", str(GPUS_A_MACHINE)]
         elif gpus > 1:
             start = ["torchrun", "--nproc-per-node", str(gpus), "-m", *start]
-        sources = [word for name in ([data] if isinstance(data, str) else data) for word in ("--data", name)]
-        return shlex.join([*start, str(self.recipe.value), *self.overrides, *sources, "--out", out])
+        names = self.images.data if data is None else [data] if isinstance(data, str) else data
+        words = [*start, str(self.recipe.value), *self.overrides, *self._data_words(names)]
+        return shlex.join([*words, "--out", out or f"{_name_of(names)}_run"])
+
+
+def _counted(images: int) -> str:
+    return "1 image is" if images == 1 else f"{images} images are"
+
+
+def _name_of(data: Sequence[str]) -> str:
+    """What a folder with results of these images may be called."""
+    place = re.split(r"[?{*]", data[0].partition("://")[2] or data[0])[0] if data else ""
+    name = re.sub(r"[^\w.-]+", "_", Path(place).name.partition("@")[0]).strip("._-")
+    return re.sub(r"\.(csv|zip|tar|parquet|arrow)$", "", name) or "images"
 
 
 _PUBLISHED = "capi_vitl14_lvd"
@@ -194,38 +226,41 @@ _ENOUGH_TO_COMPETE = 1_000_000
 
 def look_at(source: ImageSource) -> Images:
     """How many images there are, how long the shorter side of a typical one is, and what channels they have."""
-    decoder = replace(build_reader(load_config("small"), source).decoder, channels=usual_channels(source))
+    named = names_by_channels(source)
+    channels = most_common_channels(named)
+    others = {other: names for other, names in named.items() if other != channels}
+    decoder = replace(build_reader(load_config("small"), source).decoder, channels=channels)
     reader = ImageReader(source, decoder)
     sides, errors = _sides(reader)
     if not sides:
         tried = min(len(source), _SAMPLE)
         raise CapiError(f"none of {tried} images could be read ({errors[0]}): --suggest needs images to look at")
     statistics, copies = quick_statistics(reader), count_copies(source)
-    return Images(
-        len(source),
-        int(median(sides)),
-        reader.decoder.channels,
-        statistics,
-        copies,
-        values=_values(reader),
-        masks=masks_warning(source),
-    )
+    values, areas = _values(reader)
+    odd = channels_warning(channels, len(named.get(channels, ())), others)
+    warnings = tuple(filter(None, (masks_warning(source) or areas_warning(areas), odd)))
+    return Images(len(source), int(median(sides)), channels, statistics, copies, values=values, warnings=warnings)
 
 
-def _values(reader: ImageReader) -> tuple[float, float] | None:
-    """The lowest and the highest value of a few images, as they are stored."""
-    ends = []
+def _values(reader: ImageReader) -> tuple[tuple[float, float] | None, list[bool]]:
+    """The lowest and the highest value of a few images, as they are stored, and whether each is made of areas."""
+    ends, areas = [], []
     for index in evenly(len(reader.source), _FEW_VALUES):
         try:
             picture = reader.decoder.open(read_bytes(reader.source, index))
             shape = picture.shape
             box = center_box((shape.height, shape.width), (THUMBNAIL, THUMBNAIL), 1.0)
-            ends.append(extremes(picture.part(box, (THUMBNAIL, THUMBNAIL))[0], reader.decoder.channels))
+            decoded = picture.part(box, (THUMBNAIL, THUMBNAIL))[0]
         except (BrokenImageError, OSError):
             continue
+        channels = np.asarray(decoded).shape[2:]
+        if channels and reader.decoder.channels not in {1, *channels}:
+            continue
+        ends.append(extremes(decoded, reader.decoder.channels))
+        areas.append(has_areas(decoded))
     if not ends:
-        return None
-    return float(min(lowest.min() for lowest, _ in ends)), float(max(highest.max() for _, highest in ends))
+        return None, areas
+    return (float(min(lowest.min() for lowest, _ in ends)), float(max(highest.max() for _, highest in ends))), areas
 
 
 def _sides(reader: ImageReader) -> tuple[list[int], list[BrokenImageError]]:
@@ -243,7 +278,14 @@ def suggest(
     data: DataLocation, *, gpu: str = "this", gpus: int = 1, hours: float = 24.0, assumptions: Assumptions | None = None
 ) -> Suggestion:
     """A recipe with batch, prototypes and length for these images on this hardware, each with its reason."""
-    return suggest_run(look_at(open_images(data)), find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)
+    source = open_images(data)
+    photos = photos_alone(data, source)
+    images = look_at(source if photos is None else open_images(photos))
+    if photos is not None:
+        images = replace(images, warnings=(f"{masks_warning(source)}, as the command below does", *images.warnings))
+    names = photos or ([str(data)] if isinstance(data, str | Path) else list(map(str, data)))
+    images = replace(images, data=tuple(names))
+    return suggest_run(images, find_gpu(gpu), gpus, hours=hours, assumptions=assumptions)
 
 
 def suggest_run(
@@ -272,7 +314,9 @@ def _on(
 ) -> Suggestion | None:
     """A rung for these images; None where no accumulation makes it fit."""
     recipe = Choice("recipe", rung.recipe, *_recipe_reason(rung, images))
-    choices = list(_choices(rung, images, gpus, steps))
+    plain, choices = load_config(rung.recipe), list(_choices(rung, images, gpus, steps))
+    # What the recipe has already is not said again.
+    choices = [choice for choice in choices if reduce(getattr, choice.key.split("."), plain) != choice.value]
     config = _config(rung.recipe, choices)
     plan = plan_run(config, gpu, gpus, assumptions=assumptions)
     parts = plan.accumulation.micro_batches
@@ -293,8 +337,10 @@ def _config(recipe: str, choices: Iterable[Choice]) -> Config:
 def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
     if rung is _TINY:
         return f"images of {images.side} px: its patches of 4 px still make a grid of 8 x 8", "rule of thumb"
+    if rung is _OF_FEW:
+        return f"learnt more from 675 photos than `small` ({_MEASURED})", "measured"
     if rung.recipe == "small":
-        return "learnt from 675, 3409 and 3680 photos, docs/measurements/small-data.md", "measured"
+        return f"learnt from 3409 and 3680 photos ({_MEASURED})", "measured"
     if rung.recipe.startswith("vitl"):
         data = "ImageNet-22k, 14 million images" if rung.recipe == "vitl16" else "LVD-142M"
         return f"what the paper trains on {data}", "paper"
@@ -311,7 +357,6 @@ def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterat
     side, batch = max(min(rung.side, images.side) // patch * patch, 4 * patch), _batch(rung, images, gpus)
     if side != recipe.data.height_and_width[0]:
         yield Choice("data.image_size", side, f"images of {images.side} px have no detail beyond that", "rule of thumb")
-    yield from rung.changes
     yield from _channel_choices(recipe, images)
     yield Choice("optimization.batch_size", batch, *_batch_reason(batch))
     yield _prototypes(recipe, batch)
@@ -330,8 +375,8 @@ def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
         reason = f"the images have mean {mean} and std {std}, far from the recipe's"
     else:
         return
-    for name in ("data.mean", "data.std"):
-        yield Choice(name, "auto", reason, "measured")
+    yield Choice("data.mean", "auto", reason, "measured")
+    yield Choice("data.std", "auto", "as for data.mean", "measured")
 
 
 def _batch(rung: Rung, images: Images, gpus: int) -> int:
@@ -369,7 +414,7 @@ def _length(rung: Rung, recipe: Config, batch: int, images: Images) -> int:
     wanted = PASSES * images.count // batch
     if rung.recipe.startswith("vitl"):
         wanted = min(wanted, recipe.optimization.steps * recipe.optimization.batch_size // batch)
-    return max(wanted, FEWEST_STEPS)
+    return max(wanted, min(FEWEST_STEPS, MOST_PASSES * images.count // batch))
 
 
 def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened: bool) -> tuple[str, Origin]:
@@ -378,8 +423,8 @@ def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened
         return f"the paper's, {passes:.0f} passes over the images", "paper"
     if shortened:
         return f"what the hours allow: {passes:.0f} passes over the images", "rule of thumb"
-    if steps == FEWEST_STEPS:
-        return f"as in the recipe demo, {passes:.0f} passes over the images", "measured"
+    if steps < FEWEST_STEPS:
+        return f"{passes:.0f} passes over the images: more taught nothing ({_MEASURED}, the demo)", "measured"
     return (
         f"{passes:.0f} passes over the images; measured were 97 and 123, the paper's vitl16 has about 115",
         "measured" if images.count < 20_000 else "paper",
