@@ -95,7 +95,7 @@ def balanced(samples: Tensor, prototypes: Tensor, fraction: int) -> tuple[Tensor
     settings = ClusteringSettings()
     samples, prototypes = rounded(samples, fraction), rounded(prototypes, fraction)
     logits = plain.logits_of(samples, prototypes, None)
-    kernel = plain.gibbs_kernel(logits, logits.amax(1, keepdim=True), settings.target_temperature)
+    kernel = plain.kernel_of(logits, logits.amax(1, keepdim=True), settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, OneProcess())
     assignments, totals = plain.assign(kernel, u, v)
     loss, difference = plain.cross_entropy(logits, assignments, totals, settings.prediction_temperature)

@@ -153,7 +153,7 @@ def sinkhorn_targets(
 ) -> Float[Tensor, "b p k"]:
     """Standard Sinkhorn-Knopp: all patches of all images are one group of samples."""
     samples = logits.flatten(0, 1)[None]
-    kernel = plain.gibbs_kernel(samples, reduction.max(samples.amax(1, keepdim=True)), temperature)
+    kernel = plain.kernel_of(samples, reduction.max(samples.amax(1, keepdim=True)), temperature)
     u, v = plain.sinkhorn(kernel, iterations, reduction)
     assignments, _ = plain.assign(kernel, u, v)
     return assignments.view_as(logits)

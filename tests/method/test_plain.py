@@ -2,7 +2,7 @@ import torch
 from torch import Tensor
 
 from capi.method.clustering import plain
-from capi.method.clustering.plain import EPS, assign, gibbs_kernel, normalized, sinkhorn
+from capi.method.clustering.plain import EPS, assign, kernel_of, normalized, sinkhorn
 from capi.types import OneProcess
 
 
@@ -62,8 +62,8 @@ def test__factors_stay_finite_over_many_iterations_with_few_samples() -> None:
 def test__samples_that_no_prototype_reaches_change_nothing_over_many_iterations() -> None:
     logits = torch.randn(1, 8, 4096, generator=torch.Generator().manual_seed(0))
     logits[:, 4:] = -torch.inf
-    kernel = plain.gibbs_kernel(logits, logits.amax(1, keepdim=True), 0.06)
-    alone = plain.gibbs_kernel(logits[:, :4], logits.amax(1, keepdim=True), 0.06)
+    kernel = plain.kernel_of(logits, logits.amax(1, keepdim=True), 0.06)
+    alone = plain.kernel_of(logits[:, :4], logits.amax(1, keepdim=True), 0.06)
     targets, _ = plain.assign(
         kernel[:, :4].clone(), *(each[:, :4] for each in plain.sinkhorn(kernel, 50, OneProcess()))
     )
@@ -86,9 +86,9 @@ def test__groups_do_not_see_each_other() -> None:
 def test__the_kernel_is_the_exponential_of_shifted_logits_and_zero_where_floats_end() -> None:
     logits, shift = torch.randn(3, 5, 7), torch.randn(3, 1, 7)
     expected = torch.exp((logits.double() - shift.double()) / 0.06)
-    torch.testing.assert_close(gibbs_kernel(logits, shift, 0.06).double(), expected, rtol=1e-4, atol=1e-30)
+    torch.testing.assert_close(kernel_of(logits, shift, 0.06).double(), expected, rtol=1e-4, atol=1e-30)
     far = torch.linspace(-200, 0, 2001).view(1, 1, -1)
-    values = gibbs_kernel(far, torch.zeros(1, 1, 2001), 1.0)
+    values = kernel_of(far, torch.zeros(1, 1, 2001), 1.0)
     assert ((values == 0) | (values > torch.finfo(torch.float32).smallest_normal)).all()
     assert (values > 0).equal(far > -83.177)
 

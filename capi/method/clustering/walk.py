@@ -58,7 +58,7 @@ class Slices(NamedTuple):
 
 
 def plan_slices(
-    images: int,
+    balanced: int,
     positions: int,
     prototypes: int,
     width: int,
@@ -66,22 +66,22 @@ def plan_slices(
     *,
     accelerator: bool = False,
 ) -> Slices:
-    """The largest slices within the budget, smaller ones where those are of equal size. `images` are balanced together.
+    """The largest slices within the budget, or smaller ones of equal size. So many images are balanced together.
 
-    All positions are clustered at a time only where standard Sinkhorn has room for them.
+    Standard Sinkhorn has one slice where there is room for all positions, and is streamed where there is not.
     """
-    # Of a position: logits, and tokens in three stages (gathered, in float32, of length 1).
-    held = 4 * images * (prototypes + 3 * width)
+    # Of a position: logits, and tokens in three stages (gathered, in float32, of L2 norm 1).
+    held = 4 * balanced * (prototypes + 3 * width)
     # Where it is clustered: two more arrays (kernel and its product with a factor; assignments and probabilities), and
     # some vectors of prototypes.
-    clustered = 4 * (2 * images + 6) * prototypes
+    clustered = 4 * (2 * balanced + 6) * prototypes
     # The default makes room for one position, however large.
     default = max(ACCELERATOR_BYTES if accelerator else CPU_BYTES, held + clustered)
     budget = default if settings.chunk_bytes is None else settings.chunk_bytes
     at_once = min(budget // (held + clustered), positions)
     if at_once < 1:
         raise CapiError(
-            f"clustering.chunk_mib = {budget / 2**20:g} is too little for one position of {images} images, whose "
+            f"clustering.chunk_mib = {budget / 2**20:g} is too little for one position of {balanced} images, whose "
             f"arrays need {(held + clustered) / 2**20:.3g} MiB: set more, or null"
         )
     if settings.sinkhorn == "standard" and at_once == positions:
@@ -91,7 +91,7 @@ def plan_slices(
         at_once = min(at_once, max(_CACHED_BYTES // clustered, 1))
         largest = min((budget - at_once * clustered) // held, positions)
     fewest = -(-positions // largest)
-    # Slices of another size are compiled once more.
+    # Up to half as many slices again, if that makes them equal: another size is compiled once more.
     number = next((n for n in range(fewest, 1 + fewest * 3 // 2) if positions % n == 0), fewest)
     size = -(-positions // number)
     return Slices(size, min(at_once, size))
@@ -134,7 +134,7 @@ def cluster_slice(
     The gradient by l / T_prediction takes the place of their logits. This is the function that is compiled.
     """
     shift = reduction.max(logits.amax(1, keepdim=True))
-    kernel = plain.gibbs_kernel(logits, shift, settings.target_temperature)
+    kernel = plain.kernel_of(logits, shift, settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, reduction)
     assignments, totals = plain.assign(kernel[:, :own_samples], u, v[:, :own_samples])
     own_logits = logits[:, :own_samples]
@@ -162,7 +162,8 @@ def cluster(
     balanced, accelerator = images + (0 if earlier is None else len(earlier)), is_accelerator(tokens.device)
     slices = plan_slices(balanced, positions, len(prototypes), width, settings, accelerator=accelerator)
     streamed = settings.sinkhorn == "standard" and slices.at_once < positions
-    if settings.sinkhorn == "standard" and not streamed:
+    together = settings.sinkhorn == "standard" and not streamed
+    if together:
         # One group, as if all patches were images of a single position.
         tokens = tokens.flatten(0, 1)[:, None]
         earlier = None if earlier is None else earlier.flatten(0, 1)[:, None]
@@ -177,7 +178,7 @@ def cluster(
     v = walk.v[:, : walk.own_samples, 0]
     count = images * positions
     scale = 1 / (settings.prediction_temperature * count)
-    factors = Factors(shift, u, v if len(v) == positions else v.reshape(images, positions).t())
+    factors = Factors(shift, u, v.reshape(images, positions).t() if together else v)
     return Clustered(walk.loss / count, walk.gradient.t() * scale, walk.bias_gradient * scale, factors)
 
 
@@ -199,7 +200,7 @@ def rebuild(
     positions = predict_index.flatten()
     samples = plain.normalized(tokens).flatten(0, 1)[:, None]
     logits = plain.logits_of(samples, prototypes.float(), bias, settings.precision)
-    kernel = plain.gibbs_kernel(logits, factors.shift[positions, None], settings.target_temperature)
+    kernel = plain.kernel_of(logits, factors.shift[positions, None], settings.target_temperature)
     v = factors.v[:, first_image : first_image + len(tokens)].t().gather(1, predict_index)
     assignments, _ = plain.assign(kernel, factors.u[positions, None], v.view(-1, 1, 1))
     return assignments.view(*predict_index.shape, -1)
@@ -225,10 +226,10 @@ class _Walk:
         self.prototypes, self.bias = prototypes, bias
         self.settings, self.reduction = settings, reduction
         self.own_samples, positions, width = tokens.shape
-        images, k = self.own_samples + (0 if earlier is None else len(earlier)), len(prototypes)
+        balanced, k = self.own_samples + (0 if earlier is None else len(earlier)), len(prototypes)
         groups = settings.groups(positions)
         self.shift, self.u = prototypes.new_empty(groups, 1, k), prototypes.new_ones(groups, 1, k)
-        self.v = prototypes.new_ones(positions, images, 1)
+        self.v = prototypes.new_ones(positions, balanced, 1)
         self.loss = prototypes.new_zeros(())
         self.gradient = prototypes.new_zeros(width, k)
         self.bias_gradient = prototypes.new_zeros(k)
@@ -239,13 +240,17 @@ class _Walk:
             self._cluster(positions, slices.at_once, cluster_slice)
 
     def balance_all_together(self, slices: Slices) -> None:
-        """All positions are balanced together: a walk for the shift and the first sums, and one for each iteration."""
+        """All positions are balanced together: a walk for the shift and the first sums, and one for each iteration.
+
+        An iteration divides the prototypes, then walks to divide the samples; the last walk assigns instead.
+        """
         self.shift.fill_(-torch.inf)
         sums = torch.zeros_like(self.u)
         for positions in self._slices(slices):
             sums = self._raise_shift(positions, slices.at_once, sums)
+        # From the shift of this process to that of all.
         highest = self.reduction.max(self.shift)
-        sums.mul_(plain.gibbs_kernel(self.shift, highest, self.settings.target_temperature))
+        sums.mul_(plain.kernel_of(self.shift, highest, self.settings.target_temperature))
         self.shift = highest
         for iteration in range(1, self.settings.iterations + 1):
             self.u, self.v = plain.with_mean_one(plain.divided(self.u, self.reduction.sum(sums)), self.v)
@@ -264,6 +269,7 @@ class _Walk:
             u.copy_(clustered.u)
             v.copy_(clustered.v)
             self.loss += clustered.loss
+            # The gradient stands where logits were.
             self.bias_gradient += part[:, : self.own_samples].sum((0, 1))
         self._add_gradient(samples, logits[:, : self.own_samples])
 
@@ -272,8 +278,8 @@ class _Walk:
         temperature = self.settings.target_temperature
         for (part,) in _parts(at_once, self._logits(positions)[1]):
             raised = torch.maximum(self.shift, part.amax((0, 1), keepdim=True))
-            kernel = plain.gibbs_kernel(part, raised, temperature)
-            sums = sums * plain.gibbs_kernel(self.shift, raised, temperature) + kernel.flatten(0, 1).sum(0)
+            kernel = plain.kernel_of(part, raised, temperature)
+            sums = sums * plain.kernel_of(self.shift, raised, temperature) + kernel.flatten(0, 1).sum(0)
             self.shift = raised
         return sums
 
@@ -281,7 +287,7 @@ class _Walk:
         """Update the factors v of a slice, and give the sums over its samples that the next u needs."""
         sums = torch.zeros_like(self.u)
         for part, v in _parts(at_once, self._logits(positions)[1], self.v[positions]):
-            kernel = plain.gibbs_kernel(part, self.shift, self.settings.target_temperature)
+            kernel = plain.kernel_of(part, self.shift, self.settings.target_temperature)
             v.copy_(plain.divided(v, (kernel * self.u).sum(-1, keepdim=True)))
             sums += (kernel * v).sum((0, 1))
         return sums
@@ -290,7 +296,7 @@ class _Walk:
         """Add a slice to loss and gradient."""
         samples, logits = self._logits(positions)
         for part, v in _parts(at_once, logits[:, : self.own_samples], self.v[positions, : self.own_samples]):
-            kernel = plain.gibbs_kernel(part, self.shift, self.settings.target_temperature)
+            kernel = plain.kernel_of(part, self.shift, self.settings.target_temperature)
             assigned, totals = plain.assign(kernel, self.u, v)
             loss, gradient = plain.cross_entropy(part, assigned, totals, self.settings.prediction_temperature)
             self.loss += loss
