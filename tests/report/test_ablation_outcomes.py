@@ -11,6 +11,7 @@ from capi.report.ablation import (
     TableOutcome,
     columns_side_by_side,
     orderings,
+    orderings_sentence,
     paper_score,
     percent_points,
     row_seconds,
@@ -78,6 +79,13 @@ def test__rows_that_the_paper_scores_alike_or_not_at_all_have_no_order() -> None
 def test__scores_that_are_printed_alike_are_no_reversal(gap: float) -> None:
     (one,) = orderings(table(row("a", 20.0, 0.2 + gap), row("b", 10.0, 0.2)), 0, "csv/knn-segmentation")
     assert (one.verdict, percent_points(one.here)) == ("no difference", "0.0")
+
+
+def test__what_a_study_came_to_is_a_sentence() -> None:
+    alike = [row("a", 30.0, 0.2), row("b", 20.0, 0.2), row("c", 10.0, 0.2)]
+    assert orderings_sentence(table(*alike)) == "0 of 3 orderings of the paper hold here; 3 show no difference"
+    mixed = table(row("a", 30.0, 0.4), row("b", 20.0, 0.5), row("c", 10.0, 0.4))
+    assert orderings_sentence(mixed) == "1 of 3 orderings of the paper hold here; 1 reversed, 1 shows no difference"
 
 
 def test__with_one_seed_the_sign_alone_is_known() -> None:
