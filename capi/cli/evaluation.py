@@ -97,6 +97,7 @@ MODEL_HELP = (
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 WeightsOption = Annotated[str, typer.Option(help="Of a run: teacher or student.")]
 OWN_SIZE = "by default the size that a run was trained at, and 224 for a model that has none"
+PICTURE_SIZE = "by default that of a run's training, enlarged to up to 24 patches a side; 224 for a model that has none"
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is in --out.")]
 
 
@@ -426,7 +427,7 @@ def visualize(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the pictures and their page.")],
     size: Annotated[
-        list[int] | None, typer.Option(help=f"Side in pixels; may repeat; {OWN_SIZE}.", callback=between(1, 2**14))
+        list[int] | None, typer.Option(help=f"Side in pixels; may repeat; {PICTURE_SIZE}.", callback=between(1, 2**14))
     ] = None,
     kind: Annotated[
         list[str] | None,

@@ -7,7 +7,7 @@ import typer
 
 from capi import api
 from capi.cli.app import Device, TrustOption, app, check_weights, echo, messages
-from capi.cli.evaluation import OWN_SIZE, Model, WeightsOption
+from capi.cli.evaluation import PICTURE_SIZE, Model, WeightsOption
 from capi.cli.terminal import Terminal
 from capi.cli.usage import between
 from capi.errors import CapiError
@@ -61,7 +61,7 @@ def explore(
     images: Annotated[list[Path] | None, typer.Argument(help="Images or folders; none: photos of the demo.")] = None,
     size: Annotated[
         int | None,
-        typer.Option(help=f"Short side in pixels that images are seen at; {OWN_SIZE}.", callback=between(1, 2**14)),
+        typer.Option(help=f"Short side in pixels that images are seen at; {PICTURE_SIZE}.", callback=between(1, 2**14)),
     ] = None,
     weights: WeightsOption = "teacher",
     host: Host = "127.0.0.1",

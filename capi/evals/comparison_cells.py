@@ -304,6 +304,12 @@ class Comparison(Summary):
         }
 
 
+def _shareable_reason(cell: Cell, name: str) -> str:
+    """Reasons often say `MODEL: what was expected`: the model gets its name, so that the rest of the sentence stays."""
+    before, found, after = cell.reason.partition(f"{cell.model}: ")
+    return f"{hide_path(before)}{name}: {hide_path(after)}" if found else hide_path(cell.reason)
+
+
 def shareable(comparison: Comparison) -> Comparison:
     """The same for the eyes of others: models and reasons without the places of this machine."""
     names = shared_names(comparison.models)
@@ -319,7 +325,7 @@ def shareable(comparison: Comparison) -> Comparison:
         models=tuple(names.values()),
         cells={
             (names[model], benchmark): replace(
-                cell, model=names[model], reason=hide_path(cell.reason), record=hide_paths(cell.record)
+                cell, model=names[model], reason=_shareable_reason(cell, names[model]), record=hide_paths(cell.record)
             )
             for (model, benchmark), cell in comparison.cells.items()
         },

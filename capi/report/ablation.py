@@ -196,7 +196,12 @@ def orderings_sentence(table: TableOutcome) -> str:
     counts = verdicts(table)
     if total := sum(counts.values()):
         holds = counts.pop("holds", 0)
-        others = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+        others = ", ".join(
+            f"{count} {'shows' if count == 1 else 'show'} {verdict}"
+            if verdict == "no difference"
+            else f"{count} {verdict}"
+            for verdict, count in counts.items()
+        )
         if total == 1:
             return "The one ordering of the paper " + ("holds here" if holds else f"does not hold here: {others}")
         return f"{holds} of {total} orderings of the paper hold here" + (f"; {others}" if others else "")

@@ -15,14 +15,13 @@ from rich.console import Console
 from torch import Tensor
 
 from capi.config.schema import Config
-from capi.data.crops import image_size_of
 from capi.data.sources import EncodedImages, ImageSource, demo_photos, find_images
 from capi.errors import CapiError, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
 from capi.evals.results import make_folder
 from capi.report.pages.page import render
-from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, photos
+from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, photos, picture_side
 from capi.report.pictures.painters import PAINTERS, Drawn, Painter, PrototypeMaps
 from capi.report.pictures.pca import PatchSummary, photos_of
 from capi.report.pictures.sheets import DrawnModel, Photo, figure_of, save_picture, tiled
@@ -269,7 +268,7 @@ def _columns(
     shortened = short_names(list(shared.values()))
     names = {model: shortened[name] for model, name in shared.items()}
     for number, (model, encoder) in enumerate(models.items()):
-        asked = sizes or [min(image_size_of(encoder))]
+        asked = sizes or [picture_side(encoder)]
         for side in dict.fromkeys(PictureFrame(size, encoder.patch_size).side for size in asked):
             painters = {kind: PAINTERS[kind](joint) for kind in kinds if kind in PAINTERS}
             if "prototypes" in kinds and model in prototypes:

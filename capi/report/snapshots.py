@@ -24,7 +24,7 @@ from capi.data.recorded import spaced
 from capi.data.sources import ImageSource
 from capi.errors import CapiError
 from capi.evals.features import Encoding, encode
-from capi.report.pictures.feature_maps import PictureFrame, SizedImages
+from capi.report.pictures.feature_maps import PictureFrame, SizedImages, picture_size
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import as_colors, fit_components, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
@@ -34,8 +34,6 @@ from capi.types import Float, Statistics
 from capi.zoo.build import frozen
 
 _LOG = logging.getLogger("capi")
-# Patches on the longer side of a picture, at most, where images are enlarged.
-_PATCHES = 24
 _PHOTO_SIDE = 256
 # Images that are tried, where some cannot be read, before a picture is given up.
 _TRIES = 20
@@ -64,9 +62,8 @@ class RunFrame(PictureFrame):
 
 
 def run_frame(size: tuple[int, int], patch_size: int) -> RunFrame:
-    """What pictures show of an image: the size of training, enlarged by a whole factor where it has few patches."""
-    factor = max(_PATCHES // max(max(size) // patch_size, 1), 1)
-    height, width = size[0] * factor, size[1] * factor
+    """What pictures show of an image, at the size of pictures."""
+    height, width = picture_size(size, patch_size)
     return RunFrame(min(height, width), patch_size, height_and_width=(height, width))
 
 

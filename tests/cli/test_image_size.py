@@ -101,7 +101,9 @@ def test__extract_visualize_and_explore_take_it(
     assert read_features(tmp_path / "f.safetensors").facts.framing.size == size
     ran = run_here("visualize", place / model, photos, "--kind", "pca", "--out", tmp_path / "drawn")
     assert ran.code == 0, ran.stderr
-    assert f"short side of {min(size)} px" in (tmp_path / "drawn" / "index.html").read_text()
+    # Pictures are larger by a whole factor, as those of the report: with so few patches nobody sees shapes.
+    enlarged = min(size) * (24 // (max(size) // MODEL["patch_size"]))
+    assert f"short side of {enlarged} px" in (tmp_path / "drawn" / "index.html").read_text()
     explorers: list[Any] = []
 
     def served(explorer: Any, *_: object, **__: object) -> Any:
@@ -110,7 +112,7 @@ def test__extract_visualize_and_explore_take_it(
 
     monkeypatch.setattr(page, "serving", served)
     assert "far enough" in run_here("explore", place / model, photos).stderr
-    assert explorers[0].frame.side == min(size)
+    assert explorers[0].frame.side == enlarged
 
 
 def test__an_export_for_the_library_prepares_images_of_it(trained: tuple[Path, tuple[int, int]]) -> None:

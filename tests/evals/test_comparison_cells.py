@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from capi.config.files import load_benchmark
-from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, short_names
+from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, shareable, short_names
 
 
 def finished(model: str, benchmark: str, value: float | None, **more: Any) -> Cell:
@@ -57,6 +57,20 @@ def test__cells_that_failed_alike_are_together() -> None:
     names = ("folder/knn", "csv/knn")
     cells = [Cell(model, name, status="failed", reason="gone") for model in "ab" for name in names]
     assert [[cell.benchmark for cell in group] for group in comparison(*cells).failures] == [[*names], [*names]]
+
+
+def test__a_shared_reason_keeps_its_sentence_and_hides_places() -> None:
+    def shared(model: str, reason: str) -> str:
+        (cell,) = shareable(comparison(Cell(model, "folder/knn", status="failed", reason=reason))).failed
+        return cell.reason
+
+    expected = "expected a run folder, or an id of the Hub (owner/name)"
+    assert (
+        shared("/home/ann/m.pt", f"there is no encoder /home/ann/m.pt: {expected}")
+        == f"there is no encoder m.pt: {expected}"
+    )
+    assert shared("/home/ann", "no /home/ann/secret/file: gone") == "no file: gone"
+    assert shared("/srv/m.pt", "/srv/m.pt: expected /home/ann/secret/m.yaml") == "m.pt: expected m.yaml"
 
 
 def test__a_model_whose_weights_changed_between_cells_is_known() -> None:

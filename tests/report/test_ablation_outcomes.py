@@ -98,6 +98,13 @@ def test__with_one_seed_or_at_smoke_scale_no_ordering_is_judged() -> None:
     assert verdicts(three) == {"reversed": 1}
 
 
+def test__what_a_study_came_to_is_a_sentence() -> None:
+    alike = [row("a", 30.0, 0.2, 0.2), row("b", 20.0, 0.2, 0.2), row("c", 10.0, 0.2, 0.2)]
+    assert orderings_sentence(table(*alike)) == "0 of 3 orderings of the paper hold here; 3 show no difference"
+    mixed = table(row("a", 30.0, 0.4, 0.4), row("b", 20.0, 0.5, 0.5), row("c", 10.0, 0.4, 0.4))
+    assert orderings_sentence(mixed) == "1 of 3 orderings of the paper hold here; 1 reversed, 1 shows no difference"
+
+
 def test__seconds_count_of_runs_that_came_to_their_end() -> None:
     runs = [
         RunOutcome("a", steps=4, total_steps=4, seconds=10.0),

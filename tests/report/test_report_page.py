@@ -17,6 +17,7 @@ def test__sections_stand_in_the_order_of_their_weight() -> None:
 def test__the_state_and_the_alarms_open_the_page() -> None:
     content = page(run_pieces(run_report(position_share=0.9)))
     assert content.index("✓ finished") < content.index("▲ 1 thing not well") < content.index('id="health"')
+    assert "medians of the last records" in content
     empty = page(run_pieces(RunReport("new", RunState("running", None, 60))))
     assert "has not written metrics yet" in empty
 

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from capi.data.crops import image_size_of, normalize
+from capi.data.crops import normalize
 from capi.data.decoding import Decoder
 from capi.data.reader import ImageReader
 from capi.data.recorded import spaced
@@ -25,7 +25,7 @@ from capi.evals.features import Encoding, encode
 from capi.method.masking import MaskSampler, PatchGrid
 from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, built_in_photos
-from capi.report.pictures.feature_maps import PictureFrame, SizedImages
+from capi.report.pictures.feature_maps import PictureFrame, SizedImages, picture_side
 from capi.report.pictures.gallery import PatchPlace, PrototypeIndex, patch_crop
 from capi.report.pictures.hidden_patches import STUDENT_TEMPERATURE, HiddenPredictions, predict_hidden
 from capi.report.pictures.pca import photos_of
@@ -89,7 +89,7 @@ class Explorer:
         masks: MaskSampler | None = None,
     ) -> None:
         if size is not None and size < 1:
-            raise CapiError(f"a size of {size} pixels cannot be: give such as {min(image_size_of(encoder))}")
+            raise CapiError(f"a size of {size} pixels cannot be: give such as {picture_side(encoder)}")
         if prototypes is not None and prototypes.weight.shape[1] != encoder.width:
             raise CapiError(
                 f"the encoder has width {encoder.width}, but the prototypes {prototypes.weight.shape[1]}: they are of "
@@ -97,7 +97,7 @@ class Explorer:
             )
         self.encoder, self.temperature = encoder, temperature
         self.source: ImageSource = find_images(images) if images else built_in_photos()
-        self.frame = PictureFrame(size or min(image_size_of(encoder)), encoder.patch_size, whole=True)
+        self.frame = PictureFrame(size or picture_side(encoder), encoder.patch_size, whole=True)
         self.masks = masks or _FALLBACK_MASKS
         self.index = None if prototypes is None else PrototypeIndex(prototypes.weight, prototypes.bias, MEMBERS)
         self.failed: dict[str, str] = {}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from capi.data.crops import center_box
+from capi.data.crops import center_box, image_size_of
 from capi.data.decoding import Box, BrokenImageError, Decoder
 from capi.data.loader import made_ahead
 from capi.data.reader import ImageReader
@@ -28,6 +28,23 @@ LONGEST_ASPECT = 4.0
 MAP_CACHE_BYTES = 2**28
 # A batch holds no more pixels than `batch_size` images of this side.
 _USUAL_SIDE = 224
+# Patches along the longer side that a picture needs to show shapes.
+_PATCHES = 24
+
+
+def picture_size(size: tuple[int, int], patch_size: int) -> tuple[int, int]:
+    """The size of training, enlarged by a whole factor where it has few patches."""
+    factor = max(_PATCHES // max(max(size) // patch_size, 1), 1)
+    return size[0] * factor, size[1] * factor
+
+
+def picture_side(encoder: VisionEncoder) -> int:
+    """The short side of pictures where nobody asks for another; an encoder that was not trained here gets no more than
+    the paper's size, since nothing says how large images it takes.
+    """
+    size = image_size_of(encoder)
+    has_own = getattr(encoder, "image_size", None) is not None
+    return min(picture_size(size, encoder.patch_size) if has_own else size)
 
 
 @dataclass(frozen=True)
