@@ -72,7 +72,7 @@ def test__a_benchmark_has_the_score_that_it_had_during_the_run(
             assert ran.code == 0, ran.stderr
             records.append(json.loads((out / "results.json").read_text()))
             banks.append(load_file(out / "probe.safetensors"))
-            assert f"image size: {size[0]} x {size[1]} px instead of 224 x 224 px" in ran.stdout
+            assert f"image size: {size[0]} x {size[1]} px instead of 224 x 224 px" in records[-1]["deviations"]
         default, explicit = records
         assert default["image_size"] == explicit["image_size"] == list(size)
         assert default["scores"] == explicit["scores"]
