@@ -31,7 +31,7 @@ BOUND_SECONDS = 30.0
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small photos of noise, and one file that is no image."""
-    folder = noise_photos(tmp_path_factory.mktemp("images"), 17, (24, 20))
+    folder = noise_photos(tmp_path_factory.mktemp("images"), 17, (24, 20), digits=2)
     (folder / "broken.png").write_bytes(b"no image")
     return folder
 

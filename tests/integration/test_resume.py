@@ -28,7 +28,7 @@ ALL_MOMENTS, WRITER_MOMENTS = 26, 10
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small photos of noise, and one file that is no image."""
-    folder = noise_photos(tmp_path_factory.mktemp("images"), 15, (24, 20))
+    folder = noise_photos(tmp_path_factory.mktemp("images"), 15, (24, 20), digits=2)
     (folder / "broken.png").write_bytes(b"no image")
     return folder
 

@@ -183,6 +183,7 @@ def test__a_finding_in_one_line_has_value_range_and_advice() -> None:
     rule = next(one for one in RULES if one.key == "dead_prototypes")
     assert after(rule, 0.9, 0.9, 0.9).sentence == f"Dead prototypes: 0.9 (healthy: up to 0.5). {rule.above}"
     assert range_text((2.0, math.inf)) == "2 or more"
+    assert range_text((-math.inf, math.inf)) == "any finite number"
     assert range_text((0.5, 2.0)) == "0.5 to 2"
 
 

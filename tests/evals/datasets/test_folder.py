@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from capi.errors import CapiError
+from capi.evals.datasets.files import chosen_tests
 from capi.evals.datasets.folder import load
 from capi.evals.tasks import ClassificationData, DataOptions
 from tests.evals.datasets.layouts import Tree
@@ -70,6 +71,11 @@ def test__an_image_beside_the_class_folders_is_an_error_that_names_it(tmp_path: 
 def test__what_a_folder_lacks_is_an_error(tmp_path: Path, names: list[str], options: DataOptions, message: str) -> None:
     with pytest.raises(CapiError, match=message):
         load(written(tmp_path, *names), options)
+
+
+def test__where_there_is_no_split_at_all_the_layout_is_told() -> None:
+    with pytest.raises(CapiError, match="photos has no test, no val and no other split: `capi datasets show`"):
+        chosen_tests((), DataOptions(), Path("photos"))
 
 
 def test__a_link_that_leads_back_is_not_followed(tmp_path: Path) -> None:
