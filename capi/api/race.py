@@ -126,7 +126,7 @@ def speedrun(
                 f"{key}={given} brings in what another run learnt, but a race begins with random weights: leave it out"
             )
     root = _photos(track, rules, data)
-    labelled = _labelled(track, rules, root)
+    labeled = _labeled(track, rules, root)
     chosen = choose_device(device)
     cpu, clock = _cpu_seconds(), time.perf_counter()
     images = "demo" if root is None else root / rules.train
@@ -142,7 +142,7 @@ def speedrun(
         if not done.finished:
             return None
         cost = planned_cost(config)
-    score = _score(config, rules, labelled, done.path, chosen)
+    score = _score(config, rules, labeled, done.path, chosen)
     written = dump_config(config)
     record = SpeedRecord(
         {
@@ -182,21 +182,21 @@ def _photos(track: str, rules: Track, data: str | Path | None) -> Path | None:
     return Path(data)
 
 
-def _labelled(track: str, rules: Track, root: Path | None) -> ClassificationData:
+def _labeled(track: str, rules: Track, root: Path | None) -> ClassificationData:
     """What the score is made of, before anything is trained."""
-    labelled = load_classification(rules.dataset, root, rules.options)
-    ((split, test),) = labelled.tests.items()
+    labeled = load_classification(rules.dataset, root, rules.options)
+    ((split, test),) = labeled.tests.items()
     if len(test.images) != rules.test_images:
         raise CapiError(
             f"the track {track} is scored on {rules.test_images} photos, and {root} has {len(test.images)} in {split}: "
             f"give {rules.photos}"
         )
-    return labelled
+    return labeled
 
 
-def _score(config: Config, rules: Track, labelled: ClassificationData, path: Path, device: torch.device) -> float:
+def _score(config: Config, rules: Track, labeled: ClassificationData, path: Path, device: torch.device) -> float:
     protocol = KnnClassification(
-        labelled,
+        labeled,
         Encoding(size=config.data.height_and_width, batch_size=64, device=device),
         neighbors=(rules.neighbors,),
         votes=("majority",),

@@ -45,7 +45,7 @@ def pretrain(
     console: Console | None = None,
     **sections: Any,
 ) -> PretrainedRun:
-    """Pretrain on unlabelled images.
+    """Pretrain on unlabeled images.
 
     `overrides` and further keywords change the recipe, as those of `load_config` do: `optimization={"steps": 100}`.
 

@@ -26,7 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     add_completion=False,
-    help="CAPI: cluster and predict latent patches, from unlabelled images to a strong dense encoder.",
+    help="CAPI: cluster and predict latent patches, from unlabeled images to a strong dense encoder.",
 )
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

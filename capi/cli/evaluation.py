@@ -167,7 +167,7 @@ def predict(
         overwrite=overwrite,
         console=messages(),
     )
-    echo(f"labelled {done.images} image{'' if done.images == 1 else 's'}: {done.folder}")
+    echo(f"labeled {done.images} image{'' if done.images == 1 else 's'}: {done.folder}")
     if done.failed:
         failed = len(done.failed)
         echo(f"{failed} image{'' if failed == 1 else 's'} could not be read: {done.folder / 'failed.csv'} says why")

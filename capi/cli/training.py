@@ -52,7 +52,7 @@ def pretrain(
         int, typer.Option(callback=between(1, 10**6), help="Iterations that --check times; the best counts.")
     ] = 3,
 ) -> None:
-    """Pretrain an encoder on unlabelled images."""
+    """Pretrain an encoder on unlabeled images."""
     if check:
         refuse_several("pretrain --check")
         refuse_idle(

@@ -294,7 +294,8 @@ def _folder() -> Any:
 def _parse_override(override: str, example: str) -> tuple[str, Any]:
     key, equals, value = override.partition("=")
     if not equals or not all(key.split(".")) or key.count(".") > _DEEPEST:
-        raise CapiError(f'"{override}" is not an override: expected key=value, such as {example}')
+        data = f", or did you mean --data {override}?" if os.path.isdir(override) else ""
+        raise CapiError(f'"{override}" is not an override: expected key=value, such as {example}{data}')
     if key == "version":
         raise CapiError("version is the format of the file that is read, and cannot be overridden")
     return key, parse_yaml(value, f'the value of "{override}"')

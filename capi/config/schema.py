@@ -539,7 +539,7 @@ class Config(Section, Summary):
         if self.optimization.batch_size % self.optimization.micro_batches:
             raise ValueError(
                 f"optimization.batch_size = {self.optimization.batch_size} cannot be split into "
-                f"{self.optimization.micro_batches} equal micro-batches"
+                f"{self.optimization.micro_batches} micro-batches of one size"
             )
         return self
 

@@ -105,7 +105,7 @@ class KnnClassification:
     def _refuse_too_many(self, neighbors: Sequence[int], count: int) -> list[int]:
         possible = [number for number in neighbors if number <= count]
         if not possible:
-            raise CapiError(f"{count} labelled images are fewer than the {min(neighbors)} neighbours to ask")
+            raise CapiError(f"{count} labeled images are fewer than the {min(neighbors)} neighbours to ask")
         return possible
 
     def _classifier(self, vectors: Tensor, setting: Mapping[str, Any]) -> KnnClassifier:

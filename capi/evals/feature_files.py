@@ -241,6 +241,8 @@ def read_features(path: Path) -> FeatureFile:
             start = file.read(4)
     except FileNotFoundError as error:
         raise CapiError(f"there is no file {path}: give one that `capi extract` wrote") from error
+    except IsADirectoryError as error:
+        raise CapiError(f"{path} is a folder: write its features to a file with `capi extract` first") from error
     except OSError as error:
         raise CapiError(f"{path} cannot be read ({error.strerror}): give a file that `capi extract` wrote") from error
     return _read_parquet(path) if start == b"PAR1" else _read_safetensors(path)

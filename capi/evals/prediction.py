@@ -1,6 +1,6 @@
 """A fitted probe at work on new images: a class with its confidence for each image, or a label for each pixel.
 
-An image that cannot be read is noted with the reason; the others are labelled all the same.
+An image that cannot be read is noted with the reason; the others are labeled all the same.
 """
 
 from collections.abc import Iterator

@@ -33,6 +33,8 @@ from capi.zoo.run_folder import CONFIG, FILE, RunFolder, run_config
 # Images of a batch for each prototype: with 1/16 the targets stay vague and less is learnt
 # (docs/measurements/small-data.md).
 _IMAGES_A_PROTOTYPE = 1 / 8
+# Of all images, as `capi plan --suggest` has it of a batch.
+_PROTOTYPES_AN_IMAGE = 4
 _HEADS: dict[FindingState, tuple[str, str]] = {
     "alarm": ("Not well", "bold red"),
     "look": ("Worth a look", "bold yellow"),
@@ -253,9 +255,9 @@ class RunReading:
         advice = "Use fewer with clustering.prototypes, or a larger optimization.batch_size." if small else ""
         yield Finding("look" if small else "well", "Batch", text + (": too few" if small else ""), advice)
         if self.images:
-            few = self.images < prototypes
+            few = _PROTOTYPES_AN_IMAGE * self.images < prototypes
             text = f"{self.images} images for {prototypes} prototypes, {self.images / prototypes:.3g} for each"
-            advice = "There are more prototypes than images: use fewer with clustering.prototypes." if few else ""
+            advice = "There are many prototypes for so few images: use fewer with clustering.prototypes." if few else ""
             yield Finding("look" if few else "well", "Data", text, advice)
 
     def _of_range(self) -> Iterable[Finding]:

@@ -36,12 +36,14 @@ def import_component(table: MutableMapping[str, Any], name: str, place: str, key
     digest = sha256_of(place) if Path(place).is_file() else ""
     if name in table and _IMPORTED.get((key, name)) == (place, digest):
         return
-    attribute = name.rpartition(":")[2]
-    component = getattr(import_code(place), attribute, None)
+    attribute, module = name.rpartition(":")[2], import_code(place)
+    component = getattr(module, attribute, None)
+    if component is None:
+        raise CapiError(f"{key}={name}: there is no {attribute} in that file{nearest(attribute, dir(module))}")
     _check_contract(component, f"{key}={name}", contract)
     if not contract and digest:
         function = FileFunction(str(Path(place).resolve()), attribute, digest)
-        _FUNCTIONS[function], component = component, function  # type: ignore[assignment]
+        _FUNCTIONS[function], component = component, function
     table[name], _IMPORTED[key, name] = component, (place, digest)
 
 

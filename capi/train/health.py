@@ -547,7 +547,7 @@ class Watchman:
         values, steps = series.values, series.steps
         if not values:
             asked = self.facts is not None and self.facts.is_evaluated
-            advice = "" if asked else "The key evaluations of the config asks for some."
+            advice = "" if asked else "To have scores during a run, list benchmarks under `evaluations` in its config."
             return Finding("unknown", "Scores", "no evaluation was made", advice)
         about: dict[str, Any] = {"title": key, "key": key, "value": values[-1]}
         text, best = f"{values[0]:.1%} at step {steps[0]}", max(values)

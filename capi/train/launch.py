@@ -120,7 +120,7 @@ while :; do
     code=$?
     kill -0 "$running" 2>/dev/null || break
 done
-# The last one may have been cut short as the tasks ended: their own code is still to be had.
+# The last one may have been cut short as the tasks ended: their own code can still be read.
 wait "$running"
 code=$?
 if [ "$code" -eq {code} ]; then

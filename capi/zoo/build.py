@@ -200,6 +200,8 @@ def _check_options(config: Config, key: str, given: Iterable[str]) -> dict[str, 
 def target_class(config: Config) -> type[Target]:
     """What `target.kind` names."""
     kind: type[Target] = component("target.kind", config)
+    if kind.make is Target.make and kind.forward is Target.forward:
+        raise CapiError(f"target.kind={config.target.kind} has neither make(rows) nor forward: write one of them")
     return kind
 
 

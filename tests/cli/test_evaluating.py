@@ -73,7 +73,7 @@ def test__from_labeled_images_to_labels_in_two_commands(run_here: RunHere, work:
     ran = run_here(
         "predict", "pixels:4", "out/probe.safetensors", "classes/val", "classes/train/ant/0.png", "--out", "p"
     )
-    assert (ran.code, ran.stdout, ran.stderr) == (0, "labelled 7 images: p\n", "")
+    assert (ran.code, ran.stdout, ran.stderr) == (0, "labeled 7 images: p\n", "")
     with (work / "p" / "labels.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["label"] for row in rows] == ["ant"] * 2 + ["bee"] * 2 + ["cat"] * 2 + ["ant"]
@@ -88,7 +88,7 @@ def test__images_that_cannot_be_read_are_mentioned(run_here: RunHere, work: Path
     ran = run_here("predict", "pixels:4", "out/probe.safetensors", "photos", "--out", "p")
     assert ran.code == 0
     assert ran.stdout.splitlines() == [
-        "labelled 1 image: p",
+        "labeled 1 image: p",
         "1 image could not be read: p/failed.csv says why",
     ]
 
@@ -100,7 +100,7 @@ def test__a_segmentation_becomes_pictures(run_here: RunHere, work: Path) -> None
     assert "val mIoU" in ran.stdout
     assert list((work / "out" / "predictions").glob("00000_*.png"))
     ran = run_here("predict", "pixels:2", "out/probe.safetensors", "masks/images/val", "--out", "p")
-    assert ran.stdout == "labelled 4 images: p\n"
+    assert ran.stdout == "labeled 4 images: p\n"
     assert len(list((work / "p" / "labels").rglob("*.png"))) == len(list((work / "p" / "overlays").rglob("*.png"))) == 4
 
 

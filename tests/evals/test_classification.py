@@ -215,7 +215,7 @@ def test__more_neighbors_than_images_are_left_out_with_a_warning() -> None:
 
 
 def test__fewer_images_than_any_number_of_neighbors_are_an_error() -> None:
-    with pytest.raises(CapiError, match="24 labelled images are fewer than the 25 neighbours"):
+    with pytest.raises(CapiError, match="24 labeled images are fewer than the 25 neighbours"):
         protocol(colored_data(), **{**ALONE, "neighbors": (25,)}).run(PatchColors())
 
 

@@ -177,7 +177,7 @@ def test__a_run_that_is_killed_ends_like_one_that_is_not(work: Path) -> None:
         (["target.kind=features", "model.head=mlp"], "model.head=mlp leads to prototypes, which target.kind=features"),
         (["target.kind=ema_head", "model.predictor.width=64"], "make them equal"),
         (["target.kind=nowhere.py:Mine"], "there is no file nowhere.py"),
-        (["target.kind=pca_target.py:Pca"], "target.kind=pca_target.py:Pca must be a subclass of .*Target, not None"),
+        (["target.kind=pca_target.py:Pca"], "target.kind=pca_target.py:Pca: there is no Pca in that file"),
         (["masking.kind=own_mask.py:torch"], "masking.kind=own_mask.py:torch must be a function"),
         (
             [NAMED[0], "target.options.componets=4"],
@@ -204,6 +204,15 @@ def test__a_mask_of_a_file_is_found_by_workers_that_are_spawned(work: Path) -> N
     with multiprocessing.get_context("spawn").Pool(1) as workers:
         there, _ = workers.apply(sampler, (PatchGrid(4, 4), keys))
     assert torch.equal(there, visible)
+
+
+def test__a_target_that_says_nothing_of_what_is_predicted_is_refused_before_a_run(
+    run_here: RunHere, work: Path
+) -> None:
+    code = (work / "pca_target.py").read_text()
+    (work / "pca_target.py").write_text(code.replace("def make(", "def mke(").replace("def forward(", "def forwards("))
+    assert_refused(run_here(*words("run")), "PcaTarget has neither make(rows) nor forward: write one of them")
+    assert not (work / "run").exists()
 
 
 def test__a_predictor_of_a_file_is_loaded_where_the_file_is_named_again(run_here: RunHere, work: Path) -> None:

@@ -394,7 +394,7 @@ def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
     ("overrides", "images", "batch", "data"),
     [
         (["clustering.prototypes=256", "optimization.batch_size=64"], 675, "well", "well"),
-        (["clustering.prototypes=2048", "optimization.batch_size=128"], 675, "look", "look"),
+        (["clustering.prototypes=2048", "optimization.batch_size=128"], 500, "look", "look"),
         (["clustering.prototypes=2048", "optimization.batch_size=8"], 9999, "look", "well"),
         (
             ["clustering.prototypes=256", "optimization.batch_size=128", "clustering.sinkhorn=standard"],

