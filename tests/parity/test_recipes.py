@@ -2,8 +2,9 @@
 
 Where processor and torch are those that it was written with, every bit of the weights is the same. Other processors add
 up in another order: there losses and the distances that weights move agree to 1e-5 (7e-7 between the kernels for
-AVX-512 and those for any processor). Other releases of torch draw other weights, so there is nothing to compare. After a change that means to compute something else, write it again:
-`python -m tests.parity.recipes`, and add a line to `CHANGES` in capi/runtime/numerics.py.
+AVX-512 and those for any processor). Other releases of torch draw other weights, so there is nothing to compare. After
+a change that means to compute something else, write it again: `python -m tests.parity.recipes`, and add a line to
+`CHANGES` in capi/runtime/numerics.py.
 """
 
 import json
