@@ -108,6 +108,12 @@ def train_step(
     for batch, targets in zip(batches, all_targets, strict=True):
         with learner.autocast():
             outputs = learner.student(batch.student_images, batch.visible_index, batch.predict_index)
+        if outputs.shape != targets.shape:
+            # They would be broadcast, and something else learnt.
+            raise CapiError(
+                f"{type(target).__name__} makes targets of {targets.shape[-1]} values for a patch, but the student "
+                f"gives {outputs.shape[-1]}: its `outputs` must say how many"
+            )
         loss = target.student_loss(outputs, targets)
         (loss / len(batches)).backward()
         parts.append({"loss": loss.detach(), **target.summary(targets)})

@@ -215,6 +215,14 @@ def test__a_target_that_says_nothing_of_what_is_predicted_is_refused_before_a_ru
     assert not (work / "run").exists()
 
 
+def test__a_target_whose_outputs_are_not_its_targets_is_refused(run_here: RunHere, work: Path) -> None:
+    code = (work / "pca_target.py").read_text()
+    (work / "pca_target.py").write_text(code.replace("def outputs(", "def other_outputs("))
+    said = run_here(*words("run"))
+    assert said.code == 2
+    assert "PcaTarget makes targets of 4 values for a patch, but the student gives 32" in " ".join(said.stderr.split())
+
+
 def test__a_predictor_of_a_file_is_loaded_where_the_file_is_named_again(run_here: RunHere, work: Path) -> None:
     overrides = ["model.predictor.kind=own_predictor.py:Scaled", "model.predictor.options.scale=3.0"]
     capi.pretrain("tiny4", [*SMALL, *overrides, "optimization.steps=1"], data="photos", out="run", device="cpu")
