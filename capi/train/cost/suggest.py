@@ -424,7 +424,7 @@ def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened
     if shortened:
         return f"what the hours allow: {passes:.0f} passes over the images", "rule of thumb"
     if steps < FEWEST_STEPS:
-        return f"{passes:.0f} passes over the images: more taught nothing ({_MEASURED}, the demo)", "measured"
+        return f"{passes:.0f} passes over the images: more gained nothing once ({_MEASURED}, the demo)", "measured"
     return (
         f"{passes:.0f} passes over the images; measured were 97 and 123, the paper's vitl16 has about 115",
         "measured" if images.count < 20_000 else "paper",
