@@ -6,8 +6,9 @@
 The plain version holds all assignments at once. It is vectorised, works in place where that is natural, and runs under
 the same allocator settings in the same interleaved run.
 
-With --precision: what rounding the factors of its two products to TF32 or bfloat16 does to targets, loss and gradient,
-against the same formulas in float64, for prototypes as they are drawn at first and for longer ones.
+With --precision: what rounding the factors of its two products does to targets, loss and gradient, against the same
+formulas in float64, for prototypes as they are drawn at first and for longer ones. `tf32` is the package's: logits in
+TF32, gradient in bfloat16.
 """
 
 import argparse
@@ -76,8 +77,8 @@ def compare(sinkhorn: str, arguments: argparse.Namespace) -> None:
     print(f"  speed {seconds['plain'] / seconds['bounded']:.2f} x, memory 1/{memory['plain'] / memory['bounded']:.0f}")
 
 
-# Bits of the fraction that are stored.
-FRACTIONS = {"float32": 23, "tf32": 10, "bfloat16": 7}
+# Bits of the fraction that are stored, of the factors of the logits and of the gradient.
+FRACTIONS = {"float32": (23, 23), "tf32 twice": (10, 10), "tf32": (10, 7), "bfloat16": (7, 7)}
 
 
 def rounded(values: Tensor, fraction: int) -> Tensor:
@@ -90,16 +91,16 @@ def rounded(values: Tensor, fraction: int) -> Tensor:
     return (bits & -(2**drop)).view(torch.float32)
 
 
-def balanced(samples: Tensor, prototypes: Tensor, fraction: int) -> tuple[Tensor, Tensor, Tensor]:
+def balanced(samples: Tensor, prototypes: Tensor, of_logits: int, of_gradient: int) -> tuple[Tensor, Tensor, Tensor]:
     """Assignments, loss and gradient, with the factors of both products rounded."""
     settings = ClusteringSettings()
-    samples, prototypes = rounded(samples, fraction), rounded(prototypes, fraction)
-    logits = plain.logits_of(samples, prototypes, None)
+    logits = plain.logits_of(rounded(samples, of_logits), rounded(prototypes, of_logits), None)
     kernel = plain.kernel_of(logits, logits.amax(1, keepdim=True), settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, OneProcess())
     assignments, totals = plain.assign(kernel, u, v)
     loss, difference = plain.cross_entropy(logits, assignments, totals, settings.prediction_temperature)
-    return assignments, loss, rounded(difference, fraction).flatten(0, 1).t() @ samples.flatten(0, 1)
+    gradient = rounded(difference, of_gradient).flatten(0, 1).t() @ rounded(samples, of_gradient).flatten(0, 1)
+    return assignments, loss, gradient
 
 
 def compare_precisions(arguments: argparse.Namespace) -> None:
@@ -108,15 +109,15 @@ def compare_precisions(arguments: argparse.Namespace) -> None:
     drawn = torch.randn(arguments.prototypes, arguments.width)
     for scale in (1.0, 2.0, 4.0):
         prototypes = scale * drawn
-        assignments, loss, gradient = balanced(samples.double(), prototypes.double(), 23)
+        assignments, loss, gradient = balanced(samples.double(), prototypes.double(), 23, 23)
         entropy = torch.special.entr(assignments).sum(-1).mean()
         print(f"prototypes of std {scale:g}: targets have an entropy of {entropy:.2f} nat")
-        for name, fraction in FRACTIONS.items():
-            ours = balanced(samples, prototypes, fraction)
+        for name, fractions in FRACTIONS.items():
+            ours = balanced(samples, prototypes, *fractions)
             change = (ours[0] - assignments).abs()
             moved, turned = change.sum(-1).mean() / 2, (ours[2] - gradient).norm() / gradient.norm()
             print(
-                f"  {name:8} one target by {change.max():.1e} at most, of a patch {moved:.1e} is moved on average; "
+                f"  {name:10} one target by {change.max():.1e} at most, of a patch {moved:.1e} is moved on average; "
                 f"loss by {abs(ours[1] / loss - 1):.1e}, gradient by {turned:.1e} of their size"
             )
 

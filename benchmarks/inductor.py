@@ -35,6 +35,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from capi.method.clustering.online import SLICE_OPTIONS
 from capi.method.clustering.walk import ClusteringSettings, cluster_slice
+from capi.types import Reduction
 
 A100 = SimpleNamespace(
     name="A100",
@@ -123,8 +124,15 @@ def launched(function: Callable[..., Any], *inputs: Tensor, processes: int = 32)
 
 
 def slice_function(logits: Tensor) -> tuple[Tensor, ...]:
-    """The clustering of a slice, over processes."""
-    return tuple(cluster_slice(logits, logits.shape[1], ClusteringSettings(), Exchanges()))
+    """The clustering of a slice over processes, as a GPU computes it."""
+    return balanced_slice(logits, Exchanges())
+
+
+def balanced_slice(logits: Tensor, reduction: Reduction) -> tuple[Tensor, ...]:
+    gradient = torch.empty_like(logits, dtype=torch.bfloat16)
+    # Overwritten logits are not written back where dynamo traces, which is not here.
+    clustered = cluster_slice(logits.clone(), logits.shape[1], ClusteringSettings(), reduction, gradient)
+    return (*clustered, gradient)
 
 
 def main() -> None:

@@ -19,9 +19,8 @@ import torch._inductor.config
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-from inductor import lowered, pretended_gpu
+from inductor import balanced_slice, lowered, pretended_gpu
 
-from capi.method.clustering import walk
 from capi.method.clustering.online import SLICE_OPTIONS
 from capi.models.layers import Block
 from capi.types import OneProcess
@@ -29,11 +28,6 @@ from capi.types import OneProcess
 # Compute capability, multiprocessors: A100 and H100.
 ARCHITECTURES = {80: 108, 90: 132}
 _KERNEL = re.compile(r"async_compile\.triton\('(\w+)', '''(.*?)'''", re.DOTALL)
-
-
-def balance(logits: Tensor) -> tuple[Tensor, ...]:
-    """The slice function of the clustering, as a compiler sees it."""
-    return tuple(walk.cluster_slice(logits, logits.shape[1], walk.ClusteringSettings(), OneProcess()))
 
 
 def block() -> tuple[Callable[..., Tensor], list[Tensor]]:
@@ -71,7 +65,9 @@ def try_compiling() -> int:
     for capability, processors in ARCHITECTURES.items():
         with tempfile.TemporaryDirectory() as folder, a_gpu(capability, processors), torch.no_grad():
             slices = written(
-                balance, torch.empty(4, 512, 16384, device="meta"), reads=SLICE_OPTIONS["realize_reads_threshold"]
+                lambda logits: balanced_slice(logits, OneProcess()),
+                torch.empty(4, 512, 16384, device="meta"),
+                reads=SLICE_OPTIONS["realize_reads_threshold"],
             )
             for name, kernels in (("balance", slices), ("block", written(forward, *inputs))):
                 failed += not kernels

@@ -327,8 +327,9 @@ class ClusteringConfig(Section):
     """Working memory of the clustering in MiB; null chooses 96 on a CPU and 4096 on an accelerator, and what one
     position needs where that is more."""
     precision: Literal["auto", "float32", "tf32", "bfloat16"] = "auto"
-    """What the factors of the clustering's two matrix products are rounded to; sums and all else are in float32. auto
-    is tf32 on a GPU that has it, in a run whose precision is bfloat16, and float32 elsewhere."""
+    """What the factors of the logits are rounded to; sums and all else are in float32. Unless the logits are in
+    float32, the factors of the prototypes' gradient are rounded to bfloat16. auto is tf32 on a GPU that has it, in a
+    run whose precision is bfloat16, and float32 elsewhere."""
     queue: Annotated[int, Field(ge=0, le=2**24)] = 0
     """Images of earlier batches, over all processes, whose teacher tokens are balanced along; 0 keeps none."""
 

@@ -169,7 +169,8 @@ class OnlineClustering(Target):
             # The kernel, its product with log probabilities, and three vectors of prototypes for each position.
             balancing = FLOAT32 * slices.at_once * (balanced + work.images + 3) * prototypes
             # Before there are logits there are the tokens as gathered, normalized, and laid out position by position.
-            walk = max(3 * samples, samples + logits + balancing)
+            rounded = BFLOAT16 * slices.positions * work.images * prototypes * self.settings.rounds_gradient
+            walk = max(3 * samples, samples + logits + rounded + balancing)
         else:
             walk = PLAIN_ARRAYS * FLOAT32 * balanced * patches * prototypes
         factors = FLOAT32 * (2 * self.settings.groups(patches) * prototypes + balanced * patches)

@@ -1,6 +1,8 @@
 """The precision of the two matrix products of the clustering: logits, and the prototypes' gradient.
 
 The factors of a product are rounded; its sums and all that follows are in float32. Nothing is set globally.
+Sinkhorn-Knopp amplifies what the logits are rounded by, 17 times at a temperature of 0.06. Nothing amplifies the
+gradient, so its product is in bfloat16 where the logits are in TF32: twice as fast, and half the bytes.
 """
 
 from typing import Literal
@@ -33,6 +35,11 @@ def choose_products(name: str, device: torch.device, run: torch.dtype) -> Produc
         )
     assert name in ("float32", "tf32", "bfloat16")
     return name  # type: ignore[return-value]
+
+
+def gradient_products(logits: ProductPrecision) -> Literal["float32", "bfloat16"]:
+    """The precision of the gradient's product, by that of the logits."""
+    return "float32" if logits == "float32" else "bfloat16"
 
 
 def product(

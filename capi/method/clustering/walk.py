@@ -23,7 +23,7 @@ from torch import Tensor
 
 from capi.errors import CapiError
 from capi.method.clustering import plain
-from capi.method.clustering.precision import ProductPrecision, product
+from capi.method.clustering.precision import ProductPrecision, gradient_products, product
 from capi.runtime.devices import is_accelerator
 from capi.types import Bool, Float, Int, Reduction
 
@@ -49,6 +49,11 @@ class ClusteringSettings:
         """How many groups of patches are balanced each by itself: every position, or one of all together."""
         return positions if self.sinkhorn == "positionwise" else 1
 
+    @property
+    def rounds_gradient(self) -> bool:
+        """Whether the logits' gradient is held in bfloat16, or in float32 in place of the logits."""
+        return gradient_products(self.precision) == "bfloat16"
+
 
 class Slices(NamedTuple):
     """How many positions one matrix product handles, and how many of them are clustered at a time."""
@@ -71,7 +76,7 @@ def plan_slices(
     Standard Sinkhorn has one slice where there is room for all positions, and is streamed where there is not.
     """
     # Of a position: logits, and tokens in three stages (gathered, in float32, of L2 norm 1).
-    held = 4 * balanced * (prototypes + 3 * width)
+    held = 4 * balanced * (prototypes + 3 * width) + 2 * balanced * prototypes * settings.rounds_gradient
     # Where it is clustered: two more arrays (kernel and its product with a factor; assignments and probabilities), and
     # some vectors of prototypes.
     clustered = 4 * (2 * balanced + 6) * prototypes
@@ -127,19 +132,27 @@ class ClusteredSlice(NamedTuple):
 
 
 def cluster_slice(
-    logits: Float[Tensor, "g b k"], own_samples: int, settings: ClusteringSettings, reduction: Reduction
+    logits: Float[Tensor, "g b k"],
+    own_samples: int,
+    settings: ClusteringSettings,
+    reduction: Reduction,
+    gradient_out: Float[Tensor, "g _ k"] | None = None,
 ) -> ClusteredSlice:
     """Balance all samples of each group; the first `own_samples` are of this batch and make the loss.
 
-    The gradient by l / T_prediction takes the place of their logits. This is the function that is compiled.
+    The gradient by l / T_prediction is written to `gradient_out`, or takes the place of their logits. This is the
+    function that is compiled.
     """
     shift = reduction.max(logits.amax(1, keepdim=True))
     kernel = plain.kernel_of(logits, shift, settings.target_temperature)
     u, v = plain.sinkhorn(kernel, settings.iterations, reduction)
     assignments, totals = plain.assign(kernel[:, :own_samples], u, v[:, :own_samples])
     own_logits = logits[:, :own_samples]
+    if gradient_out is not None and torch.compiler.is_compiling():
+        # Logits are overwritten below, and a compiler would write them back. A copy it never stores.
+        own_logits = own_logits.clone()
     loss, gradient = plain.cross_entropy(own_logits, assignments, totals, settings.prediction_temperature)
-    own_logits.copy_(gradient)
+    (own_logits if gradient_out is None else gradient_out).copy_(gradient)
     return ClusteredSlice(shift, u, v, loss)
 
 
@@ -263,15 +276,19 @@ class _Walk:
 
     def _cluster(self, positions: slice, at_once: int, cluster_slice: Callable[..., ClusteredSlice]) -> None:
         samples, logits = self._logits(positions)
-        for part, shift, u, v in _parts(at_once, logits, self.shift[positions], self.u[positions], self.v[positions]):
-            clustered = cluster_slice(part, self.own_samples, self.settings, self.reduction)
+        gradient, apart = logits[:, : self.own_samples], self.settings.rounds_gradient
+        if apart:
+            gradient = torch.empty_like(gradient, dtype=torch.bfloat16)
+        factors = self.shift[positions], self.u[positions], self.v[positions]
+        for part, of_part, shift, u, v in _parts(at_once, logits, gradient, *factors):
+            out = of_part if apart else None
+            clustered = cluster_slice(part, self.own_samples, self.settings, self.reduction, out)
             shift.copy_(clustered.shift)
             u.copy_(clustered.u)
             v.copy_(clustered.v)
             self.loss += clustered.loss
-            # The gradient stands where logits were.
-            self.bias_gradient += part[:, : self.own_samples].sum((0, 1))
-        self._add_gradient(samples, logits[:, : self.own_samples])
+            self.bias_gradient += of_part.sum((0, 1), dtype=torch.float32)
+        self._add_gradient(samples, gradient)
 
     def _raise_shift(self, positions: slice, at_once: int, sums: Float[Tensor, "1 1 k"]) -> Float[Tensor, "1 1 k"]:
         """Raise the shift to what a slice has, and add its kernel to sums that follow the shift."""
@@ -323,7 +340,8 @@ class _Walk:
     def _add_gradient(self, samples: Float[Tensor, "g b d"], gradient: Float[Tensor, "g _ k"]) -> None:
         """The prototypes' gradient is that of the batch's own samples, times them."""
         own_samples = samples[:, : self.own_samples].flatten(0, 1)
-        product(own_samples.t(), gradient.flatten(0, 1), self.settings.precision, self.gradient, out=self.gradient)
+        precision = gradient_products(self.settings.precision)
+        product(own_samples.t(), gradient.flatten(0, 1), precision, self.gradient, out=self.gradient)
 
 
 def _parts(at_once: int, *tensors: Float[Tensor, "g ..."]) -> Iterator[tuple[Tensor, ...]]:
