@@ -73,3 +73,9 @@ def some_of(names: Sequence[str], most: int = 3) -> str:
 def quoted(names: Iterable[str]) -> list[str]:
     """Names as they stand in a sentence."""
     return [f'"{name}"' for name in names]
+
+
+def counted(count: int, what: str) -> str:
+    """`1 image`, `2,000 images`."""
+    plural = "es" if what.endswith(("s", "ch")) else "s"
+    return f"{count:,} {what}{'' if count == 1 else plural}"

@@ -1,6 +1,6 @@
 import pytest
 
-from capi.errors import CapiError, expect, nearest, quoted, some_of
+from capi.errors import CapiError, counted, expect, nearest, quoted, some_of
 
 
 def test__of_equally_close_names_the_one_with_swapped_letters_is_meant() -> None:
@@ -33,6 +33,16 @@ def test__long_lists_are_shortened_and_the_rest_is_counted() -> None:
     assert some_of(names[:4]) == "0, 1, 2 and 1 more"
     assert some_of(names[:3]) == "0, 1, 2"
     assert some_of(quoted(["a"])) == '"a"'
+
+
+def test__what_is_counted_is_singular_where_there_is_one() -> None:
+    assert [counted(number, "image") for number in (0, 1, 2000)] == ["0 images", "1 image", "2,000 images"]
+    assert counted(1, "micro-batch") == "1 micro-batch"
+    assert [counted(2, what) for what in ("micro-batch", "class", "process")] == [
+        "2 micro-batches",
+        "2 classes",
+        "2 processes",
+    ]
 
 
 def test__options_are_named_as_the_caller_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,7 @@ from capi.config.schema import Config, EvaluationConfig, Options
 from capi.config.trust import trusting
 from capi.data.locations import class_folders
 from capi.data.sources import image_folder, image_names, read_csv
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.comparison_cells import BenchmarkColumn
 from capi.report.ablation import (
     Point,
@@ -307,13 +307,13 @@ def _facts(config: Config, data: StudyData, scale: str, place: str, seeds: int) 
     yield "scale", scale
     yield (
         "encoder",
-        f"{config.model.depth} blocks of width {config.model.width}, patches of {config.model.patch_size} px, "
-        f"images of {height} x {width} px",
+        f"{counted(config.model.depth, 'block')} of width {config.model.width}, patches of {config.model.patch_size} "
+        f"px, images of {height} x {width} px",
     )
     yield (
         "budget of a row",
-        f"{optimization.steps:,} steps of {optimization.batch_size} images: "
-        f"{optimization.steps * optimization.batch_size:,} images",
+        f"{counted(optimization.steps, 'step')} of {counted(optimization.batch_size, 'image')}: "
+        f"{counted(optimization.steps * optimization.batch_size, 'image')}",
     )
     yield "seeds", str(seeds)
 

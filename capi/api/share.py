@@ -19,7 +19,7 @@ from PIL import Image
 from capi.api.space import prepare_space
 from capi.config.schema import Config
 from capi.data.recorded import spaced
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.results import JSON, read_record
 from capi.models.architecture import architecture_of
 from capi.models.features import CapiEncoder
@@ -117,9 +117,11 @@ def _facts_of_run(run: Path, report: RunReport, config: Config, weights: str) ->
 def _training(report: RunReport, config: Config, weights: str) -> str:
     total, batch = config.optimization.steps, config.optimization.batch_size
     done = report.state.step or 0
-    steps = f"{done:,} steps" if done >= total else f"{done:,} of {total:,} steps: the run was not finished"
+    steps = (
+        counted(done, "step") if done >= total else f"{done:,} of {counted(total, 'step')}: the run was not finished"
+    )
     whose = {"teacher": "the moving average of the trained weights", "student": "the weights as trained"}[weights]
-    return f"Trained with batches of {batch:,} images for {steps}. The weights are {whose} (the {weights})."
+    return f"Trained with batches of {counted(batch, 'image')} for {steps}. The weights are {whose} (the {weights})."
 
 
 def _data(record: Record) -> str:

@@ -15,7 +15,7 @@ from capi import api
 from capi.cli.app import app, echo, messages
 from capi.cli.terminal import Terminal, wrapped
 from capi.cli.usage import Commands, between, refuse_idle
-from capi.errors import INTERRUPTED, CapiError
+from capi.errors import INTERRUPTED, CapiError, counted
 
 data_app = typer.Typer(cls=Commands, help="Look through images before a run.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -62,14 +62,16 @@ def shards(
         )
     except KeyboardInterrupt:
         complete = len(list(out.glob("*.tar")))
-        shards = f"{out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on."
+        shards = f"{out} has {counted(complete, 'complete shard')}; the same command goes on."
         echo(
             f"Stopped. {shards}" if complete else "Stopped before a shard was complete; the same command starts again."
         )
         raise typer.Exit(INTERRUPTED) from None
     reused = f", shards that were there already: {packed.reused}" if packed.reused else ""
-    number = f"{packed.shards} shard{'s' if packed.shards > 1 else ''}"
-    echo(f"{packed.path} has {packed.images} images in {number}{reused}, {packed.bytes / 1e6:.1f} MB.")
+    echo(
+        f"{packed.path} has {counted(packed.images, 'image')} in {counted(packed.shards, 'shard')}{reused}, "
+        f"{packed.bytes / 1e6:.1f} MB."
+    )
     if packed.left_out:
         name, reason = next(iter(packed.left_out.items()))
         left_out = len(packed.left_out)
@@ -106,7 +108,8 @@ def check(
         if so_far is None or not so_far.looked_at:
             echo("Stopped before an image was looked at.")
         else:
-            echo(f"Stopped after {so_far.looked_at} of {so_far.total} images. --limit N looks at N, spread evenly.")
+            looked_at = f"{so_far.looked_at:,} of {counted(so_far.total, 'image')}"
+            echo(f"Stopped after {looked_at}. --limit N looks at N, spread evenly.")
             _print_survey(so_far)
         raise typer.Exit(INTERRUPTED) from None
     if json_file is not None:

@@ -19,7 +19,7 @@ from capi import api
 from capi.cli.app import Device, TrustOption, app, check_weights, echo, fail_silently, is_first, messages, one_of
 from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import between, refuse_idle
-from capi.errors import INTERRUPTED, CapiError
+from capi.errors import INTERRUPTED, CapiError, counted
 
 if TYPE_CHECKING:
     from capi.api import Comparison
@@ -86,8 +86,7 @@ def _print_table(done: "Comparison", console: Console) -> None:
         [(row.cells, row_numbers) for row, row_numbers in zip(view.rows, numbers, strict=True)],
     )
     for reason, about in api.missing_cells(view, done.cells).items():
-        cells = "1 cell" if len(about) == 1 else f"{len(about)} cells"
-        console.print(f"missing in {cells}: {reason}", soft_wrap=True)
+        console.print(f"missing in {counted(len(about), 'cell')}: {reason}", soft_wrap=True)
 
 
 MODEL_HELP = (
@@ -167,10 +166,9 @@ def predict(
         overwrite=overwrite,
         console=messages(),
     )
-    echo(f"labeled {done.images} image{'' if done.images == 1 else 's'}: {done.folder}")
+    echo(f"labeled {counted(done.images, 'image')}: {done.folder}")
     if done.failed:
-        failed = len(done.failed)
-        echo(f"{failed} image{'' if failed == 1 else 's'} could not be read: {done.folder / 'failed.csv'} says why")
+        echo(f"{counted(len(done.failed), 'image')} could not be read: {done.folder / 'failed.csv'} says why")
     if not done.images:
         raise typer.Exit(1)
 
@@ -369,7 +367,7 @@ def extract(
             console=messages(),
         )
     if is_first():
-        echo(f"wrote {done.path}: {done.images} images, {', '.join(kinds)}")
+        echo(f"wrote {done.path}: {counted(done.images, 'image')}, {', '.join(kinds)}")
 
 
 @app.command()
@@ -460,7 +458,7 @@ def visualize(
         overwrite=overwrite,
         console=messages(),
     )
-    echo(f"{done.page} shows {len(done.files)} pictures.")
+    echo(f"{done.page} shows {counted(len(done.files), 'picture')}.")
     if done.failed:
         echo(f"{len(done.failed)} could not be drawn: {out / 'failed.csv'} says why")
 

@@ -15,7 +15,7 @@ from capi.cli.app import OverrideArguments, TrustOption, app, duration, echo
 from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import RECIPE_HELP, between, others_than, refuse_idle
 from capi.config import files
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 
 if TYPE_CHECKING:
     from capi.api import Assumptions, Measured, PlanComparison, RunPlan, Suggestion
@@ -178,7 +178,7 @@ def _energy(planned: "RunPlan") -> str:
 def _fit(planned: "RunPlan") -> str:
     """What a GPU can have, and how the recipe's batch is reached."""
     accumulation = planned.accumulation
-    room = f"a GPU has room for {planned.largest_images} images"
+    room = f"a GPU has room for {counted(planned.largest_images, 'image')}"
     if planned.fits:
         return f"yes; {room}"
     if accumulation.micro_batches is not None:
@@ -231,7 +231,7 @@ def _measure(config: Any, images: int | None, assumptions: "Assumptions", as_jso
     if as_json:
         _print_json(plan_json(measured.plan, None) | {"measured": measured_json(measured)})
         return
-    title = f"A step of {measured.plan.batch_size} images on {measured.plan.gpu.title}"
+    title = f"A step of {counted(measured.plan.batch_size, 'image')} on {measured.plan.gpu.title}"
     console = Terminal()
     console.print(_comparison_table(title, "measured", measured.comparisons))
     console.print(

@@ -18,7 +18,7 @@ from capi.cli.terminal import Terminal
 from capi.cli.usage import RECIPE_HELP, Commands, between, others_than, refuse_idle
 from capi.config.experiments import ablations
 from capi.config.paper import paper_table
-from capi.errors import INTERRUPTED, PREEMPTED, CapiError
+from capi.errors import INTERRUPTED, PREEMPTED, CapiError, counted
 
 if TYPE_CHECKING:
     from capi.api import DataSummary, DemoSummary, LossLabel, PretrainedRun, StepCost
@@ -271,10 +271,10 @@ def _cost_table(cost: "StepCost", loss: "LossLabel", title: str, steps: int) -> 
         "encoder": f"{cost.encoder_parameters / 1e6:.1f} M parameters",
         "trained": f"{cost.trained_parameters / 1e6:.1f} M parameters, prototypes and predictor included",
         "required": f"{sum(cost.flop_an_image) / 1e9:.2f} GFLOP an image ({flop})",
-        "iteration": f"{cost.seconds:.3f} s for {cost.batch_size} images: {cost.images_per_second:.1f} images/s, "
-        f"{cost.flop_per_second / 1e9:.0f} GFLOP/s",
+        "iteration": f"{cost.seconds:.3f} s for {counted(cost.batch_size, 'image')}: {cost.images_per_second:.1f} "
+        f"images/s, {cost.flop_per_second / 1e9:.0f} GFLOP/s",
         "peak memory": f"{cost.peak_bytes / 2**30:.2f} GiB",
-        "whole run": f"{duration(cost.seconds * steps / 3600)} for {steps} iterations, without reading data",
+        "whole run": f"{duration(cost.seconds * steps / 3600)} for {counted(steps, 'iteration')}, without reading data",
         "loss": f"{cost.student_loss:.3f} {loss.unit} ({loss.name.lower()})",
     }
     for name, value in rows.items():

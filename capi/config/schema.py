@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.summary import Summary
 
 # Configs come from others too: what they ask for must be possible. The limits are far above any run that there was.
@@ -275,8 +275,8 @@ class ModelConfig(Section):
         ):
             if width % heads or (width // heads) % 4:
                 raise ValueError(
-                    f"{name}.width of {width} with {heads} heads gives a head width of {width / heads:g}, expected a "
-                    f"multiple of 4: change {name}.width or {name}.heads"
+                    f"{name}.width of {width} with {counted(heads, 'head')} gives a head width of {width / heads:g}, "
+                    f"expected a multiple of 4: change {name}.width or {name}.heads"
                 )
             if round(width * self.mlp_ratio) < 1:
                 raise ValueError(

@@ -22,7 +22,7 @@ from PIL import ExifTags, Image, ImageOps, PngImagePlugin, UnidentifiedImageErro
 from torch import Tensor
 
 from capi.data.tiff import TIFF_EXTRA, TiffFile, has_tiff_reader, is_tiff, open_tiff
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.documents import open_regular, regular_size
 from capi.runtime.image_files import MAX_IMAGE_BYTES, open_image
 from capi.runtime.retry import retry
@@ -130,7 +130,9 @@ class Decoder:
         limit = self.max_pixels_in_parts or self.max_pixels
         self._check_size(file.width, file.height, limit)
         if file.width * file.height * file.channels > 4 * limit:
-            raise BrokenImageError(f"{file.channels} channels of {file.width} x {file.height} pixels are too many")
+            raise BrokenImageError(
+                f"{counted(file.channels, 'channel')} of {file.width} x {file.height} pixels are too many"
+            )
         if file.pixels_at_once * file.samples > 4 * self.max_pixels:
             raise BrokenImageError(f"{file.width} x {file.height} pixels in too few parts: store them in tiles of 512")
 

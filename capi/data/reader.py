@@ -22,7 +22,7 @@ from capi.data.decoding import (
     error_reason,
 )
 from capi.data.sources import ImageSource
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.image_files import read_image
 from capi.runtime.retry import retry
 
@@ -112,7 +112,7 @@ class BrokenImages:
                 _LOG.warning("%s is left out: %s", name, reason)
         if len(self.reasons) > self.limit * self.total:
             raise CapiError(
-                f"{len(self.reasons)} of {self.total} images cannot be read, more than data.broken_limit = "
+                f"{len(self.reasons)} of {counted(self.total, 'image')} cannot be read, more than data.broken_limit = "
                 f"{self.limit:g} allows; {self.examples()}: repair them, or raise the limit"
             )
 

@@ -27,7 +27,7 @@ from capi.data.locations import DataLocation, labeled_images
 from capi.data.reader import read_bytes
 from capi.data.shards import IndexFacts, Member, find_index, index_places, write_index
 from capi.data.sources import ENDINGS, EncodedImages, Files, ImageSource, SizedSource
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.atomic import atomic_open, atomic_write, remove_leftovers
 from capi.runtime.devices import choose_workers
 from capi.runtime.documents import parse_object, read_object
@@ -75,14 +75,13 @@ class Packed(Summary):
     """Images that could not be read, and why."""
 
     def summary(self) -> tuple[str, dict[str, str]]:
-        shards = f"{self.shards} shard{'' if self.shards == 1 else 's'}"
         rows = {"train": f"data={self.pattern!r}", "size": f"{self.bytes / 1e6:.1f} MB"}
         if self.reused:
             rows["kept"] = f"{self.reused} that were there already"
         if self.left_out:
             name, reason = next(iter(self.left_out.items()))
             rows["left out"] = f"{len(self.left_out)}, such as {name}: {reason}"
-        return f"{self.path}: {self.images} images in {shards}", rows
+        return f"{self.path}: {counted(self.images, 'image')} in {counted(self.shards, 'shard')}", rows
 
     @property
     def pattern(self) -> str:
@@ -330,7 +329,8 @@ def _conclude(packer: _Packer, settings: PackingSettings, shards: list[IndexFact
     images, size = sum(facts.images for facts in shards), sum(facts.shard_bytes for facts in shards)
     if not images:
         raise CapiError(
-            f"none of {len(packer.source)} images could be read, the first is {next(iter(left_out.items()))}"
+            f"{counted(len(packer.source), 'image')} tried, and none could be read, the first is "
+            f"{next(iter(left_out.items()))}"
         )
     manifest = {
         "images": images,

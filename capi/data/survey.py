@@ -33,7 +33,7 @@ from capi.data.loader import made_ahead
 from capi.data.locations import DataLocation, open_images
 from capi.data.reader import ImageReader, read_bytes
 from capi.data.sources import ImageSource, SizedSource, masks_warning
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.devices import choose_workers
 from capi.runtime.progress import TaskProgress, default_console
 from capi.runtime.summary import Summary
@@ -144,7 +144,7 @@ class Survey(Summary):
                 "copies": f"{self.copies} with the same bytes as another{copies}",
                 "look alike": f"{self.alike} more{alike}",
             }
-        rate = f"{self.images_per_second:.0f} images/s with {self.workers} processes ({self.seconds:.1f} s)"
+        rate = f"{self.images_per_second:.0f} images/s with {counted(self.workers, 'process')} ({self.seconds:.1f} s)"
         return "What the images are like", rows | {"speed": rate}
 
     @property
@@ -546,7 +546,7 @@ def summarize(reader: ImageReader, count: int = SAMPLE, seconds: float = math.in
         moments.append(np.stack([pixels.mean((1, 2)), (pixels**2).mean((1, 2))]))
     if not moments:
         name, reason = next(iter(summary.broken.items()))
-        raise CapiError(f"none of {summary.looked_at} images could be read; {name}: {reason}")
+        raise CapiError(f"{counted(summary.looked_at, 'image')} tried, and none could be read; {name}: {reason}")
     mean, square = np.mean(moments, axis=0)
     summary.mean = mean.tolist()
     summary.std = np.sqrt(np.maximum(square - mean**2, SMALLEST_STD**2)).tolist()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 
 # Classic and big TIFF, in both byte orders.
 _MAGIC = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
@@ -172,8 +172,8 @@ def _outer_axes(series: Any) -> str:
     page, count = series.keyframe, len(series.pages)
     if series.size != count * page.size:
         raise ValueError(
-            f"axes {series.axes} of shape {series.shape}, but {count} pages of shape {page.shape}: write the file with "
-            "a page for each plane"
+            f"axes {series.axes} of shape {series.shape}, but {counted(count, 'page')} of shape {page.shape}: write "
+            "the file with a page for each plane"
         )
     if count == 1:
         return ""

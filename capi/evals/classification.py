@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError, some_of
+from capi.errors import CapiError, counted, some_of
 from capi.evals.features import Encoding, encode, encoded_batches, frame_of, image_vectors
 from capi.evals.fitted_probes import Classifier, Judge, KnnClassifier, Probe, encoder_facts, vote_confidences
 from capi.evals.metrics import right_answers
@@ -81,7 +81,11 @@ class KnnClassification:
             return [{"feature": next(iter(vectors)), "vote": vote, "neighbours": number, "validation": None}], []
         possible = self._refuse_too_many(self.neighbors, len(split.fit))
         left_out = sorted(set(self.neighbors) - set(possible))
-        warnings = [f"neighbours {left_out} were not tried: there are {len(split.fit)} images"] if left_out else []
+        warnings = (
+            [f"neighbours {left_out} were not tried: they are more than {counted(len(split.fit), 'image')}"]
+            if left_out
+            else []
+        )
         rows = []
         labels = self.data.train.labels
         for kind, all_vectors in vectors.items():

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from capi.config.benchmarks import BenchmarkConfig
+from capi.errors import counted
 from capi.evals.results import ResultRecord, percent, shown_size, table
 from capi.runtime.privacy import hide_path, hide_paths
 from capi.runtime.summary import Summary
@@ -164,7 +165,7 @@ def as_markdown(view: TableView, cells: Cells) -> list[str]:
     if reasons := missing_cells(view, cells):
         lines = (
             f"- {reason} ({'; '.join(cells[:_CELLS_NAMED])}"
-            + (f" and {len(cells) - _CELLS_NAMED} more cells)" if len(cells) > _CELLS_NAMED else ")")
+            + (f" and {counted(len(cells) - _CELLS_NAMED, 'more cell')})" if len(cells) > _CELLS_NAMED else ")")
             for reason, cells in reasons.items()
         )
         parts += ["### Missing", "\n".join(lines)]
@@ -201,7 +202,7 @@ class Comparison(Summary):
             model: ", ".join(f"{column.name} {score(self.cells[model, column.name])}" for column in self.columns)
             for model in self.models
         }
-        return f"{self.out}: {len(self.models)} models on {len(self.columns)} benchmarks", rows
+        return f"{self.out}: {counted(len(self.models), 'model')} on {counted(len(self.columns), 'benchmark')}", rows
 
     @property
     def remark_titles(self) -> dict[Remark, str]:

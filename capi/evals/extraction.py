@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from capi.data.sources import ImageSource
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, counted, nearest
 from capi.evals.feature_files import (
     FEATURE_ENDINGS,
     FEATURE_KINDS,
@@ -66,9 +66,12 @@ class Extracted(Summary):
 
     def summary(self) -> tuple[str, dict[str, str]]:
         features = {kind: f"{' x '.join(map(str, shape))} an image" for kind, shape in self.shapes.items()}
-        resumed = {"resumed": f"after {self.resumed_at} images"} if self.resumed_at else {}
+        resumed = {"resumed": f"after {counted(self.resumed_at, 'image')}"} if self.resumed_at else {}
         size = " x ".join(map(str, self.size))
-        return f"{self.path}: features of {self.images} images of {size} pixels in {self.dtype}", features | resumed
+        return (
+            f"{self.path}: features of {counted(self.images, 'image')} of {size} pixels in {self.dtype}",
+            features | resumed,
+        )
 
 
 def extract_features(

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from capi.data.crops import Frame, normalize
 from capi.data.sources import ImageSource
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.images import ReadBatch, StillBatches, read_in_order
 from capi.evals.tasks import MaskSource
 from capi.runtime.devices import float32_products
@@ -100,7 +100,7 @@ def _told_in_a_sentence(encoder: VisionEncoder, images: int) -> Iterator[None]:
     except Exception as error:
         if is_out_of_memory(error):
             raise CapiError(
-                f"the memory ran out while {images} images were encoded at a time: lower encode_batch (of `capi "
+                f"the memory ran out while encoding {counted(images, 'image')} at a time: lower encode_batch (of `capi "
                 "extract`: --batch-size) or the size of the images, or take a smaller model"
             ) from error
         said = " ".join(f"{type(error).__name__}: {error}".split())

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from capi.errors import counted
 from capi.evals.classification import (
     available_kinds,
     check_data,
@@ -127,7 +128,7 @@ class TrainedClassification:
             ],
             warnings=[
                 *warnings,
-                *([f"{failed} heads were given up, since their loss was not finite"] if failed else []),
+                *([f"{counted(failed, 'head')} given up, since the loss was not finite"] if failed else []),
                 *choice_warnings(self.data, split, [row for rows in grids.values() for row in rows]),
                 *class_warnings(self.data),
             ],
@@ -175,7 +176,9 @@ class TrainedClassification:
         if self.small:
             deviations.append("features of each image's middle, computed once, instead of random crops and flips")
         if self.settings != PAPER_GRID:
-            deviations.append(f"a grid of {len(self.settings)} settings that is not the paper's of {len(PAPER_GRID)}")
+            deviations.append(
+                f"a grid of {counted(len(self.settings), 'setting')} that is not the paper's of {len(PAPER_GRID)}"
+            )
         return deviations
 
 

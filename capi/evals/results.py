@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.fitted_probes import Probe
 from capi.runtime.atomic import Output, atomic_write, remove
 from capi.runtime.documents import read_json
@@ -42,7 +42,7 @@ def hold_out(count: int, share: float, seed: int) -> Split:
     held = max(int(count * share), 1)
     if held >= count:
         raise CapiError(
-            f"{count} training images cannot give {share:.0%} to choose a setting by: at least 2 are needed"
+            f"{counted(count, 'training image')} cannot give {share:.0%} to choose a setting by: at least 2 are needed"
         )
     order = permuted(torch.arange(count), count, seed, torch.zeros(count, dtype=torch.int64))
     return Split(order[held:].sort().values, order[:held].sort().values)
@@ -53,7 +53,8 @@ def few_held_out(held_out: int, *, classes: int, settings: int) -> list[str]:
     if settings < 2 or (held_out >= FEW_IMAGES and held_out >= FEW_OF_A_CLASS * classes):
         return []
     return [
-        f"the best of {settings} settings was chosen by {held_out} held-out images of {classes} classes, which is few: "
+        f"the best of {settings} settings was chosen by {counted(held_out, 'held-out image')} of "
+        f"{counted(classes, 'class')}, which is few: "
         "another seed may choose another; fix the setting, or raise validation_share"
     ]
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError, some_of
+from capi.errors import CapiError, counted, some_of
 from capi.evals.features import Encoding, encoded_batches
 from capi.evals.fitted_probes import KnnSegmenter, LogisticSegmenter, Probe, Segmenter, encoder_facts
 from capi.evals.logistic import LogisticRegression
@@ -282,7 +282,11 @@ class KnnSegmentation(SegmentationProtocol):
 
     def left_out(self, fit: Patches) -> list[str]:
         impossible = sorted(number for number in self.neighbors if number > len(fit.labels))
-        return [f"neighbours {impossible} were not tried: there are {len(fit.labels)} patches"] if impossible else []
+        return (
+            [f"neighbours {impossible} were not tried: they are more than {counted(len(fit.labels), 'patch')}"]
+            if impossible
+            else []
+        )
 
     def tries(self, fit: Patches, settings: Sequence[Mapping[str, Any]]) -> Trial:
         most = max(setting["neighbours"] for setting in settings)

@@ -20,7 +20,7 @@ import torch
 from rich.console import Console
 
 from capi.data.sources import ImageSource
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.features import EncodedBatch, Encoding, EncodingJob, encoded_here
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.images import ReadBatch
@@ -220,4 +220,6 @@ def _refuse_differences(processes: Processes, encoder: VisionEncoder, sources: S
     """Batches of another model or of other images would go into the same score."""
     facts: dict[str, Any] = encoder_facts(encoder)
     processes.refuse_differences("model", json.dumps(facts))
-    processes.refuse_differences("data", "\n".join(f"{len(source)} files, {source.fingerprint}" for source in sources))
+    processes.refuse_differences(
+        "data", "\n".join(f"{counted(len(source), 'file')}, {source.fingerprint}" for source in sources)
+    )

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.method.feature_targets import FeatureTargets
 from capi.method.targets import OF_THE_RUN, RunContext
 from capi.method.teacher import Teacher
@@ -34,8 +34,8 @@ class FrozenTargets(FeatureTargets):
         self.given, self.wanted = statistics, statistics_of(encoder)
         if len(self.given.mean) != len(self.wanted.mean):
             raise CapiError(
-                f"the encoder of target.frozen.encoder takes images with {len(self.wanted.mean)} channels, but "
-                f"model.channels is {len(self.given.mean)}: choose another encoder"
+                f"the encoder of target.frozen.encoder takes images with {counted(len(self.wanted.mean), 'channel')}, "
+                f"but model.channels is {len(self.given.mean)}: choose another encoder"
             )
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.plugins import check_options, look_up, register
 from capi.runtime.randomness import Stream, uniforms
 from capi.types import Bool, Float, Int
@@ -155,7 +155,7 @@ class MaskSampler:
         masked = int(grid.size * self.ratio)
         if not 1 <= masked < grid.size:
             raise CapiError(
-                f"a masking ratio of {self.ratio} hides {masked} of {grid.size} patches "
+                f"a masking ratio of {self.ratio} hides {masked} of {counted(grid.size, 'patch')} "
                 f"({grid.rows} x {grid.columns}), but at least one must be hidden and one visible: "
                 "change masking.ratio, the image size or the patch size"
             )

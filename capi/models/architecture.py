@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from torch import nn
 
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, counted, nearest
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
 from capi.models.heads import HEADS, Head, LinearMap
@@ -235,7 +235,9 @@ def weightless(names: Sequence[str], depths: Mapping[str, tuple[str, int | None]
     for key, (stack, depth) in depths.items():
         blocks = {name.split(".")[2] for name in names if name.startswith(f"{stack}.blocks.")}
         if depth is not None and depth > len(blocks):
-            raise CapiError(f"{source} has {key}={depth}, but its weights have {len(blocks)} blocks in the {stack}")
+            raise CapiError(
+                f"{source} has {key}={depth}, but its weights have {counted(len(blocks), 'block')} in the {stack}"
+            )
     try:
         with without_weights():
             yield

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.errors import CapiError, expect
+from capi.errors import CapiError, counted, expect
 from capi.models.layers import Block, final_norm
 from capi.models.positions import POSITIONS, GridSize, patch_coordinates, register_coordinates
 from capi.types import Float, Int
@@ -99,7 +99,7 @@ class PatchEmbedding(nn.Conv2d):
         size = self.patch_size
         if channels != self.weight.shape[1]:
             raise CapiError(
-                f"the model takes images with {self.weight.shape[1]} channels, but these have {channels}: "
+                f"the model takes images with {counted(self.weight.shape[1], 'channel')}, but these have {channels}: "
                 "channels come before height and width"
             )
         if not height or not width or height % size or width % size:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.models.positions import RotaryTable, rotate
 from capi.runtime.devices import is_accelerator
 from capi.types import Float
@@ -102,8 +102,8 @@ class Attention(nn.Module):
         super().__init__()
         if width % heads or (width // heads) % 4:
             raise CapiError(
-                f"a width of {width} with {heads} heads gives a head width of {width / heads:g}, but rotary positions "
-                "need a multiple of 4: change the width or the number of heads"
+                f"a width of {width} with {counted(heads, 'head')} gives a head width of {width / heads:g}, but "
+                "rotary positions need a multiple of 4: change the width or the number of heads"
             )
         self.heads = heads
         self.query = LinearLayer(width, width)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.models.encoder import Encoded, MaskTokens, PatchEmbedding
 from capi.models.layers import TransformerBlock
 from capi.models.positions import patch_coordinates, register_coordinates
@@ -384,7 +384,7 @@ class PlainNetwork(nn.Module):
         of = self.architecture
         _, channels, height, width = images.shape
         if channels != of.channels:
-            raise CapiError(f"this model takes images of {of.channels} channels, but these have {channels}")
+            raise CapiError(f"this model takes images of {counted(of.channels, 'channel')}, but these have {channels}")
         if height % of.patch_size or width % of.patch_size or not height or not width:
             raise CapiError(
                 f"an image of {height} x {width} pixels cannot be cut into patches of {of.patch_size}: use a size "

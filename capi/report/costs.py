@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.report.pages.data import Column
 from capi.train.cost.hardware import CARBON_INTENSITY, board_power
 
@@ -121,7 +121,7 @@ def cost_of(
 def spoken_time(seconds: float) -> str:
     """A duration in the unit that suits it."""
     if seconds < 120:
-        return f"{seconds:.0f} seconds"
+        return counted(round(seconds), "second")
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from capi.config.schema import Config
 from capi.data.survey import statistics_warning
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.method.clustering.walk import ClusteringSettings
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState
@@ -246,7 +246,7 @@ class RunReading:
         batch, prototypes = config.optimization.batch_size, config.clustering.prototypes
         positions = config.grid[0] * config.grid[1]
         if ClusteringSettings(sinkhorn=config.clustering.sinkhorn).groups(positions) == positions:
-            text = f"{batch} images are balanced over {prototypes} prototypes at each position"
+            text = f"{counted(batch, 'image')} at each position for {counted(prototypes, 'prototype')}"
             small = batch < _IMAGES_A_PROTOTYPE * prototypes
         else:
             patches = batch * positions
@@ -256,7 +256,8 @@ class RunReading:
         yield Finding("look" if small else "well", "Batch", text + (": too few" if small else ""), advice)
         if self.images:
             few = _PROTOTYPES_AN_IMAGE * self.images < prototypes
-            text = f"{self.images} images for {prototypes} prototypes, {self.images / prototypes:.3g} for each"
+            each = f"{self.images / prototypes:.3g} for each"
+            text = f"{counted(self.images, 'image')} for {counted(prototypes, 'prototype')}, {each}"
             advice = "There are many prototypes for so few images: use fewer with clustering.prototypes." if few else ""
             yield Finding("look" if few else "well", "Data", text, advice)
 

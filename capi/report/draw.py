@@ -16,7 +16,7 @@ from torch import Tensor
 
 from capi.config.schema import Config
 from capi.data.sources import EncodedImages, ImageSource, demo_photos, find_images
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, counted, nearest
 from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
 from capi.evals.results import make_folder
@@ -362,7 +362,7 @@ class _Job:
         models = ", ".join(dict.fromkeys(column.name for column in self.columns))
         sides = ", ".join(str(side) for side in sorted({column.frame.side for column in self.columns}))
         aspect = "in their own aspect" if self.columns[0].frame.whole else "the square in their middle"
-        count = f"{len(self.figures)} image{'s' if len(self.figures) != 1 else ''}"
+        count = counted(len(self.figures), "image")
         return [f"{models} · {count}, {aspect} · short side of {sides} px"]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from capi.data.recorded import SAMPLE, spaced
 from capi.data.sources import ImageSource
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.features import Encoding
 from capi.evals.limits import PartOfImages
 from capi.method.teacher import Layers, Normalization, layer_tokens
@@ -169,7 +169,8 @@ def _facts(
     used = sum(share > 0 for share in shares)
     left_out = f" {failed} more could not be read." if failed else ""
     note = (
-        f"Of {len(shares)} prototypes, {used} are the nearest one of any patch of {readable} images, each of "
+        f"Of {len(shares)} prototypes, {used} are the nearest one of any patch of {counted(readable, 'image')}, each "
+        "of "
         f"{grid[0]} x {grid[1]} patches.{left_out} Shown are {len(shown)} of them, spread evenly from the most to the "
         "least used: the patches that are closest to each, outlined, with what is around them; at most "
         f"{FROM_ONE_IMAGE} patches of one image."

@@ -18,7 +18,7 @@ from PIL import Image
 from capi.data.crops import Frame
 from capi.data.decoding import Decoder
 from capi.data.sources import ImageSource
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.features import Encoding
 from capi.evals.images import StillBatches
 from capi.evals.prediction import Prediction
@@ -51,7 +51,7 @@ class Predicted(Summary):
         if self.failed:
             name, reason = next(iter(self.failed.items()))
             rows["failed"] = f"{len(self.failed)} that cannot be read, such as {name} ({reason}): see {FAILED}"
-        return f"{self.folder}: {self.images} images are labeled", rows
+        return f"{self.folder}: {counted(self.images, 'labeled image')}", rows
 
 
 def write_predictions(prediction: Prediction, output: Output) -> Predicted:

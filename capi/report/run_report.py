@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.report.costs import DEFAULT_COSTS, CostAssumptions, cost_of, seconds_of_starts
 from capi.report.doctor import RunReading
 from capi.report.pages.data import Column, PrototypeStrip, RunReport
@@ -143,8 +143,7 @@ class FollowedRun:
         said = hide_path(unreadable)
         notes = [f"The config cannot be read, so health is not judged: {said}"] if unreadable else []
         if reader.broken:
-            lines = "1 line" if reader.broken == 1 else f"{reader.broken} lines"
-            notes.append(f"Left out of {FILE}, since it is no record: {lines}.")
+            notes.append(f"Left out of {FILE}, since it is no record: {counted(reader.broken, 'line')}.")
         if reader.cut_off:
             notes.append(f"The last line of {FILE} is cut off and was left out.")
         if reader.not_numbers:

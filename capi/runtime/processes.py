@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 
 # A process that is there but does not answer for so long ends the others; one that ends is noticed at once.
 TIMEOUT = timedelta(minutes=10)
@@ -265,8 +265,8 @@ def own_device(device: torch.device) -> torch.device:
         number = int(os.environ["LOCAL_RANK"])
         if number >= torch.cuda.device_count():
             raise CapiError(
-                f"this machine has {torch.cuda.device_count()} GPUs, but process {number} of it was started: start as "
-                "many processes as there are GPUs"
+                f"this machine has {counted(torch.cuda.device_count(), 'GPU')}, but process {number} of it was "
+                "started: start as many processes as there are GPUs"
             )
         return torch.device("cuda", number)
     return device

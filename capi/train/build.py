@@ -15,7 +15,7 @@ from capi.data.loader import BatchShare, Cropping, LoadedBatch, TrainingBatches,
 from capi.data.reader import ImageReader
 from capi.data.sources import ImageSource
 from capi.data.survey import summarize
-from capi.errors import CapiError, expect
+from capi.errors import CapiError, counted, expect
 from capi.method.clustering.precision import choose_products
 from capi.method.masking import MaskSampler, PatchGrid
 from capi.method.student import Student
@@ -302,8 +302,8 @@ def batch_warning(config: Config, images: int) -> str | None:
     if batch <= images:
         return None
     return (
-        f"optimization.batch_size = {batch} is more than the {images} images there are, so a batch holds one image "
-        f"several times: set optimization.batch_size={2 ** int(math.log2(max(images, 1)))} or less "
+        f"optimization.batch_size = {batch} is more than the {counted(images, 'image')} of this data, so a batch "
+        f"holds one image several times: set optimization.batch_size={2 ** int(math.log2(max(images, 1)))} or less "
         "(docs/measurements/small-data.md)"
     )
 

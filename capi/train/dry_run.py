@@ -15,7 +15,7 @@ from capi.data.loader import LoadedBatch
 from capi.data.locations import DataLocation, open_images
 from capi.data.sources import masks_warning
 from capi.data.survey import DataSummary, statistics_warning, summarize
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.method.masking import PatchGrid
 from capi.method.targets import LossLabel
 from capi.runtime.devices import choose_device, is_accelerator
@@ -49,10 +49,11 @@ class RunCheck(Summary):
         rows = {
             "trained": f"{cost.trained_parameters / 1e6:.1f} M parameters, "
             f"{cost.encoder_parameters / 1e6:.1f} M of them in the encoder",
-            "iteration": f"{cost.seconds:.3f} s for {cost.batch_size} images, {cost.images_per_second:.1f} images/s"
-            + ("" if read is None else f"; {read:.0f} images/s are read by one process"),
+            "iteration": f"{cost.seconds:.3f} s for {counted(cost.batch_size, 'image')}, {cost.images_per_second:.1f} "
+            f"images/s" + ("" if read is None else f"; {read:.0f} images/s are read by one process"),
             "memory": f"{cost.peak_bytes / 2**30:.2f} GiB at its peak",
-            "whole run": f"{cost.seconds * self.steps / 3600:.2f} h for {self.steps} iterations, without reading data",
+            "whole run": f"{cost.seconds * self.steps / 3600:.2f} h for {counted(self.steps, 'iteration')}, without "
+            "reading data",
         }
         if self.data is not None:
             rows["images"] = f"{self.data.total}, {len(self.data.broken)} of {self.data.looked_at} cannot be read"
@@ -160,6 +161,6 @@ def _refuse_too_large(config: Config, device: torch.device) -> None:
 
 def _too_large(config: Config) -> str:
     return (
-        f"a batch of {config.optimization.batch_size} images does not fit the memory of this machine: raise "
+        f"a batch of {counted(config.optimization.batch_size, 'image')} does not fit the memory of this machine: raise "
         "optimization.micro_batches, or lower optimization.batch_size or the model"
     )

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from capi.config.schema import BaselineConfig, Config
 from capi.data.crops import image_size_of
 from capi.data.survey import significant
-from capi.errors import CapiError, some_of
+from capi.errors import CapiError, counted, some_of
 from capi.models.architecture import Architecture, architecture_of
 from capi.models.encoder import Encoder
 from capi.models.features import CapiEncoder
@@ -66,8 +66,8 @@ class LoadedPart:
             ("left out (the run has no such tensors)", self.extra),
         )
         misfits = [f"{some_of(names)} {what}" for what, names in faults if names]
-        counted = f"{_counted(len(self.loaded), 'tensor')} with {_counted(self.parameters, 'parameter')} loaded"
-        return f"{self.name}: {'; '.join([counted, *misfits])}"
+        loaded = f"{counted(len(self.loaded), 'tensor')} with {counted(self.parameters, 'parameter')} loaded"
+        return f"{self.name}: {'; '.join([loaded, *misfits])}"
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,8 @@ def fitted_patches(
         weight = torch.cat([own, mean.expand(-1, channels - own.shape[1], -1, -1)], 1) * (given / channels)
         own_channels = f"{given} of its own and " if own.shape[1] else ""
         notes.append(
-            f"patch embedding: {channels} channels, {own_channels}{channels - own.shape[1]} as the mean of those"
+            f"patch embedding: {counted(channels, 'channel')}, {own_channels}{channels - own.shape[1]} as the mean of "
+            "those"
         )
     return weight, notes
 
@@ -378,7 +379,3 @@ def _statistics_note(config: Config, given: VisionEncoder) -> list[str]:
         f"images are normalized with mean {significant(ours.mean, 4)} and std {significant(ours.std, 4)}, but "
         f"these weights learnt from images normalised with {wanted}"
     ]
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count:,} {what}{'s' * (count != 1)}"

@@ -19,7 +19,7 @@ from pathlib import Path
 from capi.config.files import load_config
 from capi.config.schema import Config
 from capi.config.trust import Trust, trusted_code, trusting
-from capi.errors import PREEMPTED, CapiError
+from capi.errors import PREEMPTED, CapiError, counted
 from capi.runtime.atomic import atomic_write
 from capi.train.build import mask_sampler
 from capi.zoo.build import target_settings
@@ -192,13 +192,16 @@ def check_job(config: Config, options: SlurmOptions) -> None:
             raise CapiError(f"--setup {line!r} is no line of a shell ({error}): close what is open") from error
     shards = config.distributed.shards
     if shards is not None and options.tasks % shards:
-        raise CapiError(f"distributed.shards is {shards}, which does not divide {options.tasks} GPUs: set a divisor")
+        raise CapiError(
+            f"distributed.shards is {shards}, which does not divide {counted(options.tasks, 'GPU')}: set a divisor"
+        )
     if options.nodes < 1 or options.gpus_per_node < 1:
         raise CapiError(f"a job needs at least one node and one GPU, not {options.nodes} and {options.gpus_per_node}")
     if batch % (options.tasks * parts):
         raise CapiError(
-            f"a batch of {batch} images in {parts} micro-batches cannot be divided among {options.tasks} GPUs "
-            f"({options.nodes} nodes with {options.gpus_per_node} each): change one of them"
+            f"a batch of {counted(batch, 'image')} in {counted(parts, 'micro-batch')} cannot be divided among "
+            f"{counted(options.tasks, 'GPU')} ({counted(options.nodes, 'node')} with "
+            f"{options.gpus_per_node} each): change one of them"
         )
 
 

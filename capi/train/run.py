@@ -19,7 +19,7 @@ from capi.data.reader import BrokenImages
 from capi.data.recorded import with_sample
 from capi.data.sources import ImageSource, masks_warning
 from capi.data.survey import quick_statistics, statistics_warning
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.devices import choose_workers
 from capi.runtime.processes import ALONE, Processes, lost_process_is_an_error
 from capi.runtime.progress import RunProgress
@@ -108,7 +108,7 @@ def pretrain(
         with processes.together():
             precision = build.describe_precision(given.config, device)
         processes.refuse_differences("run.precision or clustering.precision", precision)
-        images = f"{len(given.source)} images, fingerprint {given.source.fingerprint}"
+        images = f"{counted(len(given.source), 'image')}, fingerprint {given.source.fingerprint}"
         processes.refuse_differences("set of images", images)
         with processes.together():
             learner, initialized = _begin(given, device) if processes.is_main else (None, None)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from capi.config.files import dump_config, load_config
 from capi.config.schema import Config
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, counted, nearest
 from capi.method.masking import PatchGrid
 from capi.runtime.devices import as_on_accelerator, choose_device, is_accelerator
 from capi.runtime.privacy import hide_path
@@ -388,10 +388,10 @@ class _CheckedMachine:
                 [*launcher, "-m", *arguments], capture_output=True, text=True, check=False, timeout=_SECONDS
             )
         except subprocess.TimeoutExpired:
-            raise CapiError(f"{processes} processes gave no result in {_SECONDS} s") from None
+            raise CapiError(f"{counted(processes, 'process')} gave no result in {_SECONDS} s") from None
         if done.returncode:
             said = re.findall(r"^.*Error: .*$", done.stderr, re.MULTILINE) or [done.stderr[-300:]]
-            raise CapiError(f"{processes} processes ended with code {done.returncode}: {said[0]}")
+            raise CapiError(f"{counted(processes, 'process')} ended with code {done.returncode}: {said[0]}")
         return done.stdout
 
 

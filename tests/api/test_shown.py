@@ -27,7 +27,7 @@ LONG = "a reason that is told at length, as errors of the system are, " * 10
     ("result", "words"),
     [
         (Extracted(Path("f.safetensors"), 20, {"mean_patch": (384,)}, "float32", (64, 64), 5), "mean_patch"),
-        (Predicted(Path("out"), 20, {"a.png": LONG}), "out: 20 images are labeled"),
+        (Predicted(Path("out"), 20, {"a.png": LONG}), "out: 20 labeled images"),
         (Packed(Path("p"), 2, 20, 10**6, 1, {"a.txt": LONG}), "data='p/{000000..000001}.tar'"),
         (Stitched(Path("m.safetensors"), Path("m.png"), (40, 60), True), "40 x 60 patches, complete before"),
         (Matches([Match(f"{number}.png", number, 0.5) for number in range(1000)]), "980 more"),

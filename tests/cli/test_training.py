@@ -51,7 +51,7 @@ def test__check_chooses_the_device_and_loads_the_config_once(
 def test__check_reports_the_cost_of_a_step(run_here: RunHere) -> None:
     result = run_here("pretrain", "tiny4", "--check", *SMALL, "--rounds", "1", "--device", "cpu")
     assert result.code == 0, result.stderr
-    for word in ("parameters", "GFLOP", "images/s", "peak memory", "20000 iterations"):
+    for word in ("parameters", "GFLOP", "images/s", "peak memory", "20,000 iterations"):
         assert word in result.stdout
 
 
@@ -68,7 +68,7 @@ def test__a_short_run_is_reported_in_seconds(run_here: RunHere) -> None:
         (["pretrain", "tiny4", "--check", "model.depth=two"], "valid integer"),
         (["pretrain", "nowhere.yaml", "--check"], "there is no file nowhere.yaml"),
         (["pretrain", "tiny4", "--check", "masking.ratio=0.001"], "change masking.ratio"),
-        (["pretrain", "vitl14", "--check"], "a batch of 16384 images does not fit the memory of this machine"),
+        (["pretrain", "vitl14", "--check"], "a batch of 16,384 images does not fit the memory of this machine"),
         (
             ["pretrain", "tiny4", "--check", "clustering.prototypes=1000000000000"],
             "clustering.prototypes = 1000000000000",

@@ -167,7 +167,7 @@ def test__images_that_cannot_be_read_are_left_out_and_counted_also_when_it_goes_
         assert set(packed.left_out) == {"gone.png", "also gone.png"}
         assert "No such file" in packed.left_out["gone.png"]
     assert len(open_images(tmp_path / "out")) == 1
-    with pytest.raises(CapiError, match="none of 1 images could be read"):
+    with pytest.raises(CapiError, match="1 image tried, and none could be read"):
         pack(Files(tmp_path / "in", ["gone.png"]), tmp_path / "none", PackingSettings(per_shard=1))
 
 

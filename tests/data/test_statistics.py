@@ -54,7 +54,7 @@ def test__broken_images_are_named_and_do_not_count() -> None:
 
 
 def test__when_no_image_can_be_read_one_is_named() -> None:
-    with pytest.raises(CapiError, match=r"none of 2 images could be read; 0\.png: no image"):
+    with pytest.raises(CapiError, match=r"2 images tried, and none could be read; 0\.png: no image"):
         summarize(reader([b"no", b"image"]))
 
 

@@ -211,7 +211,7 @@ def test__more_neighbors_than_images_are_left_out_with_a_warning() -> None:
     # 24 images, of which 2 are held out.
     outcome = protocol(colored_data(), neighbors=(1, 22, 23, 100)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 22}
-    assert beside_choice(outcome) == ["neighbours [23, 100] were not tried: there are 22 images"]
+    assert beside_choice(outcome) == ["neighbours [23, 100] were not tried: they are more than 22 images"]
 
 
 def test__fewer_images_than_any_number_of_neighbors_are_an_error() -> None:

@@ -239,7 +239,7 @@ class Failing(PatchColors):
     [
         (KeyError("blocks.3"), r"the encoder Failing failed on images \(KeyError: 'blocks.3'\): `capi --traceback"),
         (OSError(28, "No\nspace"), r"failed on images \(OSError: \[Errno 28\] No space\)"),
-        (MemoryError(), "the memory ran out while 7 images were encoded at a time: lower encode_batch"),
+        (MemoryError(), "the memory ran out while encoding 7 images at a time: lower encode_batch"),
         (torch.OutOfMemoryError("CUDA out of memory"), "lower encode_batch"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"), "lower encode_batch"),
         (RuntimeError("an allocation table"), "RuntimeError: an allocation table"),

@@ -338,7 +338,7 @@ def test__more_neighbors_than_patches_are_left_out_with_a_warning() -> None:
     # 10 images of 6 patches, of which 3 are held out.
     outcome = protocol("knn", plain_data(), neighbors=(1, 42, 43)).run(PatchColors())
     assert {row["neighbours"] for row in outcome.grid} == {1, 42}
-    assert beside_choice(outcome) == ["neighbours [43] were not tried: there are 42 patches"]
+    assert beside_choice(outcome) == ["neighbours [43] were not tried: they are more than 42 patches"]
     with pytest.raises(CapiError, match="42 patches are fewer than the 43 neighbours"):
         protocol("knn", plain_data(), neighbors=(43,)).run(PatchColors())
 

@@ -233,7 +233,7 @@ def test__held_out_images_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) 
 
 def test__heads_that_fail_are_warned_about() -> None:
     outcome = protocol("attentive", learning_rates=(1e-2, 1e38)).run(PatchColors())
-    assert beside_choice(outcome) == ["1 heads were given up, since their loss was not finite"]
+    assert beside_choice(outcome) == ["1 head given up, since the loss was not finite"]
     assert outcome.grid[1]["validation"] is None
     assert outcome.chosen == outcome.grid[0]
 

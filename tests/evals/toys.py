@@ -105,4 +105,4 @@ def colored_data(train: int = 8, test: int = 4, **options: Any) -> Classificatio
 
 def beside_choice(outcome: Outcome) -> list[str]:
     """The warnings but for that of a choice by few images, which toys always have."""
-    return [warning for warning in outcome.warnings if "held-out images" not in warning]
+    return [warning for warning in outcome.warnings if "held-out image" not in warning]

@@ -125,7 +125,7 @@ def test__a_batch_of_more_images_than_there_are_is_warned_of(
     config = changed(config, optimization={"batch_size": batch, "steps": 1})
     with caplog.at_level(logging.WARNING, logger="capi"):
         capi.pretrain(config, data=images, out=tmp_path / "run", device=DEVICE)
-    said = "batch_size = 16 is more than the 10 images there are" in caplog.text
+    said = "batch_size = 16 is more than the 10 images of this data" in caplog.text
     assert said == warned
     assert ("optimization.batch_size=8 or less" in caplog.text) == warned
 

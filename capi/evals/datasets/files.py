@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from capi.data.sources import ENDINGS, Files, image_names
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, counted, nearest
 from capi.evals.tasks import AnsweredImages, ClassificationData, DataOptions, LabeledImages
 from capi.runtime.documents import LIST_BYTES, read_text
 
@@ -89,7 +89,7 @@ def classification(
         classes = sorted(trained | tested)
     unknown = sorted((trained | tested) - set(classes))
     if unknown:
-        raise CapiError(f'the class "{unknown[0]}" is not one of the {len(classes)} classes of the data set')
+        raise CapiError(f'the class "{unknown[0]}" is not one of the {counted(len(classes), "class")} of the data set')
     return ClassificationData(
         classes=tuple(classes),
         train=labeled(*train, classes),
@@ -122,7 +122,7 @@ def without_excluded(names: Sequence[str], options: DataOptions) -> tuple[frozen
             f"{nearest(unknown[0], names[:1000])} (names are like {names[0]})"
         )
     left = frozenset(names) - listed
-    return left, (f"{len(listed)} images left out by {options.exclude.name}",) if listed else ()
+    return left, (f"{counted(len(listed), 'image')} left out by {options.exclude.name}",) if listed else ()
 
 
 def chosen_tests(present: Collection[str], options: DataOptions, where: Path) -> tuple[str, ...]:
@@ -170,9 +170,10 @@ def divide(
         tested.update(names[: min(max(round(share * len(names)), 1), len(names) - 1)])
     if not tested:
         raise CapiError(
-            f"{where} has no splits, and {len(rows)} images in {len(groups)} classes leave none to test on: add some"
+            f"{where} has no splits, and no image to test on is left of {counted(len(rows), 'image')} in "
+            f"{counted(len(groups), 'class')}: add some"
             if by_class
-            else f"{where} has no splits, and {len(rows)} images leave none to test on: add some"
+            else f"{where} has no splits, and no image to test on is left of {counted(len(rows), 'image')}: add some"
         )
     parts = {"train": [row for row in rows if row[0] not in tested], "test": [row for row in rows if row[0] in tested]}
     of_each = " of each class" if by_class else ""
@@ -225,7 +226,7 @@ def check_present(root: Path, folder: str, names: Sequence[str]) -> None:
     missing = [name for name in names if name not in present]
     if missing:
         raise CapiError(
-            f"{len(missing)} of {len(names)} files of the lists are missing, the first is {root / missing[0]}: "
+            f"files of the lists that are missing: {len(missing)} of {len(names)}, the first is {root / missing[0]}: "
             "complete the files"
         )
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from capi.data.sources import Files
-from capi.errors import CapiError, some_of
+from capi.errors import CapiError, counted, some_of
 from capi.evals.datasets.files import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
 from capi.runtime.image_files import open_image
@@ -138,7 +138,7 @@ def paired(images: Path, masks: Path) -> tuple[list[tuple[str, str]], tuple[str,
     image_of, mask_of = _by_stem(images), _by_stem(masks)
     check_all_masked([name for stem, name in image_of.items() if stem not in mask_of], images, len(image_of))
     spare = sorted(name for stem, name in mask_of.items() if stem not in image_of)
-    notes = (f"{len(spare)} masks without an image were not used: {some_of(spare, 5)}",) if spare else ()
+    notes = (f"not used: {counted(len(spare), 'mask')} without an image: {some_of(spare, 5)}",) if spare else ()
     return [(name, mask_of[stem]) for stem, name in image_of.items()], notes
 
 
@@ -146,7 +146,7 @@ def check_all_masked(missing: Sequence[str], where: Path, total: int) -> None:
     """An error that names the first image without a mask."""
     if missing:
         raise CapiError(
-            f"{len(missing)} of {total} images have no mask, the first is {where / missing[0]}: "
+            f"no mask for {len(missing)} of {counted(total, 'image')}, the first is {where / missing[0]}: "
             "add the masks, or leave these images out"
         )
 

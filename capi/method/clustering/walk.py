@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.method.clustering import plain
 from capi.method.clustering.precision import ProductPrecision, gradient_products, product
 from capi.runtime.devices import is_accelerator
@@ -86,7 +86,8 @@ def plan_slices(
     at_once = min(budget // (held + clustered), positions)
     if at_once < 1:
         raise CapiError(
-            f"clustering.chunk_mib = {budget / 2**20:g} is too little for one position of {balanced} images, whose "
+            f"clustering.chunk_mib = {budget / 2**20:g} is too little for one position of "
+            f"{counted(balanced, 'image')}, whose "
             f"arrays need {(held + clustered) / 2**20:.3g} MiB: set more, or null"
         )
     if settings.sinkhorn == "standard" and at_once == positions:

@@ -20,7 +20,7 @@ from capi.data.decoding import Decoder
 from capi.data.reader import ImageReader
 from capi.data.recorded import spaced
 from capi.data.sources import EncodedImages, ImageSource, find_images
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.features import Encoding, encode
 from capi.method.masking import MaskSampler, PatchGrid
 from capi.models.features import CapiEncoder
@@ -141,7 +141,7 @@ class Explorer:
     def facts(self) -> list[str]:
         """What is explored, in words."""
         total, searched = len(self.source), len(self.searched)
-        some = f"{total} image{'s' if total != 1 else ''}"
+        some = counted(total, "image")
         some = some if searched == total else f"{searched} of {some}, spread evenly"
         size = f"short side {self.frame.side} px, patches of {self.frame.patch_size} px"
         return [f"{some} · {size} · features of width {self.encoder.width}"]
@@ -217,7 +217,7 @@ class Explorer:
         """How many images were searched, and whether more will be."""
         searched = len(self.library.maps)
         if self.library.complete:
-            return f"{searched} image{'s' if searched != 1 else ''} searched"
+            return f"{counted(searched, 'image')} searched"
         return f"{searched} of {len(self.searched)} images searched, the others are being read"
 
     def share(self, prototype: int) -> float:

@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from capi.errors import counted
 from capi.method.targets import LossLabel
 from capi.train.health import Finding, is_score, is_too_short, verdict
 
@@ -50,7 +51,7 @@ class RunState:
         of_total = f"{self.step:,}" + (f" of {self.total:,}" if self.total else "")
         return {
             "running": f"The run is going on, at step {of_total}.",
-            "finished": f"The run has finished all {self.step:,} steps.",
+            "finished": f"The run has finished all {counted(self.step, 'step')}.",
             "stopped": f"The run stopped at step {of_total}. The command that started it resumes it with --resume.",
             "unknown": f"The run has reached step {of_total}; whether it still trains is unknown on this system.",
         }[self.kind]

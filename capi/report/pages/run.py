@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from capi.errors import counted
 from capi.report.pages.charts import chart_list, charts_data
 from capi.report.pages.data import RunReport
 from capi.report.pages.page import Live, as_json, render, section
@@ -71,7 +72,7 @@ def comparison_pieces(runs: Sequence[RunReport], links: Sequence[str]) -> Pieces
     }
     rows = [(run, link, [_last_value(run, key) for key in compared]) for run, link in zip(runs, links, strict=True)]
     sections = {"runs": section("runs", rows, list(compared.values()))}
-    return Pieces(f"{len(runs)} runs", {"runs": "", **_CURVES}, sections, charts_data(runs))
+    return Pieces(counted(len(runs), "run"), {"runs": "", **_CURVES}, sections, charts_data(runs))
 
 
 def page(pieces: Pieces, live: Live | None = None) -> str:

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from capi.config.schema import Config
-from capi.errors import CapiError, nearest
+from capi.errors import CapiError, counted, nearest
 from capi.method.masking import PatchGrid
 from capi.train.build import mask_sampler
 from capi.train.cost.flop import iteration_flop
@@ -132,8 +132,7 @@ def this_machine(device: torch.device, size: int | None = None) -> Gpu:
     has_bfloat16 = accelerator and torch.cuda.is_bf16_supported(including_emulation=False)
     rounded = measured_peak(device, torch.bfloat16, side) if has_bfloat16 else None
     threads = torch.get_num_threads()
-    plural = "" if threads == 1 else "s"
-    title = torch.cuda.get_device_name(device) if accelerator else f"this machine, {threads} thread{plural}"
+    title = torch.cuda.get_device_name(device) if accelerator else f"this machine, {counted(threads, 'thread')}"
     return Gpu(
         name=THIS,
         title=title,

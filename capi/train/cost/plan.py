@@ -14,7 +14,7 @@ import torch
 from capi.config.files import Overrides, Recipe, as_config, differences, load_config, override_texts
 from capi.config.schema import Config
 from capi.config.trust import trusting
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.method.masking import PatchGrid
 from capi.models.costs import Counts, blocks_of
 from capi.runtime.summary import Summary
@@ -128,7 +128,7 @@ class RunPlan(Summary):
             "required": f"{sum(self.flop_an_image) / 1e9:.1f} GFLOP an image, {self.images_seen:.3g} images seen",
             "time": f"{effort.hours:,.2f} h, {effort.seconds_a_step:.3g} s a step at {self.mfu:.0%} of the peak{power}",
             "memory": f"{self.memory.peak / gib:.2f} GiB at its peak of {self.usable_memory / gib:.2f} GiB",
-            "fits": f"{'yes' if self.fits else 'no'}, a GPU has room for {self.largest_images} images",
+            "fits": f"{'yes' if self.fits else 'no'}, a GPU has room for {counted(self.largest_images, 'image')}",
         }
 
     @property
@@ -204,7 +204,7 @@ def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
     """What a config does against shortage of memory."""
     shards = config.distributed.shards or gpus
     if gpus % shards:
-        raise CapiError(f"distributed.shards is {shards}, which does not divide {gpus} GPUs: set a divisor")
+        raise CapiError(f"distributed.shards is {shards}, which does not divide {counted(gpus, 'GPU')}: set a divisor")
     return Saving(
         shards=shards,
         replicas=gpus // shards,
@@ -245,8 +245,9 @@ def _refuse_uneven(config: Config, gpus: int, saving: Saving) -> None:
     batch = config.optimization.batch_size
     if gpus < 1 or batch % (gpus * saving.micro_batches):
         raise CapiError(
-            f"a batch of {batch} images cannot be divided among {gpus} GPUs in {saving.micro_batches} equal "
-            "micro-batches each: change --gpus, optimization.batch_size or optimization.micro_batches"
+            f"a batch of {counted(batch, 'image')} cannot be divided among {counted(gpus, 'GPU')} in "
+            f"{counted(saving.micro_batches, 'equal micro-batch')} each: change --gpus, optimization.batch_size or "
+            f"optimization.micro_batches"
         )
 
 

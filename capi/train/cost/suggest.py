@@ -36,7 +36,7 @@ from capi.data.survey import (
     significant,
     statistics_warning,
 )
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.runtime.summary import Summary
 from capi.train.build import build_reader
 from capi.train.cost.hardware import Gpu, find_gpu
@@ -116,8 +116,7 @@ class Images:
             if self.values is None
             else f", values {' to '.join(significant([value]) for value in self.values)} of full scale"
         )
-        channels = "1 channel" if self.channels == 1 else f"{self.channels} channels"
-        count = "1 image" if self.count == 1 else f"{self.count:,} images"
+        count, channels = counted(self.count, "image"), counted(self.channels, "channel")
         return f"{count} of about {self.side} px, {channels}{values}"
 
 
@@ -147,14 +146,14 @@ class Suggestion(Summary):
         data, name = shlex.join(self._data_words(images.data)), _name_of(images.data)
         if images.copies:
             said.append(
-                f"{images.copies:,} of {images.count:,} files have the bytes of another one: `capi data check` names "
-                "them, and without them each pass teaches more"
+                f"{images.copies:,} of {counted(images.count, 'file')} have the bytes of another one: `capi data "
+                "check` names them, and without them each pass teaches more"
             )
         too_few = images.count < _TOO_FEW_PHOTOS
         if too_few:
             said.append(
-                f"{_counted(images.count)} too few to train a good encoder on: start from one that others trained, and "
-                "take the last command below as a trial"
+                f"{counted(images.count, 'image')} {'is' if images.count == 1 else 'are'} too few to train a good "
+                "encoder on: start from one that others trained, and take the last command below as a trial"
             )
         if images.channels != 3:
             said.append(
@@ -189,7 +188,7 @@ class Suggestion(Summary):
         """How long the run is, in steps and passes."""
         steps, batch = self.config.optimization.steps, self.plan.batch_size
         passes = max(steps * batch / self.images.count, 1)
-        return f"{steps:,} steps of {batch:,}, {passes:,.0f} passes over the images"
+        return f"{counted(steps, 'step')} of {batch:,}, {counted(round(passes), 'pass')} over the images"
 
     @staticmethod
     def _data_words(data: Sequence[str]) -> list[str]:
@@ -206,10 +205,6 @@ class Suggestion(Summary):
         names = self.images.data if data is None else [data] if isinstance(data, str) else data
         words = [*start, str(self.recipe.value), *self.overrides, *self._data_words(names)]
         return shlex.join([*words, "--out", out or f"{_name_of(names)}_run"])
-
-
-def _counted(images: int) -> str:
-    return "1 image is" if images == 1 else f"{images} images are"
 
 
 def _name_of(data: Sequence[str]) -> str:
@@ -234,7 +229,9 @@ def look_at(source: ImageSource) -> Images:
     sides, errors = _sides(reader)
     if not sides:
         tried = min(len(source), _SAMPLE)
-        raise CapiError(f"none of {tried} images could be read ({errors[0]}): --suggest needs images to look at")
+        raise CapiError(
+            f"{counted(tried, 'image')} tried, and none could be read ({errors[0]}): --suggest needs images to look at"
+        )
     statistics, copies = quick_statistics(reader), count_copies(source)
     values, areas = _values(reader)
     odd = channels_warning(channels, len(named.get(channels, ())), others)
@@ -418,15 +415,18 @@ def _length(rung: Rung, recipe: Config, batch: int, images: Images) -> int:
 
 
 def _length_reason(rung: Rung, steps: int, batch: int, images: Images, shortened: bool) -> tuple[str, Origin]:
-    passes = steps * batch / images.count
+    passes = round(steps * batch / images.count)
     if rung.recipe.startswith("vitl") and passes < PASSES - 1 and not shortened:
-        return f"the paper's, {passes:.0f} passes over the images", "paper"
+        return f"the paper's, {counted(passes, 'pass')} over the images", "paper"
     if shortened:
-        return f"what the hours allow: {passes:.0f} passes over the images", "rule of thumb"
+        return f"what the hours allow: {counted(passes, 'pass')} over the images", "rule of thumb"
     if steps < FEWEST_STEPS:
-        return f"{passes:.0f} passes over the images: more gained nothing once ({_MEASURED}, the demo)", "measured"
+        return (
+            f"{counted(passes, 'pass')} over the images: more gained nothing once ({_MEASURED}, the demo)",
+            "measured",
+        )
     return (
-        f"{passes:.0f} passes over the images; measured were 97 and 123, the paper's vitl16 has about 115",
+        f"{counted(passes, 'pass')} over the images; measured were 97 and 123, the paper's vitl16 has about 115",
         "measured" if images.count < 20_000 else "paper",
     )
 

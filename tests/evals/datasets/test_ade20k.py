@@ -35,5 +35,5 @@ def test__a_missing_mask_and_a_label_out_of_range_are_errors(tmp_path: Path) -> 
     with pytest.raises(CapiError, match=r"ADE_val_00000002\.png holds the label 151"):
         load(tmp_path, options).test.masks.read(1)
     path.unlink()
-    with pytest.raises(CapiError, match=r"1 of 4 images have no mask, the first is .*ADE_val_00000002\.jpg"):
+    with pytest.raises(CapiError, match=r"no mask for 1 of 4 images, the first is .*ADE_val_00000002\.jpg"):
         load(tmp_path, options)

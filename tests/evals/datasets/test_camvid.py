@@ -59,7 +59,7 @@ def test__a_color_that_is_not_named_is_an_error(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("test.txt", "c\na\n", r"a is in both train\.txt and test\.txt"),
-        ("test.txt", "d\n", r"1 of 1 files of the lists are missing, the first is .*d\.png"),
+        ("test.txt", "d\n", r"files of the lists that are missing: 1 of 1, the first is .*d\.png"),
         ("label_colors.txt", "64 128 Animal\n", "expected red, green, blue"),
         ("label_colors.txt", "1 2 3 Animal\n1 2 3 Wall\n", "names a colour twice"),
     ],

@@ -47,5 +47,5 @@ def test__masks_with_train_ids_are_taken_where_there_are_no_others(tmp_path: Pat
 def test__an_image_without_a_mask_is_an_error(tmp_path: Path) -> None:
     options = build_cityscapes(tmp_path)
     (tmp_path / "gtFine/val/bonn/bonn_000002_000019_gtFine_labelIds.png").unlink()
-    with pytest.raises(CapiError, match=r"1 of 4 images have no mask, the first is .*bonn_000002_000019_leftImg8bit"):
+    with pytest.raises(CapiError, match=r"no mask for 1 of 4 images, the first is .*bonn_000002_000019_leftImg8bit"):
         load(tmp_path, options)

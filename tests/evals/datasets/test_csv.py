@@ -61,7 +61,7 @@ def test__images_are_left_out_by_a_list_with_remarks(tmp_path: Path) -> None:
     exclude = table(tmp_path / "out.txt", "# broken", "b.png")
     data = load_classification(path, DataOptions(exclude=exclude))
     assert named(data.train, data.classes) == {"a.png": "x"}
-    assert data.notes == ("1 images left out by out.txt",)
+    assert data.notes == ("1 image left out by out.txt",)
     with pytest.raises(CapiError, match=r'names "d\.png", which is no image'):
         load_classification(path, DataOptions(exclude=table(tmp_path / "out.txt", "d.png")))
 
@@ -93,7 +93,7 @@ def test__missing_masks_are_counted_and_the_first_is_named(tmp_path: Path) -> No
     build_csv(tmp_path)
     for name in ("4", "5"):
         (tmp_path / "labels" / f"{name}.png").unlink()
-    with pytest.raises(CapiError, match=r"2 of 18 images have no mask, the first is .*photos/4\.png"):
+    with pytest.raises(CapiError, match=r"no mask for 2 of 18 images, the first is .*photos/4\.png"):
         load_segmentation(tmp_path / "table.csv", DataOptions())
 
 

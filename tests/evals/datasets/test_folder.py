@@ -129,7 +129,7 @@ def test__the_share_is_what_is_asked_for_and_each_class_has_both_where_it_can(tm
     [
         (["train/cat/1.png", "val/cat/1.png"], DataOptions(test_share=0.1), "has train, val: leave it out"),
         (of_kinds(2), DataOptions(test_share=0.1, train="cat"), "leave one out"),
-        (of_kinds(1), DataOptions(), "3 images in 3 classes leave none to test on"),
+        (of_kinds(1), DataOptions(), "no image to test on is left of 3 images in 3 classes"),
         (of_kinds(2), DataOptions(tests=("tets",)), 'no folder "train"'),
     ],
 )

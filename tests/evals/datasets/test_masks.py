@@ -43,9 +43,9 @@ def test__names_are_given_to_labels_from_zero(tmp_path: Path) -> None:
 def test__an_image_without_a_mask_is_an_error_and_a_mask_without_an_image_a_note(tmp_path: Path) -> None:
     small(tmp_path, 0, 1)
     (tmp_path / "masks/train/spare.png").write_bytes((tmp_path / "masks/train/a.png").read_bytes())
-    assert load(tmp_path, DataOptions()).notes == ("1 masks without an image were not used: spare.png",)
+    assert load(tmp_path, DataOptions()).notes == ("not used: 1 mask without an image: spare.png",)
     (tmp_path / "masks/train/a.png").unlink()
-    with pytest.raises(CapiError, match=r"1 of 1 images have no mask, the first is .*images/train/a\.jpg"):
+    with pytest.raises(CapiError, match=r"no mask for 1 of 1 image, the first is .*images/train/a\.jpg"):
         load(tmp_path, DataOptions())
 
 

@@ -40,10 +40,10 @@ def test__missing_photos_and_trimaps_are_errors(tmp_path: Path) -> None:
     options = build_pets(tmp_path)
     (tmp_path / "annotations/trimaps/pug_7.png").unlink()
     assert len(load_classification(tmp_path, options).train.images) == 18
-    with pytest.raises(CapiError, match=r"1 of 6 images have no mask, the first is .*images/pug_7\.jpg"):
+    with pytest.raises(CapiError, match=r"no mask for 1 of 6 images, the first is .*images/pug_7\.jpg"):
         load_segmentation(tmp_path, options)
     (tmp_path / "images/pug_7.jpg").unlink()
-    with pytest.raises(CapiError, match=r"1 of 24 files of the lists are missing, the first is .*pug_7\.jpg"):
+    with pytest.raises(CapiError, match=r"files of the lists that are missing: 1 of 24, the first is .*pug_7\.jpg"):
         load_classification(tmp_path, options)
 
 

@@ -86,7 +86,7 @@ def test__missing_images_and_masks_are_errors(tmp_path: Path) -> None:
     with pytest.raises(CapiError, match=r"2008_000009\.mat cannot be read as a file of MATLAB"):
         load(tmp_path, options).train.masks.read(index)
     (tmp_path / "VOCdevkit/VOC2012/JPEGImages/2008_000009.jpg").unlink()
-    with pytest.raises(CapiError, match=r"1 of 14 files of the lists are missing, the first is .*2008_000009\.jpg"):
+    with pytest.raises(CapiError, match=r"lists that are missing: 1 of 14, the first is .*2008_000009\.jpg"):
         load(tmp_path, options)
     with pytest.raises(CapiError, match=r"holds neither dataset/train\.txt"):
         load(tmp_path, DataOptions(more={"sbd": tmp_path / "VOCdevkit"}, verify_counts=False))
