@@ -108,6 +108,10 @@ def compare_columns(
         rows = tuple(dict.fromkeys(str(model) for model in models))
         if not rows:
             raise CapiError("there is no model to compare: give at least one")
+        for column in columns if table is None else ():
+            # Before a model is opened, which may take a download.
+            if column.config.data is None and dataset_named(column.config.dataset).needs_folder:
+                raise CapiError(f"{column.name} needs to know where the images lie: give data=PATH")
         if processes.is_main:
             _made(Path(out))
     run = _ComparisonRun(_empty(rows, columns, Path(out), weights), execution)
@@ -240,12 +244,13 @@ class _ComparisonRun:
 
     def identity(self, model: str, column: BenchmarkColumn) -> dict[str, Any]:
         """Everything that the score of a cell depends on."""
+        # Data first: a wrong path shows before a model is downloaded.
+        if column.name not in self.data:
+            self.data[column.name] = identify_data(load_data(column.config))
         if model not in self.encoders:
             self.encoders[model] = identify_encoder(model, self.comparison.weights)
             if self.encoders[model]["encoder"]["fingerprint"] is None:
                 self.comparison.unrecognized.append(model)
-        if column.name not in self.data:
-            self.data[column.name] = identify_data(load_data(column.config))
         return {
             # Whole paths are in the digest of the folder's name.
             "model": hide_path(model),

@@ -58,6 +58,12 @@ class Evaluated(Summary):
     record: ResultRecord
     folder: Path | None
 
+    @property
+    def probe(self) -> Path | None:
+        """The file of the fitted probe, which `predict` takes; None where none was written."""
+        file = None if self.folder is None else self.folder / PROBE
+        return file if file is not None and file.is_file() else None
+
     def summary(self) -> tuple[str, dict[str, str]]:
         record = self.record
         about = {name: percent(value) for name, value in record["scores"].items()}

@@ -4,6 +4,7 @@ What evaluations and comparisons print at their end.
 """
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import count as count_up
@@ -39,7 +40,10 @@ def print_record(record: Mapping[str, Any]) -> None:
         for name, value in record["chosen"].items()
         if name != "validation"
     )
-    ran = f"images of {api.shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
+    counts = record["details"]["test images"]
+    tests = counts if isinstance(counts, Mapping) else {"test": counts}
+    images = ", ".join(counted(count, f"{name} image") for name, count in tests.items())
+    ran = f"{images} of {api.shown_size(record)}, {record['seconds']:.0f} s on {record['device']}"
     console.print(f"chosen: {chosen}; {ran}")
     # The paper says nothing of a user's own data.
     dataset = record["benchmark"].partition("/")[0]
@@ -68,6 +72,9 @@ def print_comparison(done: "Comparison") -> None:
                 for model, row in zip(done.models, records, strict=True)
             ],
         )
+        for column in done.columns:
+            if score := done.score_name(column.name):
+                console.print(f"{column.name}: {score}")
     for cell in done.failed:
         console.print(f"failed: {cell.model} on {cell.benchmark}: {cell.reason}", soft_wrap=True)
 
@@ -140,7 +147,11 @@ def evaluate(
         return
     print_record(done.record)
     if done.folder is not None:
-        echo(f"{done.folder} has results.json, results.md and what was fitted.")
+        echo(f"{done.folder} has results.json and results.md.")
+    if done.probe is not None:
+        words = ["capi", "predict", model, str(done.probe), "IMAGES", "--out", "FOLDER"]
+        words += ["--weights", weights] if weights != "teacher" else []
+        echo(f"{done.probe} labels other images: {shlex.join(words)}")
 
 
 @app.command()

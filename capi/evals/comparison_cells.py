@@ -250,11 +250,13 @@ class Comparison(Summary):
         return {model for model, value in scores.items() if percent(value) == highest}
 
     def score_name(self, benchmark: str) -> str:
-        """What the quoted score of a benchmark is; empty until a cell of it is done."""
+        """What the quoted score of a benchmark is, and of how many images; empty until a cell of it is done."""
         column = next(column for column in self.columns if column.name == benchmark)
-        for model in self.models:
-            if quoted := self.cells[model, benchmark].quoted:
-                return quoted[0] if column.config.task == "segmentation" else f"{quoted[0]} accuracy"
+        for record in self.finished(benchmark).values():
+            quoted, counts = next(iter(record["scores"])), record["details"]["test images"]
+            if column.config.task == "segmentation":
+                return f"{quoted} of {counted(counts, 'image')}"
+            return f"{quoted} accuracy of {counted(counts[quoted], 'image')}"
         return ""
 
     def remarks(self, benchmark: str, kind: Remark) -> dict[str, list[str]]:

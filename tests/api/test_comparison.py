@@ -275,6 +275,7 @@ def test__an_override_goes_to_the_benchmarks_that_know_it() -> None:
         (["nowhere.yaml"], [], "there is no file nowhere.yaml"),
         (["folder/knn-segmentation"], [], "no masks: choose folder/attentive or folder/knn or folder/linear"),
         ([], [], "no benchmark"),
+        (["demo/knn", "csv/knn"], [], "csv/knn needs to know where the images lie: give data=PATH"),
     ],
 )
 def test__bad_benchmarks_and_options_are_refused_before_anything_is_run(
@@ -290,7 +291,7 @@ def test__no_model_and_a_file_in_the_way_are_refused(tmp_path: Path) -> None:
         compare([], ["folder/knn"], out=tmp_path / "out")
     (tmp_path / "out").write_text("mine")
     with pytest.raises(CapiError, match="is a file"):
-        compare(["pixels:4"], ["folder/knn"], out=tmp_path / "out")
+        compare(["pixels:4"], ["demo/knn"], out=tmp_path / "out")
 
 
 def test__columns_have_names_that_tell_them_apart(tmp_path: Path) -> None:

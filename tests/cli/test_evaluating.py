@@ -47,7 +47,11 @@ def test__evaluate_prints_scores_and_departures_and_writes_them(work: Path) -> N
     assert "departs" not in ran.stdout
     assert "image size: 8 x 8 px instead of 224 x 224 px" in (work / "out" / "results.md").read_text()
     assert any(line.startswith("warning: the encoder gives no pooled vector") for line in lines)
-    assert lines[-1] == "out has results.json, results.md and what was fitted."
+    assert lines[-2] == "out has results.json and results.md."
+    said, _, command = lines[-1].partition(": ")
+    assert said == "out/probe.safetensors labels other images"
+    words = command.replace("IMAGES", "classes/val").replace("FOLDER", "labels").split()
+    assert run(*words[1:]).stdout == "labeled 6 images: labels\n"
     record = json.loads((work / "out" / "results.json").read_text())
     assert record["scores"] == {"val": 1.0}
     assert record["config"]["data"] == "classes"
@@ -120,7 +124,13 @@ def test__compare_takes_models_benchmarks_and_values(work: Path) -> None:
     lines = ran.stdout.splitlines()
     assert lines[0].split() == ["model", "image", "size", "classify", "segment"]
     assert [line.split()[0] for line in lines[1:3]] == ["pixels:4", "pixels:2"]
-    assert lines[-1] == "cmp/comparison.html shows it."
+    assert lines[-3:] == [
+        "classify: val accuracy of 6 images",
+        "segment: val mIoU of 4 images",
+        "cmp/comparison.html shows it.",
+    ]
+    for page in ("comparison.md", "comparison.html"):
+        assert "val accuracy of 6 images" in (work / "cmp" / page).read_text()
     names = sorted(path.name for path in (work / "cmp").iterdir())
     assert names == ["cells", "comparison.csv", "comparison.html", "comparison.json", "comparison.md"]
     records = [json.loads(path.read_text()) for path in (work / "cmp" / "cells").glob("*/results.json")]
@@ -232,6 +242,7 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
         (["evaluate", "pixels:4", "foldr/knn"], 'there is no data set "foldr"; did you mean "folder"?'),
         (["evaluate", "pixels:4", "nowhere.yaml"], "there is no file nowhere.yaml"),
         (["evaluate", "pixels:4", "folder/knn"], "give data=PATH"),
+        (["compare", "pixels:4", "--on", "demo/knn", "folder/knn", "--out", "cmp"], "folder/knn needs to know"),
         (
             ["evaluate", "pixels:4", "folder/knn", "data=nowhere"],
             "nowhere is missing: the files must lie as `capi datasets show folder` says",
@@ -260,7 +271,7 @@ EVALUATE = ["evaluate", "pixels:4", "folder/knn", "data=classes", SMALL]
         ),
         (["predict", "pixels:4", "FILE", "classes", "--out", "p"], "FILE is no probe"),
         (["predict", "pixels:4", "EMPTY", "classes", "--out", "p"], "EMPTY is a folder: give the probe.safetensors"),
-        (["compare", "pixels:4", "--on", "folder/knn", "--out", "FILE"], "FILE is a file"),
+        (["compare", "pixels:4", "--on", "demo/knn", "--out", "FILE"], "FILE is a file"),
         (["compare", "pixels:4", "--on", "folder/kn", "--out", "c"], 'did you mean "knn"?'),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "neighbor=[1]"], 'did you mean "neighbors"?'),
         (["compare", "pixels:4", "--on", "folder/knn", "--out", "c", "protocol=linear"], "cannot be given"),

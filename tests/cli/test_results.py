@@ -16,6 +16,7 @@ def test__a_record_is_reported_as_it_is_even_where_it_looks_like_markup(capsys: 
             "scores": {"val [bold]": 0.1234},
             "chosen": {"k": 10, "temperature": 0.070000001, "validation": 0.5},
             "image_size": [32, 48],
+            "details": {"test images": {"val [bold]": 500}},
             "seconds": 12.4,
             "device": "cpu",
             "deviations": ["image_size is 8 [px]", "k is 10"],
@@ -26,7 +27,7 @@ def test__a_record_is_reported_as_it_is_even_where_it_looks_like_markup(capsys: 
     assert lines[0] == "imagenet/knn: runs/[red]first"
     assert lines[2].split() == ["val", "[bold]", "12.34", "%"]
     assert lines[3:] == [
-        "chosen: k 10, temperature 0.07; images of 32 x 48 px, 12 s on cpu",
+        "chosen: k 10, temperature 0.07; 500 val [bold] images of 32 x 48 px, 12 s on cpu",
         "departs from the paper: image_size is 8 [px]; k is 10",
         "warning: few images",
     ]

@@ -8,7 +8,9 @@ from capi.evals.comparison_cells import BenchmarkColumn, Cell, Comparison, share
 
 
 def finished(model: str, benchmark: str, value: float | None, **more: Any) -> Cell:
-    record = {"scores": {"test": value}, "deviations": [], "warnings": [], "encoder": {"fingerprint": "a"}} | more
+    images = 40 if "segmentation" in benchmark else {"test": 40, "real": 30}
+    record = {"scores": {"test": value}, "deviations": [], "warnings": [], "encoder": {"fingerprint": "a"}}
+    record |= {"details": {"test images": images}} | more
     return Cell(model, benchmark, status="done", record=record)
 
 
@@ -89,10 +91,10 @@ def test__a_model_whose_weights_changed_between_cells_is_known() -> None:
     assert len(found.model_notes("other")) == 1
 
 
-def test__accuracy_is_called_so_and_mean_iou_has_its_own_name() -> None:
+def test__a_score_is_named_with_its_images_and_mean_iou_has_its_own_name() -> None:
     found = comparison(finished("a", "folder/knn", 0.1), finished("a", "masks/knn-segmentation", 0.1))
-    assert found.score_name("folder/knn") == "test accuracy"
-    assert found.score_name("masks/knn-segmentation") == "test"
+    assert found.score_name("folder/knn") == "test accuracy of 40 images"
+    assert found.score_name("masks/knn-segmentation") == "test of 40 images"
 
 
 def test__long_paths_are_shown_by_their_end_as_long_as_that_tells_them_apart() -> None:

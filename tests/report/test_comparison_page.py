@@ -13,7 +13,7 @@ FACTS = {
     "warnings": [],
     "chosen": {"neighbours": 3, "validation": 0.5},
     "grid": [{"neighbours": 3}],
-    "details": {},
+    "details": {"test images": {"test": 40}},
     "encoder": {"fingerprint": "a", "width": 48, "patch_size": 4},
     "image_size": [32, 32],
     "seconds": 1.25,

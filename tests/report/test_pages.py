@@ -70,7 +70,11 @@ def study(name: str) -> TableOutcome:
 
 
 def comparison_page(name: str) -> str:
-    details = {"details": {"IoU by class": {name: 0.5}}, "chosen": {name: name}, "warnings": [name]}
+    details = {
+        "details": {"IoU by class": {name: 0.5}, "test images": {"test": 40}},
+        "chosen": {name: name},
+        "warnings": [name],
+    }
     table = TableView(
         name,
         title=name,
