@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from capi.data.locations import SPLITS
+from capi.errors import CapiError
 from capi.evals.datasets.files import (
     check_splits_are_there,
     check_splits_differ,
@@ -19,6 +20,8 @@ from capi.evals.tasks import ClassificationData, DataOptions, Dataset
 def load(root: Path, options: DataOptions) -> ClassificationData:
     """Classes are the folders with images in any of the chosen splits, so that a class has one number in all."""
     splits = {entry.name for entry in existing_folder(root).iterdir() if entry.is_dir()}
+    if splits == {"images", "masks"}:
+        raise CapiError(f"{root} holds images and masks, not a folder for each class: choose masks/knn-segmentation")
     if not has_splits(splits & SPLITS, options, root):
         rows, note = divide(class_folders(root), options, root, by_class=True)
         return classification((root, rows["train"]), {"test": (root, rows["test"])}, notes=[note])

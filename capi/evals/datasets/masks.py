@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from capi.data.locations import SPLITS
+from capi.errors import CapiError
 from capi.evals.datasets.files import (
     check_splits_are_there,
     check_splits_differ,
@@ -19,6 +20,9 @@ from capi.evals.tasks import DataOptions, Dataset, SegmentationData
 
 def load(root: Path, options: DataOptions) -> SegmentationData:
     """Images and masks are matched by their names in the two folders, without the ending."""
+    folder = root.absolute()
+    if folder.name in ("images", "masks") and not (root / "images").is_dir() and (folder.parent / "images").is_dir():
+        raise CapiError(f"{root} is one of the folders images and masks: give data={root.parent}, which holds both")
     splits = {entry.name for entry in existing_folder(root / "images").iterdir() if entry.is_dir()}
     if not has_splits(splits & SPLITS, options, root / "images"):
         return _without_splits(root, options)

@@ -66,6 +66,7 @@ def test__an_image_beside_the_class_folders_is_an_error_that_names_it(tmp_path: 
         (["train/cat/1.png", "test/cat/.1.png"], DataOptions(), "test holds no images"),
         (["train/cat/1.png"], DataOptions(tests=("train",)), "both trained and tested on"),
         (["train/cat/1.png"], DataOptions(tests=()), "names no split"),
+        (["images/1.png", "masks/1.png"], DataOptions(), "holds images and masks, not a folder for each class"),
     ],
 )
 def test__what_a_folder_lacks_is_an_error(tmp_path: Path, names: list[str], options: DataOptions, message: str) -> None:

@@ -65,6 +65,12 @@ def test__images_are_left_out_by_split_and_name(tmp_path: Path) -> None:
     assert data.train.masks.name(0) == "town 0/10.png"
 
 
+@pytest.mark.parametrize("inner", ["images", "masks"])
+def test__the_folder_that_holds_both_is_named_where_one_of_them_is_given(tmp_path: Path, inner: str) -> None:
+    with pytest.raises(CapiError, match=rf"{inner} is one of the folders images and masks: give data={tmp_path}, "):
+        load(small(tmp_path, 0, 1) / inner, DataOptions())
+
+
 def test__missing_parts_are_errors(tmp_path: Path) -> None:
     small(tmp_path, 0, 1)
     with pytest.raises(CapiError, match='no folder "trian"; did you mean "train"'):
