@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from capi.method.registry import register_target as register_target
     from capi.method.targets import LossLabel as LossLabel
     from capi.models.predictor import register_predictor as register_predictor
+    from capi.report.ablation import paper_score as paper_score
+    from capi.report.ablation import score_text as score_text
     from capi.report.doctor import diagnosis_text as diagnosis_text
     from capi.report.doctor import doctor as doctor
     from capi.report.draw import DEFAULT_KINDS as DEFAULT_KINDS
@@ -156,6 +158,8 @@ _COMMANDS = {
     "missing_cells": "capi.evals.comparison_cells",
     "shown_score": "capi.evals.comparison_cells",
     "LossLabel": "capi.method.targets",
+    "paper_score": "capi.report.ablation",
+    "score_text": "capi.report.ablation",
     "diagnosis_text": "capi.report.doctor",
     "DEFAULT_KINDS": "capi.report.draw",
     "atomic_write": "capi.runtime.atomic",

@@ -446,13 +446,18 @@ class Ablated(Summary):
     page: Path
     outcome: TableOutcome
 
+    @property
+    def sentence(self) -> str:
+        """How many of the paper's orderings hold here."""
+        return orderings_sentence(self.outcome)
+
     def summary(self) -> tuple[str, dict[str, str]]:
         table = self.outcome
         scores = {
             row.name: ", ".join(f"{column} {score_text(row.score(column))}" for column in table.columns)
             for row in table.everything
         }
-        return f"{table.paper.title}: {orderings_sentence(table)}", {**scores, "page": str(self.page)}
+        return f"{table.paper.title}: {self.sentence}", {**scores, "page": str(self.page)}
 
 
 def ablate(

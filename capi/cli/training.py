@@ -14,7 +14,7 @@ from rich.table import Table
 
 from capi import api
 from capi.cli.app import Device, OverrideArguments, TrustOption, app, duration, echo, messages, one_of, refuse_several
-from capi.cli.terminal import Terminal
+from capi.cli.terminal import Terminal, print_scores
 from capi.cli.usage import RECIPE_HELP, Commands, between, others_than, refuse_idle
 from capi.config.experiments import ablations
 from capi.config.paper import paper_table
@@ -328,6 +328,20 @@ def ablate(
     if done is None:
         echo("Stopped and saved. The same command resumes.")
         raise typer.Exit(INTERRUPTED)
+    console, outcome = Terminal(), done.outcome
+    rows = [
+        (
+            (row.name,),
+            [
+                *(api.paper_score(row, number) for number in range(len(outcome.paper.columns))),
+                *(api.score_text(row.score(column)) for column in outcome.columns),
+            ],
+        )
+        for row in outcome.everything
+    ]
+    console.print(f"{outcome.paper.title}: scores in per cent")
+    print_scores(console, ("row",), [*(f"paper: {column}" for column in outcome.paper.columns), *outcome.columns], rows)
+    console.print(f"{done.sentence}.")
     echo(f"wrote {done.page}: open it in a browser")
 
 

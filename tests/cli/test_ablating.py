@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 from tests.api.studies import QUICK, SMALL, labeled_photos
@@ -12,7 +13,14 @@ def test__a_table_is_run_and_its_page_named(run_here: RunHere, tmp_path: Path) -
         *("--device", "cpu", *options),
     )
     assert ran.code == 0, ran.stderr
-    assert ran.stdout == f"wrote {tmp_path / 'out' / 'sinkhorn.html'}: open it in a browser\n"
+    lines = ran.stdout.splitlines()
+    assert lines[-1] == f"wrote {tmp_path / 'out' / 'sinkhorn.html'}: open it in a browser"
+    assert "No ordering of the paper is judged: runs at smoke scale are too short" in " ".join(lines)
+    assert all(len(line) <= 80 for line in lines[:-1])
+    plain = json.loads((tmp_path / "out" / "sinkhorn.json").read_text())
+    for row in plain["rows"]:
+        printed = " ".join(line for line in lines if line.startswith(row["name"].split()[0])).split()
+        assert {f"{100 * each['mean']:.1f}" for each in row["scores"].values()} <= set(printed)
     assert "4 of 4: default-seed0 is done" in ran.stderr
 
 
