@@ -9,10 +9,19 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from capi.config.files import Overrides, Recipe, as_config, merge, override_texts, parse_config, recipe_tree
+from capi.config.files import (
+    Overrides,
+    Recipe,
+    as_config,
+    load_config,
+    merge,
+    override_texts,
+    parse_config,
+    recipe_tree,
+)
 from capi.config.schema import Config, OptimizationConfig
 from capi.config.trust import Trust, trusting
-from capi.data.locations import DataLocation
+from capi.data.locations import DataLocation, open_images
 from capi.data.sources import image_names
 from capi.errors import CapiError, expect
 from capi.report.runs import conclude, draw_curves, pictures_over_time
@@ -20,7 +29,7 @@ from capi.runtime.devices import choose_device
 from capi.runtime.processes import joined
 from capi.runtime.progress import default_console
 from capi.train import run
-from capi.train.build import OPTIMIZERS
+from capi.train.build import OPTIMIZERS, largest_batch
 from capi.train.initial_weights import adapted_sections
 from capi.train.loop import Evaluation
 from capi.train.metrics import Logger
@@ -107,12 +116,20 @@ def adapt(
 
     `model` is anything that `load` takes: a run, a published model, a file, `baseline:NAME=FILE`. Student and teacher
     start from it; predictor, head and prototypes are new, and learn while the encoder stands still
-    (`adapt.frozen_share`). The section `adapt` says how much it may change. Everything else is as in `pretrain`.
+    (`adapt.frozen_share`). The section `adapt` says how much it may change. Where there are fewer images than the
+    recipe `adapt` has in a batch, and no override names it, batches are smaller. Everything else is as in `pretrain`.
     """
     texts = override_texts(overrides, sections)
     with trusting(trust, texts):
+        with joined(choose_device(device)) as processes, processes.together():
+            fitting: list[str] = []
+            if recipe == "adapt" and not (resume and RunFolder(Path(out)).exists):
+                # It stands first: an override of the user's wins.
+                batch = min(load_config(recipe).optimization.batch_size, largest_batch(len(open_images(data))))
+                fitting = [f"optimization.batch_size={batch}"]
+            config = adapted_config(model, [*fitting, *texts], recipe=recipe, out=Path(out) if resume else None)
         return pretrain(
-            adapted_config(model, texts, recipe=recipe, out=Path(out) if resume else None),
+            config,
             data=data,
             out=out,
             resume=resume,

@@ -296,6 +296,11 @@ def few_warning(images: int) -> str | None:
     return "the data set is a single image, of whose crops alone a run learns: give more with --data"
 
 
+def largest_batch(images: int) -> int:
+    """The largest power of two that holds no image twice."""
+    return 2 ** int(math.log2(max(images, 1)))
+
+
 def batch_warning(config: Config, images: int) -> str | None:
     """A batch with more samples than there are images holds some of them twice."""
     batch = config.optimization.batch_size
@@ -303,7 +308,7 @@ def batch_warning(config: Config, images: int) -> str | None:
         return None
     return (
         f"optimization.batch_size = {batch} is more than the {counted(images, 'image')} of this data, so a batch "
-        f"holds one image several times: set optimization.batch_size={2 ** int(math.log2(max(images, 1)))} or less "
+        f"holds one image several times: set optimization.batch_size={largest_batch(images)} or less "
         "(docs/measurements/small-data.md)"
     )
 
@@ -322,7 +327,8 @@ def choose_share(config: Config, processes: Processes) -> BatchShare:
     """The part of each batch that is this process's."""
     size, micro_batches = config.optimization.batch_size, config.optimization.micro_batches
     if size % (micro_batches * processes.size):
-        parts = f"{processes.size} processes" + (f" of {micro_batches} micro-batches each" if micro_batches > 1 else "")
+        parts = counted(processes.size, "process")
+        parts += f" of {micro_batches} micro-batches each" if micro_batches > 1 else ""
         raise CapiError(
             f"optimization.batch_size = {size} cannot be shared equally by {parts}: set a multiple of "
             f"{micro_batches * processes.size}"

@@ -62,6 +62,16 @@ def test__what_adapt_needs_is_reported(run_here: RunHere, tmp_path: Path) -> Non
     )
 
 
+def test__few_images_get_a_batch_that_holds_none_twice(tmp_path: Path) -> None:
+    photos = noise_photos(tmp_path / "photos", count=5)
+    run = train(tmp_path / "run", photos, tmp_path / "config.yaml")
+    few = [*FEW, "data.image_size=32", "data.workers=0", "clustering.prototypes=8", "run.loggers=[]"]
+    for out, more, batch in (("fitting", [], 4), ("own", ["optimization.batch_size=6"], 6)):
+        for _ in range(2):
+            done = capi.adapt(run, [*few, *more], data=photos, out=tmp_path / out, device="cpu", resume=True)
+        assert f"batch_size: {batch}\n" in (done.path / "config.yaml").read_text()
+
+
 def test__a_published_encoder_is_planned_without_its_file(run_here: RunHere) -> None:
     ran = run_here("plan", "adapt", "--model", "baseline:dinov2_vitl14", "--gpu", "rtx4090", "--mfu", "0.4")
     assert ran.code == 0
