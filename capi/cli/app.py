@@ -1,12 +1,14 @@
 """What all commands share: the application, its errors, its options and its messages."""
 
 import errno
+import json
 import logging
 import os
 import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated
@@ -151,10 +153,16 @@ def _end(code: int) -> None:
 
 
 def _fail(message: str) -> None:
+    sentence = f"Error: {one_line(message)}"
     if "--traceback" in sys.argv:
         traceback.print_exc()
     else:
-        Terminal(stderr=True, soft_wrap=True).print(f"Error: {one_line(message)}")
+        Terminal(stderr=True, soft_wrap=True).print(sentence)
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # torchrun prints a traceback of its own after this, and at its end what stands in this file.
+        further = {"py_callstack": sentence, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": sentence, "extraInfo": further}}), "utf-8")
     _end(2)
 
 

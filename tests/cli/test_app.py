@@ -7,12 +7,14 @@ import subprocess
 import sys
 from inspect import signature
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import typer
 from rich.text import Text
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 import capi
 from capi.cli import app as shared
@@ -262,6 +264,15 @@ def test__what_all_processes_know_the_first_one_tells(
 def test__of_several_processes_the_first_one_tells_of_wrong_words(run_here: RunHere, started: list[float]) -> None:
     assert run_here("pretrain", "tiny4", "--chek") == (2, "", "")
     assert started == [shared.SECONDS_TO_SPEAK]
+
+
+def test__torchrun_ends_with_our_sentence(run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    assert run_here("pretrain", "tiny5").code == 2
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(file))
+    last = ChildFailedError("capi", {0: failure}).format_msg().splitlines()[-2]
+    assert re.fullmatch(r" *traceback : Error: there is no recipe \"tiny5\".*", last), last
 
 
 def test__only_the_first_process_shows_messages(
