@@ -162,6 +162,7 @@ def _unreadable(reader: ImageReader, number: int, error: BrokenImageError) -> Ca
         wanted = reader.decoder.channels
         return CapiError(
             f"{place} has {error.channels} channels, and the model reads {wanted}: take a model that was trained on "
-            f"{error.channels}, or write the {wanted} that it is to see to a file of their own"
+            f"{error.channels} (raw patches: pixels:16x{error.channels}), or write the {wanted} that it is to see "
+            "to a file of their own"
         )
     return CapiError(f"{place} cannot be read ({error}): repair it or take it out")

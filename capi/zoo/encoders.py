@@ -4,6 +4,7 @@ recipe, or Python of one's own.
 What exists under a name on the disk comes first; only a name that does not is looked for elsewhere.
 """
 
+import re
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +17,7 @@ from capi.errors import CapiError, expect
 from capi.models.features import CapiEncoder, PixelEncoder
 from capi.models.plain_vit import PlainViT
 from capi.runtime.plugins import import_code, in_one_line
-from capi.types import Statistics, VisionEncoder
+from capi.types import IMAGENET, Statistics, VisionEncoder
 from capi.zoo import build
 from capi.zoo.baselines import is_baseline, is_on_this_machine
 from capi.zoo.checkpoint_files import STATE
@@ -212,9 +213,15 @@ def _open(name: str, weights: WeightsName) -> VisionEncoder:
     if not colon:
         return _load_named(name, ENCODER_FORMS)
     if kind == "pixels":
-        if not rest.isdecimal() or int(rest) < 1:
-            raise CapiError(f'"pixels:{rest}" needs the side of a patch in pixels, such as pixels:16')
-        return PixelEncoder(int(rest))
+        sizes = re.fullmatch(r"0*([1-9]\d{0,3})(?:x0*([1-9]\d{0,3}))?", rest)
+        if sizes is None:
+            raise CapiError(
+                f'"pixels:{rest}" needs the side of a patch in pixels, such as pixels:16, or pixels:16x5 where images '
+                "have 5 channels"
+            )
+        side, channels = int(sizes[1]), int(sizes[2] or len(IMAGENET.mean))
+        plain = Statistics((0.0,) * channels, (1.0,) * channels)
+        return PixelEncoder(side, IMAGENET if channels == len(IMAGENET.mean) else plain)
     if kind == "untrained":
         return untrained(rest)
     return _own(kind, rest, name)

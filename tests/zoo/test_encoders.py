@@ -102,6 +102,11 @@ def test__pixels_are_raw_patches() -> None:
     encoder = open_encoder("pixels:4")
     assert isinstance(encoder, PixelEncoder)
     assert (encoder.patch_size, encoder.width, statistics_of(encoder)) == (4, 48, IMAGENET)
+    five = open_encoder("pixels:4x5")
+    # Of other channels nobody knows a mean: the values stay as they are.
+    images = torch.rand(2, 5, 8, 8)
+    assert (five.patch_size, five.width, statistics_of(five)) == (4, 80, ((0.0,) * 5, (1.0,) * 5))
+    assert torch.equal(five(images).feature_map[1, 0, 1], images[1, :, :4, 4:].flatten())
 
 
 def test__untrained_is_what_a_run_starts_from(small_config: Config, run: Path, tmp_path: Path) -> None:
@@ -183,6 +188,7 @@ def test__what_is_opened_is_frozen_and_evaluates(run: Path, name: str, monkeypat
         ("pixels:0", "such as pixels:16"),
         ("pixels:-4", "such as pixels:16"),
         ("pixels:4.5", "such as pixels:16"),
+        ("pixels:4x0", "or pixels:16x5 where images have 5 channels"),
         ("untrained:tiny5", 'did you mean "tiny4"?'),
         ("untrained:nowhere.yaml", "there is no file nowhere.yaml"),
         ("untrained:FOLDER", "is no run"),
