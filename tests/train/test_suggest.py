@@ -179,7 +179,10 @@ def test__a_suggestion_names_channels_range_and_advice_by_itself(tmp_path: Path)
         values = np.random.default_rng(number).integers(0, 4096, (64, 64, 5), dtype=np.uint16)
         values[0, 0], values[1, 1] = 0, 4095
         tifffile.imwrite(tmp_path / f"{number}.tif", values, planarconfig="contig", metadata={"axes": "YXS"})
-    text = repr(suggest_run(look_at(image_folder(tmp_path)), LAPTOP))
+    suggestion = suggest_run(look_at(image_folder(tmp_path)), LAPTOP)
+    text = repr(suggestion)
+    # The advice speaks of a command, which stands at the end.
+    assert " ".join(text.split()).endswith(f"{suggestion.length} command {suggestion.command()}")
     assert text.startswith("For 3 images of about 64 px, 5 channels, values 0 to 0.0625 of full scale\n")
     assert "Published encoders see 3 channels" in " ".join(text.split())
 

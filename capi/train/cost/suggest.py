@@ -137,7 +137,7 @@ class Suggestion(Summary):
     def summary(self) -> tuple[str, dict[str, str]]:
         choices = {choice.key: f"{choice.value}: {choice.reason}" for choice in (self.recipe, *self.choices)}
         advice = {"advice": f"{'. '.join(self.advice)}."} if self.advice else {}
-        return f"For {self.images}", choices | advice
+        return f"For {self.images}", choices | advice | {"planned": self.length, "command": self.command()}
 
     @property
     def advice(self) -> list[str]:
