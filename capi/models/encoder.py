@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError, expect
 from capi.models.layers import Block, final_norm
-from capi.models.positions import POSITIONS, GridSize, patch_coordinates, register_coordinates
+from capi.models.positions import POSITIONS, AxialPositions, GridSize, patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
 INITIAL_TOKEN_STD = 0.02
@@ -134,7 +134,7 @@ class Encoder(nn.Module):
         registers: int,
         channels: int = 3,
         mlp_width: int,
-        positions: str = "axial",
+        positions: str = AxialPositions.kind,
         grid: GridSize | None = None,
         drop_rate: float = 0.0,
     ) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from capi.models.costs import FLOAT32, INT64, ActivationPolicy, Counts, TokenSequence, blocks_of, drops
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, LinearLayer, final_norm
-from capi.models.positions import POSITIONS, GridSize
+from capi.models.positions import POSITIONS, AxialPositions, GridSize
 from capi.runtime.plugins import register
 from capi.types import Float, Int
 
@@ -40,7 +40,7 @@ class PredictorShape(NamedTuple):
     heads: int
     context_width: int
     mlp_width: int
-    positions: str = "axial"
+    positions: str = AxialPositions.kind
     grid: GridSize | None = None
     drop_rate: float = 0.0
 
@@ -98,7 +98,7 @@ class SplitPredictor(Predictor):
         heads: int,
         context_width: int,
         mlp_width: int,
-        positions: str = "axial",
+        positions: str = AxialPositions.kind,
         grid: GridSize | None = None,
         drop_rate: float = 0.0,
     ) -> None:

@@ -18,7 +18,6 @@ from rich.text import Text
 from capi.config.schema import Config
 from capi.data.survey import statistics_warning
 from capi.errors import CapiError
-from capi.method.clustering.walk import ClusteringSettings
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState
 from capi.report.references import Band, reference_for
@@ -245,7 +244,7 @@ class RunReading:
             return
         batch, prototypes = config.optimization.batch_size, config.clustering.prototypes
         positions = config.grid[0] * config.grid[1]
-        if ClusteringSettings(sinkhorn=config.clustering.sinkhorn).groups(positions) == positions:
+        if config.clustering.sinkhorn == "positionwise":
             text = f"{batch} images are balanced over {prototypes} prototypes at each position"
             small = batch < _IMAGES_A_PROTOTYPE * prototypes
         else:

@@ -237,8 +237,9 @@ def describe_precision(config: Config, device: torch.device) -> str:
     return f"networks: {run}\nclustering: {choose_products(config.clustering.precision, device, run)}"
 
 
-def mask_sampler(config: Config) -> MaskSampler:
-    """The masks of a config, once it is sure that they fit its grid."""
+def mask_sampler(config: Config | None = None) -> MaskSampler:
+    """The masks of a config, by default of one without settings, checked against its grid."""
+    config = config or Config()
     masking = config.masking
     # Imports it, where it is code of the user's own.
     component("masking.kind", config)

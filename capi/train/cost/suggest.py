@@ -67,28 +67,27 @@ class Choice(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A recipe for so many images and more."""
+    """A recipe for so many images and more, with a batch of its own where the recipe's is too large for them."""
 
     recipe: str
-    images: int
-    side: int
-    batch: int
+    images: int = 0
+    batch: int | None = None
 
 
 _MEASURED = "docs/measurements/small-data.md"
 _PETS = f"{_MEASURED}, the run on 3680 photos"
 _LADDER = (
-    Rung("small", 0, 48, 64),
-    Rung("vits16", 20_000, 224, 512),
-    Rung("vitb14", 1_000_000, 224, 4096),
-    Rung("vitl16", 10_000_000, 224, 16384),
-    Rung("vitl14", 50_000_000, 224, 16384),
+    Rung("small"),
+    Rung("vits16", 20_000),
+    Rung("vitb14", 1_000_000, batch=4096),
+    Rung("vitl16", 10_000_000),
+    Rung("vitl14", 50_000_000),
 )
 # Fewer photos than these are the limit, not the optimizer; and so few teach no good encoder.
 _FEW_PHOTOS, _TOO_FEW_PHOTOS = 1000, 100
-_OF_FEW = Rung("demo", 0, 48, 64)
+_OF_FEW = Rung("demo")
 # Images that a patch of 8 pixels would cut into too few.
-_TINY = Rung("tiny4", 0, 32, 128)
+_TINY = Rung("tiny4")
 _TINY_SIDE = 48
 
 
@@ -353,9 +352,10 @@ def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
 def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterator[Choice]:
     recipe = load_config(rung.recipe)
     # No larger than the images are, and whole patches.
-    patch = recipe.model.patch_size
-    side, batch = max(min(rung.side, images.side) // patch * patch, 4 * patch), _batch(rung, images, gpus)
-    if side != recipe.data.height_and_width[0]:
+    patch, recipe_side = recipe.model.patch_size, recipe.data.height_and_width[0]
+    side = max(min(recipe_side, images.side) // patch * patch, 4 * patch)
+    batch = _batch(rung.batch or recipe.optimization.batch_size, images, gpus)
+    if side != recipe_side:
         yield Choice("data.image_size", side, f"images of {images.side} px have no detail beyond that", "rule of thumb")
     yield from _channel_choices(recipe, images)
     yield Choice("optimization.batch_size", batch, *_batch_reason(batch))
@@ -379,9 +379,8 @@ def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
     yield Choice("data.std", "auto", "as for data.mean", "measured")
 
 
-def _batch(rung: Rung, images: Images, gpus: int) -> int:
-    """The rung's, but at least 16 batches in a pass, and no image twice in one; and one that so many GPUs divide."""
-    batch = rung.batch
+def _batch(batch: int, images: Images, gpus: int) -> int:
+    """At least 16 batches in a pass, no image twice in one, and a number that so many GPUs divide."""
     while batch > 1 and (batch > images.count or (batch > SMALLEST_BATCH and 16 * batch > images.count)):
         batch //= 2
     return -(-batch // gpus) * gpus
