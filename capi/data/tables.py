@@ -60,7 +60,8 @@ class TableImages:
 
     def read(self, index: int) -> Path | bytes:
         folder = Path(self.files[int(_find(self.file_ends, index)[0])]).parent
-        return _content(self._value(index), folder, (folder, *self.folders))
+        part, row = _find(self._ends, index)
+        return _content(self._columns[part][row].as_py(), folder, (folder, *self.folders))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -69,12 +70,13 @@ class TableImages:
             digest.update(f"{os.path.basename(file)}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:16]
 
-    @abstractmethod
-    def _value(self, index: int) -> Any:
-        """What the column holds for an image: bytes, a path, or both."""
+    # Where the parts end that are read as one, and the column of each: bytes or paths of images, or both.
+    _ends: npt.NDArray[np.int64]
+    _columns: Cache[Any]
 
+    @abstractmethod
     def _keep(self) -> None:
-        """Nothing is open at first, and nothing opened goes to another process."""
+        """Set `_ends` and `_columns`. Nothing is open at first, and nothing opened goes to another process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not isinstance(value, Cache)}
@@ -88,13 +90,8 @@ class ArrowImages(TableImages):
     """Rows of arrow files, mapped into memory."""
 
     def _keep(self) -> None:
-        self._columns: Cache[Any] = Cache(
-            lambda file: read_arrow(self.files[file]).column(self.column), limit=OPEN_FILES
-        )
-
-    def _value(self, index: int) -> Any:
-        file, row = _find(self.file_ends, index)
-        return self._columns[file][row].as_py()
+        self._ends = self.file_ends
+        self._columns = Cache(lambda file: read_arrow(self.files[file]).column(self.column), limit=OPEN_FILES)
 
 
 class ParquetImages(TableImages):
@@ -104,7 +101,8 @@ class ParquetImages(TableImages):
 
     def _keep(self) -> None:
         self._opened: Cache[Any] = Cache(lambda file: open_parquet(self.files[file]), limit=OPEN_FILES)
-        self._groups: Cache[Any] = Cache(self._group, limit=GROUP_CACHE_BYTES, weigh=lambda column: int(column.nbytes))
+        self._ends = self.block_ends
+        self._columns = Cache(self._group, limit=GROUP_CACHE_BYTES, weigh=lambda column: int(column.nbytes))
 
     def _group(self, block: int) -> Any:
         file = int(np.searchsorted(self.first_blocks, block, side="right")) - 1
@@ -120,10 +118,6 @@ class ParquetImages(TableImages):
                 raise OSError(str(error)) from error
             raise BrokenImageError(f"row group {group} of {self.files[file]} cannot be read ({error})") from error
         return table.column(self.column)
-
-    def _value(self, index: int) -> Any:
-        block, row = _find(self.block_ends, index)
-        return self._groups[block][row].as_py()
 
 
 def open_arrow(files: Sequence[str], column: str | None = None, folders: Sequence[Path] = ()) -> ArrowImages:

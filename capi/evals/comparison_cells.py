@@ -304,12 +304,6 @@ class Comparison(Summary):
         }
 
 
-def _shareable_reason(cell: Cell, name: str) -> str:
-    """Reasons often say `MODEL: what was expected`: the model gets its name, so that the rest of the sentence stays."""
-    before, found, after = cell.reason.partition(f"{cell.model}: ")
-    return f"{hide_path(before)}{name}: {hide_path(after)}" if found else hide_path(cell.reason)
-
-
 def shareable(comparison: Comparison) -> Comparison:
     """The same for the eyes of others: models and reasons without the places of this machine."""
     names = shared_names(comparison.models)
@@ -320,15 +314,18 @@ def shareable(comparison: Comparison) -> Comparison:
             for row in table.rows
         ]
         table = replace(table, rows=tuple(rows))
+    cells = {}
+    for (model, benchmark), cell in comparison.cells.items():
+        # Reasons often say `MODEL: what was expected`: the model gets its name, and the rest of the sentence stays.
+        before, colon, after = cell.reason.partition(f"{model}: ")
+        reason = f"{hide_path(before)}{names[model]}: {hide_path(after)}" if colon else hide_path(cell.reason)
+        cells[names[model], benchmark] = replace(
+            cell, model=names[model], reason=reason, record=hide_paths(cell.record)
+        )
     return replace(
         comparison,
         models=tuple(names.values()),
-        cells={
-            (names[model], benchmark): replace(
-                cell, model=names[model], reason=_shareable_reason(cell, names[model]), record=hide_paths(cell.record)
-            )
-            for (model, benchmark), cell in comparison.cells.items()
-        },
+        cells=cells,
         unrecognized=[names[model] for model in comparison.unrecognized],
         table=table,
     )

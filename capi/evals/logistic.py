@@ -171,7 +171,11 @@ class Descent:
         trial = problem(self.weights[active] + step, active, spread)
         gain = self.length[active] * self.slope[active]
         enough = trial.value <= self.value[active] + 1e-4 * gain + slack * self.value[active]
-        self._shorten(active[~enough], trial.value[~enough], gain[~enough])
+        # The others aim for the lowest point of the parabola through what is known along the direction.
+        missed, value, missing = active[~enough], trial.value[~enough], gain[~enough]
+        share = -missing / (2 * (value - self.value[missed] - missing))
+        self.length[missed] *= share.nan_to_num(0.0).clamp(0.1, 0.5)
+        self.trials[missed] += 1
         moved = active[enough]
         change = trial.gradient[enough] - self.gradient[moved]
         self.weights[moved] += step[enough]
@@ -188,12 +192,6 @@ class Descent:
         ahead = self.history.direction(gradient, which, self.curvature)
         self.ahead[which], self.slope[which] = ahead, _dot(gradient, ahead)
         self.length[which], self.trials[which] = 1.0, 0
-
-    def _shorten(self, which: Int[Tensor, " a"], value: Float[Tensor, " a"], gain: Float[Tensor, " a"]) -> None:
-        """Aim for the lowest point of the parabola through what is known along the direction."""
-        share = -gain / (2 * (value - self.value[which] - gain))
-        self.length[which] *= share.nan_to_num(0.0).clamp(0.1, 0.5)
-        self.trials[which] += 1
 
 
 _logger = logging.getLogger("capi")
@@ -432,7 +430,10 @@ class _Problem:
         value, gradient = weights.new_zeros(len(weights)), torch.zeros_like(weights)
         products = weights.new_zeros(*weights.shape[:2], weights.shape[1])
         for features, targets in self.chunks:
-            losses, probabilities, missed = _cross_entropy(self._logits(features, weights), targets)
+            # Samples last: sums over a few classes then run along contiguous memory.
+            flat = weights.flatten(0, 1).to(features.device, self.dtype)
+            logits = torch.addmm(flat[:, -1:], flat[:, :-1], features.T)
+            losses, probabilities, missed = _cross_entropy(logits.view(*weights.shape[:2], -1), targets)
             value += losses.to(value.device).sum(1, dtype=torch.float64)
             if spread:
                 products += (probabilities @ probabilities.transpose(1, 2)).to(products.device)
@@ -445,11 +446,6 @@ class _Problem:
         gradient /= self.samples
         gradient[..., :-1] += penalty[:, None, None] * weights[..., :-1]
         return LossAndGradient(value, gradient, _covariance_of_classes(products / self.samples) if spread else None)
-
-    def _logits(self, features: Float[Tensor, "s d"], weights: Float[Tensor, "a c e"]) -> Float[Tensor, "a c s"]:
-        # Samples last: sums over a few classes then run along contiguous memory.
-        flat = weights.flatten(0, 1).to(features.device, self.dtype)
-        return torch.addmm(flat[:, -1:], flat[:, :-1], features.T).view(*weights.shape[:2], -1)
 
 
 def _cross_entropy(

@@ -247,16 +247,12 @@ def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> 
             which, place = (reached & ~crowded[:, None]).nonzero(as_tuple=True)
             distances = torch.full_like(values, torch.inf)
             distances[which, place] = _squared_distances(queries, block.points, rows[which], columns[which, place])
-            squared[rows], index[rows] = _first(k, (squared[rows], distances), (index[rows], block.numbers[columns]))
+            # The k nearest of each row; of equally distant ones those with lower numbers.
+            numbers, order = torch.cat([index[rows], block.numbers[columns]], 1).sort(1)
+            ordered, nearest = torch.cat([squared[rows], distances], 1).gather(1, order).sort(dim=1, stable=True)
+            squared[rows], index[rows] = ordered[:, :k], numbers.gather(1, nearest[:, :k])
         pending, count = torch.cat(unfinished), min(4 * count, width)
     return squared, index
-
-
-def _first(k: int, squared: tuple[Tensor, ...], index: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The k nearest of each row; of equally distant ones those with lower numbers."""
-    index_of, order = torch.cat(index, 1).sort(1)
-    sorted_squared, nearest = torch.cat(squared, 1).gather(1, order).sort(dim=1, stable=True)
-    return sorted_squared[:, :k], index_of.gather(1, nearest[:, :k])
 
 
 def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:

@@ -90,6 +90,9 @@ class Predictor(nn.Module):
 class SplitPredictor(Predictor):
     """What `cross` and `self` share: a mask token, and blocks of their own after the encoder."""
 
+    # Whether the attention of a block reads the encoder's output, not the block's own sequence.
+    reads_context: ClassVar[bool] = False
+
     def __init__(
         self,
         *,
@@ -113,7 +116,7 @@ class SplitPredictor(Predictor):
                 heads=heads,
                 mlp_width=mlp_width,
                 drop_rate=drop_rate,
-                context_width=self._block_context(context_width),
+                context_width=context_width if self.reads_context else None,
             )
             for _ in range(depth)
         )
@@ -121,10 +124,6 @@ class SplitPredictor(Predictor):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.mask_token, std=INITIAL_TOKEN_STD)
-
-    @abstractmethod
-    def _block_context(self, context_width: int) -> int | None:
-        """Width of what a block's attention reads; None for its own sequence."""
 
     @abstractmethod
     def forward(
@@ -148,7 +147,7 @@ class SplitPredictor(Predictor):
 class CrossPredictor(SplitPredictor):
     """Mask tokens read the encoder's output, the same for every block, and nothing else."""
 
-    in_released_layout = True
+    in_released_layout, reads_context = True, True
 
     def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
         return TokenSequence(counts.context), TokenSequence(counts.predicted, counts.context)
@@ -160,9 +159,6 @@ class CrossPredictor(SplitPredictor):
         read = 0 if off and (policy.mixed or dropping) else FLOAT32 * counts.context * width
         copied = (off and dropping) or not self.positions.rotates
         return read - (0 if copied else FLOAT32 * counts.predicted * self.width)
-
-    def _block_context(self, context_width: int) -> int | None:
-        return context_width
 
     def forward(
         self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"], depth: int | None = None
@@ -186,9 +182,6 @@ class SelfPredictor(SplitPredictor):
         super().__init__(width=width, context_width=context_width, **others)
         self.mask_tokens = mask_tokens
         self.projection = nn.Identity() if context_width == width else LinearLayer(context_width, width)
-
-    def _block_context(self, context_width: int) -> int | None:  # noqa: ARG002 - the signature
-        return None
 
     def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
         asked = counts.masked if self.mask_tokens == "masked" else counts.predicted

@@ -460,19 +460,17 @@ class Watchman:
 
     def findings(self) -> list[Finding]:
         """One for each metric that can be judged, as things stand: ranges, losses, scores, then the others."""
-        judged = [rule.key for rule in self.rules] + [
-            metric.key for metric in METRICS if metric.is_loss and self._has(metric)
-        ]
+        # The losses that a run has; without a config those that were logged.
+        logged = {"student_loss", *self.series}
+        losses = [metric for metric in METRICS if metric.is_loss]
+        judged = [rule.key for rule in self.rules]
+        judged += [loss.key for loss in losses if (loss.is_measured(self.facts) if self.facts else loss.key in logged)]
         judged += [key for key in self.series if is_score(key) and key not in judged]
         if not any(map(is_score, judged)):
             judged.append("scores")
         judged += [key for key in self.series if key not in judged]
         findings = [self._judged(key) for key in judged]
         return [finding for finding in findings if finding is not None]
-
-    def _has(self, loss: Metric) -> bool:
-        """Whether a run has this loss; without a config, whether it was logged."""
-        return loss.is_measured(self.facts) if self.facts else loss.key in self.series or loss.key == "student_loss"
 
     @property
     def _is_early(self) -> bool:

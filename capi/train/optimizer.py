@@ -7,7 +7,7 @@ An optimizer of the student is a class that keeps the contract `Optimizer`, and 
 `capi.train.build`; code outside of the package calls `register_optimizer`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -140,7 +140,9 @@ def student_optimizer(
     adaptation = adaptation or Adaptation()
     matrices, rates = {id(weight) for weight in block_matrices(student)}, adaptation.rates(student.encoder)
     groups: dict[tuple[float, float, bool, int, float], list[nn.Parameter]] = {}
-    for module, name, parameter in _owned_parameters(student):
+    modules = student.modules()
+    owned = ((module, *pair) for module in modules for pair in module.named_parameters(recurse=False))
+    for module, name, parameter in owned:
         if not parameter.requires_grad:
             continue
         decay, rate = weight_decay, 1.0
@@ -188,10 +190,3 @@ def clip_gradients(optimizer: Optimizer, limit: float) -> None:
     """Scale all gradients of an optimizer down until they are no longer than `limit` together, over all processes."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_grads_with_norm_(parameters, limit, gradient_norm(parameters))
-
-
-def _owned_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Every parameter once, with the module that owns it and its name there."""
-    for owner in module.modules():
-        for name, parameter in owner.named_parameters(recurse=False):
-            yield owner, name, parameter

@@ -1,25 +1,22 @@
 """Reading checkpoints: which are complete, and their tensors, by any number of processes, without trusting them."""
 
 import io
-import logging
 import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, warn_once
 from capi.runtime.documents import open_regular, read_object
 from capi.runtime.tensor_file import TensorEntry, read_tensor
 from capi.zoo import old_checkpoint
 from capi.zoo.checkpoint_index import Chunk, Stored, TensorShape, read_index
 
-_LOG = logging.getLogger("capi")
 STATE = "state.json"
 _NAME = re.compile(r"step_(\d+)")
 BEST = "best"
@@ -62,14 +59,8 @@ def _is_complete(path: Path) -> bool:
     there = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
     lost = [str(name)[:80] for name, size in sizes.items() if there.get(name) != size]
     if lost:
-        _tell_lost(path, lost[0])
+        warn_once(f"{path} is passed over: {lost[0]} is not as it was saved")
     return not lost
-
-
-@cache
-def _tell_lost(path: Path, name: str) -> None:
-    """Once, however often it is looked at."""
-    _LOG.warning("%s is passed over: %s is not as it was saved", path, name)
 
 
 class StoredTensors:

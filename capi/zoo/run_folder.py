@@ -186,10 +186,13 @@ def versions() -> dict[str, str]:
 
 
 def _this_start(step: int, device: str) -> dict[str, Any]:
+    # What was typed: `python -m capi` and the path of the script are the command capi too.
+    program = Path(sys.argv[0])
+    is_command = program.name == "capi" or program.parts[-2:] == ("capi", "__main__.py")
     return {
         "step": step,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": _command(),
+        "command": ["capi", *sys.argv[1:]] if is_command else list(sys.argv),
         "folder": str(Path.cwd()),
         "machine": _machine(device),
         "device": device,
@@ -197,13 +200,6 @@ def _this_start(step: int, device: str) -> dict[str, Any]:
         "numerics": NUMERICS,
         "git": _git_state(),
     }
-
-
-def _command() -> list[str]:
-    """What was typed: `python -m capi` and the path of the script are the command capi too."""
-    program = Path(sys.argv[0])
-    started = program.name == "capi" or program.parts[-2:] == ("capi", "__main__.py")
-    return ["capi", *sys.argv[1:]] if started else list(sys.argv)
 
 
 def _warn_of_other_numerics(record: dict[str, Any], step: int) -> None:

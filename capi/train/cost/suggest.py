@@ -151,8 +151,9 @@ class Suggestion(Summary):
             )
         too_few = images.count < _TOO_FEW_PHOTOS
         if too_few:
+            counted = "1 image is" if images.count == 1 else f"{images.count} images are"
             said.append(
-                f"{_counted(images.count)} too few to train a good encoder on: start from one that others trained, and "
+                f"{counted} too few to train a good encoder on: start from one that others trained, and "
                 "take the last command below as a trial"
             )
         if images.channels != 3:
@@ -205,10 +206,6 @@ class Suggestion(Summary):
         names = self.images.data if data is None else [data] if isinstance(data, str) else data
         words = [*start, str(self.recipe.value), *self.overrides, *self._data_words(names)]
         return shlex.join([*words, "--out", out or f"{_name_of(names)}_run"])
-
-
-def _counted(images: int) -> str:
-    return "1 image is" if images == 1 else f"{images} images are"
 
 
 def _name_of(data: Sequence[str]) -> str:
@@ -354,7 +351,11 @@ def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterat
     # No larger than the images are, and whole patches.
     patch, recipe_side = recipe.model.patch_size, recipe.data.height_and_width[0]
     side = max(min(recipe_side, images.side) // patch * patch, 4 * patch)
-    batch = _batch(rung.batch or recipe.optimization.batch_size, images, gpus)
+    batch = rung.batch or recipe.optimization.batch_size
+    # At least 16 batches in a pass, no image twice in one, and a number that so many GPUs divide.
+    while batch > 1 and (batch > images.count or (batch > SMALLEST_BATCH and 16 * batch > images.count)):
+        batch //= 2
+    batch = -(-batch // gpus) * gpus
     if side != recipe_side:
         yield Choice("data.image_size", side, f"images of {images.side} px have no detail beyond that", "rule of thumb")
     yield from _channel_choices(recipe, images)
@@ -377,13 +378,6 @@ def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
         return
     yield Choice("data.mean", "auto", reason, "measured")
     yield Choice("data.std", "auto", "as for data.mean", "measured")
-
-
-def _batch(batch: int, images: Images, gpus: int) -> int:
-    """At least 16 batches in a pass, no image twice in one, and a number that so many GPUs divide."""
-    while batch > 1 and (batch > images.count or (batch > SMALLEST_BATCH and 16 * batch > images.count)):
-        batch //= 2
-    return -(-batch // gpus) * gpus
 
 
 def _batch_reason(batch: int) -> tuple[str, Origin]:
