@@ -161,11 +161,11 @@ def _training_scores(columns: Mapping[str, Column], weights: str) -> list[Traini
         benchmark, slash, whose = name.rpartition("/")
         if slash and whose == weights and len(column.values):
             first = column.values[0] if column.steps[0] == 0 else math.nan
-            scores.append(TrainingScore(benchmark, _known(first), _known(column.values[-1]), int(column.steps[-1])))
+            scores.append(TrainingScore(benchmark, _finite(first), _finite(column.values[-1]), int(column.steps[-1])))
     return scores
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 

@@ -112,15 +112,15 @@ def weighted_sources(data: DataLocation) -> list[Weighted]:
 
 def photos_alone(data: DataLocation, source: ImageSource) -> list[str] | None:
     """The same sources, of folders with photos and masks the photos alone; None where there are no masks to leave."""
-    parts, names, found = source.parts if isinstance(source, Mixture) else [source], list[str](), False
+    parts, names, has_masks = source.parts if isinstance(source, Mixture) else [source], list[str](), False
     for each, part in zip(weighted_sources(data), parts, strict=True):
         folders = list[str]()
         if isinstance(part, Files) and os.path.isdir(each.name):
             folders = [str(part.root / folder) for folder in masks_among(part)[1]]
         weight = None if each.weight is None else each.weight / max(len(folders), 1)
         names += [_written(Weighted(name, weight)) for name in folders or [each.name]]
-        found = found or bool(folders)
-    return names if found else None
+        has_masks = has_masks or bool(folders)
+    return names if has_masks else None
 
 
 def describe_data(data: DataLocation, source: ImageSource) -> dict[str, Any]:

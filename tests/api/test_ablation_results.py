@@ -26,10 +26,10 @@ def test__a_finished_study_has_scores_curves_costs_and_pictures(done: Study) -> 
 
 
 def test__photos_can_be_left_out(done: Study) -> None:
-    (kept, *_), (left_out, *_) = (outcome_of(done.jobs[-1], photos=photos).pictures for photos in (True, False))
-    assert kept.photo is not None
+    (with_photos, *_), (left_out, *_) = (outcome_of(done.jobs[-1], photos=photos).pictures for photos in (True, False))
+    assert with_photos.photo is not None
     assert left_out.photo is None
-    assert left_out.pictures == kept.pictures
+    assert left_out.pictures == with_photos.pictures
 
 
 def test__scores_are_those_of_the_results(done: Study) -> None:

@@ -35,10 +35,10 @@ def test__a_folder_is_packed_and_looked_through(photos: Path, run_here: RunHere)
     assert rows["images"] == "12; 11 can be read, 1 cannot"
     assert "photos: 5.png (no image that can be read)" in rows["broken"]
     assert rows["copies"].startswith("5 with the same bytes as another: ")
-    found = json.loads(Path("found.json").read_text())
-    assert found["broken"] == {"photos: 5.png": "no image that can be read"}
-    assert found["readable"] == 11
-    mean = ",".join(f"{value:.3f}" for value in found["mean"])
+    report = json.loads(Path("found.json").read_text())
+    assert report["broken"] == {"photos: 5.png": "no image that can be read"}
+    assert report["readable"] == 11
+    mean = ",".join(f"{value:.3f}" for value in report["mean"])
     assert f"data.mean=[{mean}]" in ran.stdout
 
 

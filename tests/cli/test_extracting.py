@@ -70,8 +70,8 @@ def test__maps_of_large_images_come_with_their_pictures(run_here: RunHere, work:
     assert (
         run_here("extract", "pixels:4", "scenes/one.png", "--tile", "16", "--overlap", "4", "--out", "alone").code == 0
     )
-    one, other = (read_features(work / name / "one.png.safetensors").array("patch") for name in ("maps", "alone"))
-    assert one.equal(other)
+    patches, other = (read_features(work / name / "one.png.safetensors").array("patch") for name in ("maps", "alone"))
+    assert patches.equal(other)
 
 
 @pytest.mark.parametrize(

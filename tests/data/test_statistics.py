@@ -114,11 +114,11 @@ def test__only_images_far_from_what_they_are_normalized_with_are_warned_of(
 
 def test__a_quick_look_is_the_same_each_time_and_near_the_whole() -> None:
     images = [photo(64, 64, seed=seed) for seed in range(QUICK_SAMPLE + 20)]
-    found, whole = quick_statistics(reader(images)), summarize(reader(images))
-    assert found is not None
-    np.testing.assert_allclose(found.mean, whole.mean, atol=0.05)
-    np.testing.assert_allclose(found.std, whole.std, atol=0.05)
-    assert quick_statistics(reader(images)) == found
+    statistics, whole = quick_statistics(reader(images)), summarize(reader(images))
+    assert statistics is not None
+    np.testing.assert_allclose(statistics.mean, whole.mean, atol=0.05)
+    np.testing.assert_allclose(statistics.std, whole.std, atol=0.05)
+    assert quick_statistics(reader(images)) == statistics
     assert quick_statistics(reader([b"no image"])) is None
 
 

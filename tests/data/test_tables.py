@@ -88,7 +88,7 @@ def schema(**columns: Any) -> pyarrow.Schema:
 
 
 @pytest.mark.parametrize(
-    ("columns", "wanted", "found"),
+    ("columns", "wanted", "name"),
     [
         ({"a": pyarrow.int64(), "b": pyarrow.binary()}, None, "b"),
         ({"a": pyarrow.binary(), "b": PAIR}, None, "b"),
@@ -97,8 +97,8 @@ def schema(**columns: Any) -> pyarrow.Schema:
         ({"a": pyarrow.large_binary()}, None, "a"),
     ],
 )
-def test__the_column_of_images_is_found(columns: dict[str, Any], wanted: str | None, found: str) -> None:
-    assert image_column(schema(**columns), wanted, "x.parquet") == found
+def test__the_column_of_images_is_found(columns: dict[str, Any], wanted: str | None, name: str) -> None:
+    assert image_column(schema(**columns), wanted, "x.parquet") == name
 
 
 @pytest.mark.parametrize(

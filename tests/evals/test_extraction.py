@@ -241,12 +241,12 @@ def test__other_images_are_not_taken_for_those_it_was_started_with(tmp_path: Pat
 
 def test__encoders_without_fingerprint_are_distinguished_by_what_is_said_of_them(tmp_path: Path, source: Files) -> None:
     out = tmp_path / "x.safetensors"
-    one = {"model": Path("one"), "layers": (1, 2)}
+    about_one = {"model": Path("one"), "layers": (1, 2)}
     with pytest.raises(InterruptionError):
-        extract_features(Counting(), source, Output(out), encoding=at_size(progress=interrupting(5)), about=one)
+        extract_features(Counting(), source, Output(out), encoding=at_size(progress=interrupting(5)), about=about_one)
     with pytest.raises(CapiError, match="of another encoder"):
-        extract_features(Counting(), source, Output(out), encoding=at_size(), about=one | {"model": "two"})
-    assert extract_features(Counting(), source, Output(out), encoding=at_size(), about=one).resumed_at == 3
+        extract_features(Counting(), source, Output(out), encoding=at_size(), about=about_one | {"model": "two"})
+    assert extract_features(Counting(), source, Output(out), encoding=at_size(), about=about_one).resumed_at == 3
     assert read_features(out).facts.about["model"] == "one"
 
 

@@ -35,9 +35,9 @@ def test__labels_and_confidences_are_the_probe_s(images: Path) -> None:
     probe = linear_probe(encoder)
     assert isinstance(probe.model, LinearClassifier)
     weight = probe.model.weight.double().numpy()
-    found = list(Prediction(encoder, probe, image_folder(images), Encoding(batch_size=3)).labels())
-    assert [number for number, _, _ in found] == list(range(10))
-    for number, label, confidence in found:
+    predictions = list(Prediction(encoder, probe, image_folder(images), Encoding(batch_size=3)).labels())
+    assert [number for number, _, _ in predictions] == list(range(10))
+    for number, label, confidence in predictions:
         with Image.open(images / f"{number}.png") as image:
             # Of an 8 x 8 image the middle is 7 x 7 pixels, resized.
             box = (0.5, 0.5, 7.5, 7.5)

@@ -270,10 +270,10 @@ def test__the_papers_schedule_is_the_default_for_large_data_alone() -> None:
 def test__the_papers_own_settings_are_no_deviation(kind: type, options: dict[str, Any]) -> None:
     """At 224 px with patches of 16, and heads of width 64."""
     chosen = kind(of_size(LARGE), **options)
-    found = chosen._deviations(chosen._plan(LARGE * 9 // 10))
-    found += _head_deviations(chosen.features, 1024)
+    deviations = chosen._deviations(chosen._plan(LARGE * 9 // 10))
+    deviations += _head_deviations(chosen.features, 1024)
     used = chosen.encoding.fitted(16).size
-    assert found + size_notes(chosen.encoding.size, used, 16, (224, 224)) == []
+    assert deviations + size_notes(chosen.encoding.size, used, 16, (224, 224)) == []
     assert (chosen.settings, len(PAPER_GRID)) == (PAPER_GRID, 30)
 
 

@@ -25,10 +25,10 @@ def run(small_config: Config, tmp_path: Path) -> Path:
 
 
 def test__a_run_brings_prototypes_temperature_and_masks(run: Path) -> None:
-    known = page.known_of(run)
-    assert known["prototypes"].weight.shape == (24, 32)
-    assert known["temperature"] == 0.2
-    assert known["masks"].kind == "random"
+    parts = page.known_of(run)
+    assert parts["prototypes"].weight.shape == (24, 32)
+    assert parts["temperature"] == 0.2
+    assert parts["masks"].kind == "random"
 
 
 def test__a_file_brings_none(reference_checkpoint: Path) -> None:

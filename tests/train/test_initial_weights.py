@@ -104,10 +104,10 @@ def weights_of(state: State, owner: str) -> State:
     return {name.removeprefix(owner): value for name, value in state.items() if name.startswith(owner)}
 
 
-def assert_equal(found: State, expected: State) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(weights: State, expected: State) -> None:
+    assert weights.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(weights[name], value), name
 
 
 def begin(config: Config, images: Path, out: Path, **others: Any) -> Seen:
@@ -165,10 +165,10 @@ def test__prototypes_and_head_of_another_number_stay_fresh_and_that_is_reported(
 
 def test__the_optimizers_train_the_weights_that_were_loaded(run: Path) -> None:
     learner, _ = filled(made({"init": {"encoder": str(run)}}))
-    known = {id(one) for group in learner.student_optimizer.param_groups for one in group["params"]}
-    assert {id(one) for one in learner.student.parameters()} == known
-    assert not any(one.requires_grad for one in learner.teacher.parameters())
-    assert all(one.requires_grad for one in learner.student.parameters())
+    trained = {id(parameter) for group in learner.student_optimizer.param_groups for parameter in group["params"]}
+    assert {id(parameter) for parameter in learner.student.parameters()} == trained
+    assert not any(parameter.requires_grad for parameter in learner.teacher.parameters())
+    assert all(parameter.requires_grad for parameter in learner.student.parameters())
 
 
 def test__without_init_nothing_is_opened() -> None:
@@ -262,8 +262,8 @@ def test__not_strict_takes_what_fits_and_says_the_rest(reference_checkpoint: Pat
     learner, done = filled(config)
     given, fresh = load_released(REFERENCE / "student.pth").state_dict(), build_learner(config).student.state_dict()
     for name, value in learner.student.state_dict().items():
-        kept = name == "encoder.registers" or name.startswith("encoder.blocks.2.")
-        assert torch.equal(value, (fresh if kept else given)[name]), name
+        is_fresh = name == "encoder.registers" or name.startswith("encoder.blocks.2.")
+        assert torch.equal(value, (fresh if is_fresh else given)[name]), name
     assert_equal(learner.teacher.average.state_dict(), learner.student.state_dict())
     encoder = done.parts[0]
     assert encoder.misshapen == ("registers",)

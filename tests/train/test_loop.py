@@ -106,8 +106,8 @@ def test__stop_names_the_step_and_keeps_the_batch(small_config: Config, tmp_path
     loop = make_loop(small_config, tmp_path, Noise(small_config, bad=(5,)))
     with pytest.raises(CapiError, match=r"the loss of step 5 is not finite .*run\.non_finite to skip"):
         loop.run()
-    kept = tmp_path / "replay" / "step_00000005.safetensors"
-    with safe_open(kept, framework="pt") as file:
+    batch_file = tmp_path / "replay" / "step_00000005.safetensors"
+    with safe_open(batch_file, framework="pt") as file:
         assert file.metadata() == {"step": "5", "nearest_checkpoint": "4"}
         assert file.get_tensor("images.0").isnan().all()
         assert torch.equal(file.get_tensor("predict_index.0"), next(Noise(small_config)(5, 6))[0].predict_index)
@@ -271,6 +271,6 @@ def test__a_loader_that_starves_the_device_is_worth_a_look() -> None:
         watchman = Watchman(RunFacts(prototypes=24, width=32, total_steps=STEPS))
         for step in range(1, 8):
             assert watchman.see({"step": step, "data_wait": wait}) == []
-        (finding,) = (one for one in watchman.findings() if one.key == "data_wait")
+        (finding,) = (finding for finding in watchman.findings() if finding.key == "data_wait")
         assert finding.state == state
         assert ("Raise data.workers" in finding.sentence) == (state == "look")

@@ -75,8 +75,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def same(one: CapiEncoder, other: CapiEncoder) -> bool:
-    states = [one.state_dict(), other.state_dict()]
+def same(first: CapiEncoder, other: CapiEncoder) -> bool:
+    states = [first.state_dict(), other.state_dict()]
     return states[0].keys() == states[1].keys() and all(
         torch.equal(value, states[1][name]) for name, value in states[0].items()
     )

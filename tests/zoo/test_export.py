@@ -88,5 +88,5 @@ def test__a_run_s_own_size_goes_to_transformers(small_config: Config, tmp_path: 
     run = make_run(small_config, tmp_path / "run")
     folder = write_export(run, Output(tmp_path / "out"), format="transformers").path
     height, width = small_config.data.height_and_width
-    known = [json.loads((folder / name).read_text()) for name in ("config.json", "preprocessor_config.json")]
-    assert [known[0]["image_size"], known[1]["size"]] == [[height, width], {"height": height, "width": width}]
+    configs = [json.loads((folder / name).read_text()) for name in ("config.json", "preprocessor_config.json")]
+    assert [configs[0]["image_size"], configs[1]["size"]] == [[height, width], {"height": height, "width": width}]

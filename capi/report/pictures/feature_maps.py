@@ -134,15 +134,15 @@ class FeatureMaps:
     what: str = "images"
     kept_bytes: int = MAP_CACHE_BYTES
     failed: dict[str, str] = field(default_factory=dict)
-    _kept: list[NumberedMap] = field(default_factory=list, init=False)
+    _cached: list[NumberedMap] = field(default_factory=list, init=False)
     _room: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._room = self.kept_bytes
 
     def __iter__(self) -> Iterator[NumberedMap]:
-        yield from self._kept
-        first = self._kept[-1].number + 1 if self._kept else 0
+        yield from self._cached
+        first = self._cached[-1].number + 1 if self._cached else 0
         for numbered in self._encoded(first):
             self._keep(numbered)
             yield numbered
@@ -151,7 +151,7 @@ class FeatureMaps:
         """What is kept is a beginning without gaps: once there is no room, nothing more is."""
         self._room -= numbered.feature_map.nbytes
         if self._room >= 0:
-            self._kept.append(numbered)
+            self._cached.append(numbered)
         else:
             self._room = -1
 

@@ -132,7 +132,7 @@ def test__a_segmentation_has_masks_of_its_labels_in_the_size_of_the_images(name:
     options = BUILDERS[name](tmp_path)
     data = load_segmentation(name, root_of(name, tmp_path), options)
     assert not data.ignored & set(data.classes)
-    found = set()
+    labels = set()
     for part in (data.train, data.test):
         assert isinstance(part.masks, MaskSource)
         assert len(part.images) == len(part.masks) > 0
@@ -142,9 +142,9 @@ def test__a_segmentation_has_masks_of_its_labels_in_the_size_of_the_images(name:
             assert path.is_file()
             mask = part.masks.read(index)
             assert mask.shape == (8, 8)
-            found |= set(np.unique(mask).tolist())
-    assert found <= data.ignored | set(data.classes)
-    assert len(found & set(data.classes)) >= 2
+            labels |= set(np.unique(mask).tolist())
+    assert labels <= data.ignored | set(data.classes)
+    assert len(labels & set(data.classes)) >= 2
 
 
 @pytest.mark.parametrize(
