@@ -1,6 +1,5 @@
 """The demo: pretrain on the built-in photos, then say what was learnt, in numbers and pictures."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import pca_pictures, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.report.runs import series
+from capi.runtime.image_files import open_image
 from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
@@ -157,7 +157,7 @@ def _draw_nearest(protocol: KnnClassification, trained: CapiEncoder, split: str)
     similarity, nearest = cosines.topk(_NEAREST)
 
     def drawn(which: int, number: int, cosine: float | None = None) -> Drawn:
-        photo = Image.open(io.BytesIO(banks[which].images.contents[number]))
+        photo = open_image(banks[which].images.contents[number])
         category = banks[which].categories[banks[which].labels[number]]
         return Drawn(ImageOps.exif_transpose(photo), caption=category + ("" if cosine is None else f"\n{cosine:.2f}"))
 

@@ -8,6 +8,7 @@ it; a dry run stops after the folder.
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from capi.report.pages.data import Column, RunReport
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.report.run_report import gather
-from capi.runtime.atomic import Output, atomic_folder, atomic_write
+from capi.runtime.atomic import Output, atomic_folder, atomic_write, walk_folder
 from capi.runtime.documents import read_text
 from capi.runtime.image_files import open_image
 from capi.runtime.privacy import hide_path, hide_paths, name_of_data
@@ -66,7 +67,8 @@ def prepare_folder(
     _check_place(output)
     out = output.path
     # What `capi evaluate` left in the run's own folder, and what is given.
-    within = (_readable(path.parent) for path in sorted(run.rglob(JSON)))
+    files = sorted(Path(entry.path) for _, entry in walk_folder(run, follow_links=False) if entry.name == JSON)
+    within = (_readable(path.parent) for path in files)
     records = [*(record for record in within if record is not None), *_results_given(results)]
     report, config = gather(run, costs), run_config(RunFolder(run))
     encoder = load_run(run, weights)
@@ -375,10 +377,10 @@ def push(
 
 def _sizes(folder: Path) -> tuple[tuple[str, int], ...]:
     """What lies in a folder, with all that is inside of each."""
-    return tuple(
-        (path.name, sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file()))
-        for path in sorted(folder.iterdir())
-    )
+    sizes = Counter[str]()
+    for name, entry in walk_folder(folder, follow_links=False):
+        sizes[name.partition("/")[0]] += entry.stat().st_size
+    return tuple(sorted(sizes.items()))
 
 
 def require_repo_id(repo_id: str) -> str:

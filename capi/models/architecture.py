@@ -7,7 +7,7 @@ no stochastic depth.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from torch import nn
 
@@ -169,12 +169,10 @@ def _predictor_of(predictor: Predictor, trunk: Encoder) -> dict[str, Any]:
             "alone can be described without its code"
         )
     sizes: dict[str, int | None] = dict.fromkeys(("width", "depth", "heads", "mlp_width"))
-    if isinstance(predictor, SplitPredictor):
-        sizes |= _stack_of(predictor)
-        ours, theirs = (
-            (predictor.positions.kind, predictor.positions.grid),
-            (trunk.positions.kind, trunk.positions.grid),
-        )
+    if "depth" in predictor.reads:
+        stack = cast("SplitPredictor", predictor)
+        sizes |= _stack_of(stack)
+        ours, theirs = ((part.positions.kind, part.positions.grid) for part in (stack, trunk))
         if ours != theirs:
             raise CapiError(f"the predictor has positions {ours} and the encoder {theirs}: they must be the same")
     return {f"predictor_{name}": value for name, value in sizes.items()} | {
