@@ -34,6 +34,7 @@ def pixel_blocks(masks: Tensor, rows: int, columns: int) -> Tensor:
     count, height, width = masks.shape
     if height % rows or width % columns:
         raise CapiError(f"masks of {height} x {width} pixels cannot be cut into {rows} x {columns} equal patches")
+    # (s, rows, h, columns, w) to (s, rows, columns, h, w)
     blocks = masks.reshape(count, rows, height // rows, columns, width // columns)
     return blocks.transpose(2, 3).reshape(-1, height // rows, width // columns)
 
@@ -204,7 +205,10 @@ class TrainingPatches(NamedTuple):
 
 
 class PatchCollector:
-    """Takes batches of training images in order, those to fit on before those held out."""
+    """Takes batches of training images in order, those to fit on before those held out.
+
+    Rows are patches that count, image by image and row by row of the grid, so that the first `fit_count` are to fit on.
+    """
 
     def __init__(self, encoding: Encoding, ignored: Collection[int], standardize: bool) -> None:
         self.encoding, self.ignored, self.standardize = encoding, ignored, standardize

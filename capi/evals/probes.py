@@ -127,6 +127,7 @@ class AttentiveProbes(Probes):
 
     def _values(self, pooled: Float[Tensor, "b q d"]) -> Float[Tensor, "g b d"]:
         """The values that each head gathered, heads of a setting side by side."""
+        # (q b d) @ (q d w), where q counts the heads of one setting after those of another.
         by_head = torch.bmm(pooled.transpose(0, 1), self._by_head(self.value.weight).transpose(1, 2))
         return by_head.unflatten(0, (self.settings, -1)).transpose(1, 2).flatten(2) + self.value.bias[:, None]
 
@@ -195,6 +196,7 @@ class ProbeSchedule:
 def loss_sums(logits: Float[Tensor, "g b c"], labels: Int[Tensor, " b"]) -> Float[Tensor, " g"]:
     """The cross-entropy of each setting, summed over the images."""
     settings = len(logits)
+    # Rows (g b, c): all images of the first setting, then those of the next.
     losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(settings), reduction="none")
     return losses.unflatten(0, (settings, -1)).sum(1)
 

@@ -171,6 +171,7 @@ def plain_information(nearest: Int[Tensor, "b n"]) -> Float[Tensor, ""]:
     """Mutual information in nat of position and prototype as counted, which chance makes too large."""
     positions = nearest.shape[1]
     prototypes, number = nearest.unique(return_inverse=True)
+    # Cell (i, z) of the table of counts has number i * k + z.
     cell = torch.arange(positions, device=nearest.device) * len(prototypes) + number
     joint = cell.flatten().bincount(minlength=positions * len(prototypes)).view(positions, -1) / nearest.numel()
     entropies = torch.special.entr(joint).sum(), torch.special.entr(joint.sum(0)).sum()

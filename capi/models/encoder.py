@@ -114,6 +114,7 @@ class PatchEmbedding(nn.Conv2d):
     ) -> Float[Tensor, "b v d"]:
         rows, columns = self.grid(images)
         size = self.patch_size
+        # (b c rows size columns size) to (b n, c size size): patches row by row, in each one channel after the other.
         patches = images.unflatten(3, (columns, size)).unflatten(2, (rows, size))
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         if visible_index is not None:
