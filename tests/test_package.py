@@ -280,8 +280,8 @@ def test__report_is_a_function_whether_its_package_was_imported_or_not(first: st
         "        capi.report(sys.argv[1], device='cpu')\n"
         "    except capi.CapiError as error:\n"
         "        print(error)\n"
-        "from capi.report import runs\n"
-        "assert runs.report\n"
+        "from capi.report import run_report\n"
+        "assert run_report.report\n"
     )
     run = [sys.executable, "-c", code, str(tmp_path)]
     output = subprocess.run(run, capture_output=True, text=True, check=True)

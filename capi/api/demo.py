@@ -23,10 +23,10 @@ from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import DataOptions
 from capi.models.features import CapiEncoder
+from capi.report.curves import series
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import pca_pictures, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
-from capi.report.runs import series
 from capi.runtime.image_files import open_image
 from capi.zoo import build as networks
 from capi.zoo.encoders import load_weights, untrained

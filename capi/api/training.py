@@ -15,7 +15,8 @@ from capi.config.trust import Trust, trusting
 from capi.data.locations import DataLocation
 from capi.data.sources import image_names
 from capi.errors import CapiError, expect
-from capi.report.runs import conclude, draw_curves, pictures_over_time
+from capi.report.curves import draw_curves
+from capi.report.run_report import conclude, pictures_over_time
 from capi.runtime.devices import choose_device
 from capi.runtime.processes import joined
 from capi.runtime.progress import default_console
