@@ -29,7 +29,7 @@ from capi.report.pictures.pca import pca_pictures, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.runtime.image_files import open_image
 from capi.zoo import build as networks
-from capi.zoo.encoders import load_weights, untrained
+from capi.zoo.encoders import open_capi_encoder, untrained
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
 
 RECIPE = "demo"
@@ -85,7 +85,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     """Score the encoder before and after training, and draw what it sees."""
     folder = RunFolder(path)
     config = run_config(folder)
-    start, trained = untrained(str(path)), load_weights(path, "teacher")
+    start, trained = untrained(str(path)), open_capi_encoder(path, "teacher")
     protocol = _protocol(config, split)
     data = protocol.data
     pixels = raw_pixel_accuracies(data.train, data.tests[split], protocol.encoding, NEIGHBORS)
