@@ -64,7 +64,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
         return ""
 
     def likeness(name: str) -> tuple[float, float]:
-        """Of names that are equally close, that with the same letters: two of them were swapped."""
+        """The rank of a name; of equally close names the one with the same letters wins: two of them were swapped."""
         letters = difflib.SequenceMatcher(None, sorted(name), sorted(word)).ratio()
         return difflib.SequenceMatcher(None, name, word).ratio(), letters
 

@@ -157,7 +157,7 @@ def stand_in() -> torch.device:
 
 @contextmanager
 def pretending(device: torch.device) -> Iterator[Pretending]:
-    """Within this tensors can be made on the device and brought there."""
+    """Let tensors be made on the device and moved there."""
 
     def on_cpu_first(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """torch makes a tensor of given numbers inside of itself, where no mode sees it."""

@@ -21,7 +21,7 @@ def unpack_old_run(place: Path) -> Path:
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, dtypes, shapes and bytes."""
+    """A digest of names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())

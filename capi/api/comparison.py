@@ -212,7 +212,7 @@ class _ComparisonRun:
         return replace(cell, status="done", record=record, reused=cached is not None)
 
     def evaluated(self, folder: Path, model: str, column: BenchmarkColumn, identity: dict[str, Any]) -> ResultRecord:
-        """Without the file that identifies them, results that are being replaced are never taken for finished."""
+        """Remove the file that identifies results, so that those being replaced are never taken for finished."""
         (folder / IDENTITY).unlink(missing_ok=True)
         if self.execution.processes.size > 1:
             Exchange(self.execution.processes).announce((model, self.comparison.columns.index(column)))

@@ -300,7 +300,7 @@ class Pushed:
 
     @property
     def lines(self) -> list[str]:
-        """For people."""
+        """What is shown to people, line by line."""
         access = "private" if self.private else "public"
         listed = [
             f"  {name} ({size / 2**20:.1f} MiB)" if size >= 2**20 else f"  {name} ({size / 2**10:.1f} KiB)"

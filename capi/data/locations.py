@@ -1,4 +1,4 @@
-"""From what a user calls the images to a source: folders, CSVs, shards, tables, names of the Hub, several of these.
+"""Sources by the names that a user gives: folders, CSVs, shards, tables, names of the Hub, several of these.
 
 photos                          a folder of images, nested or flat; of tar shards; of parquet or arrow files
 labels.csv                      the images that its column `file` names, below its folder

@@ -273,7 +273,7 @@ _READ_AT_ONCE = 32
 
 
 def read_at(file: int, offset: int, size: int) -> bytes:
-    """So many bytes at a place of an open file."""
+    """Read so many bytes at a place of an open file."""
     content = os.pread(file, size, offset)
     while len(content) < size:
         # A network file system may give less than was asked for.

@@ -489,7 +489,7 @@ class DataSummary:
 
 
 def evenly(total: int, count: int) -> list[int]:
-    """So many of range(total), spread evenly, which is the same for everyone."""
+    """Numbers of range(total), spread evenly, the same for everyone."""
     return sorted({int(number) for number in np.linspace(0, total - 1, min(total, count))})
 
 

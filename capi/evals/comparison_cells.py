@@ -134,7 +134,7 @@ def missing_cells(view: TableView, cells: Cells) -> dict[str, list[str]]:
 
 
 def as_plain(view: TableView, cells: Cells) -> dict[str, Any]:
-    """For programs: per cent, null where there is nothing."""
+    """The table for programs: per cent, null where there is nothing."""
     return {
         "table": view.name,
         "title": view.title,

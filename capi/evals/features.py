@@ -216,7 +216,7 @@ def encoded_here(encoder: VisionEncoder, job: EncodingJob, items: range, encodin
 
 
 def _read(batches: Dataset[ReadBatch], items: range, encoding: Encoding) -> Iterator[ReadBatch]:
-    """From the files, or from what was kept of the last time."""
+    """The batches, read from the files or from the cache."""
     if encoding.image_cache is None or not isinstance(batches, StillBatches):
         yield from read_in_order(batches, items, workers=encoding.workers)
         return

@@ -360,7 +360,7 @@ class _StandardizedRows:
 
 
 def _device_of(dtype: torch.dtype, device: torch.device) -> torch.device:
-    """Where numbers of that type are computed: Apple's devices have no float64."""
+    """The device where numbers of that type are computed: Apple's devices have no float64."""
     return torch.device("cpu") if device.type == "mps" and dtype == torch.float64 else device
 
 
@@ -426,7 +426,7 @@ class _Problem:
     penalty: Float[Tensor, " g"]
 
     def __call__(self, weights: Float[Tensor, "a c e"], which: Int[Tensor, " a"], spread: bool) -> LossAndGradient:
-        """At one point for each of the penalties `which`."""
+        """The objectives at one point for each of the penalties `which`."""
         value, gradient = weights.new_zeros(len(weights)), torch.zeros_like(weights)
         products = weights.new_zeros(*weights.shape[:2], weights.shape[1])
         for features, targets in self.chunks:

@@ -86,7 +86,7 @@ class SegmentationScore:
         return self
 
     def iou(self) -> dict[int, float]:
-        """Of each label: not a number if it is neither true nor predicted anywhere. Ignored labels: if predicted."""
+        """IoU of each label: NaN if it is neither true nor predicted anywhere. Ignored labels count if predicted."""
         common = self.confusion_.diagonal()
         either = self.confusion_.sum(0) + self.confusion_.sum(1) - common
         values = dict(zip(self._all_labels, (common.double() / either.double()).tolist(), strict=True))

@@ -69,7 +69,7 @@ def vote_blocks(
     clean: bool = False,
     ties: Ties = "smallest",
 ) -> Tensor:
-    """At every pixel the most frequent label among k of the blocks (m, h, w), whose numbers are given nearest first.
+    """The most frequent label at every pixel among k of the blocks (m, h, w), whose numbers are given nearest first.
 
     Of equally frequent labels, the smallest (as in the published numbers) or that of the nearest block among them.
     Ignored labels vote like any other, unless `clean`: then they have no vote, and a pixel where all k blocks hold

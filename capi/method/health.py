@@ -126,7 +126,7 @@ def some_tokens(tokens: Sequence[Float[Tensor, "_ n d"]]) -> Float[Tensor, "b _ 
 def nearest_prototypes(
     rows: Float[Tensor, "s d"], prototypes: Float[Tensor, "k d"], bias: Float[Tensor, " k"] | None
 ) -> tuple[Int[Tensor, " s"], Int[Tensor, " s"]]:
-    """Of all prototypes, and of the few that are distinguished for their position."""
+    """The nearest of all prototypes, and of the few that are distinguished for their position."""
     of_all, of_few = [], []
     for some in rows.split(max(_LOGITS // len(prototypes), 1)):
         logits = F.linear(some, prototypes, bias)

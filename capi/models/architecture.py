@@ -81,12 +81,12 @@ class Architecture:
             )
 
     def as_plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The architecture as values of JSON."""
         return asdict(self) | {"grid": None if self.grid is None else list(self.grid)}
 
     @classmethod
     def from_plain(cls, values: Any, source: str = "the architecture") -> "Architecture":
-        """From what `as_plain` gave, read back from a file that `source` names; nothing may lack or be unknown."""
+        """The architecture that `as_plain` wrote, from a file that `source` names; no key may lack or be unknown."""
         names = [field.name for field in fields(cls)]
         if not isinstance(values, dict):
             raise CapiError(f"{source} holds no architecture: expected the keys {', '.join(names)}")

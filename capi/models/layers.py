@@ -150,7 +150,7 @@ class TransformerBlock(nn.Module):
     drop_rate: float = 0.0
 
     def images_kept(self, images: int) -> int:
-        """For how many images of a batch a residual branch runs in training."""
+        """The number of images of a batch for which a residual branch runs in training."""
         return max(int(images * (1 - self.drop_rate)), 1)
 
 

@@ -1,4 +1,4 @@
-"""From the visible patches of an image to predictions of hidden ones: three architectures, as the paper compares them.
+"""Predictors: from the visible patches of an image to predictions of hidden ones, in the paper's three architectures.
 
 - `cross`, CAPI's own: mask tokens read the encoder's output by cross-attention and never see each other.
 - `self` (MAE, CVPR 2022; I-JEPA, CVPR 2023): the encoder's output and the mask tokens are one sequence with
@@ -242,7 +242,7 @@ class FusedPredictor(Predictor):
         return MaskTokens(self.mask_token.expand(*hidden.shape, -1), hidden)
 
     def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
-        """Of an encoding that ends with the mask tokens of the hidden patches, those of the predicted ones."""
+        """The mask tokens of the predicted patches, out of an encoding that ends with those of the hidden ones."""
         assert encoded.visible_index is not None, "of whole images nothing is hidden"
         hidden = hidden_index(encoded.visible_index, len(encoded.everywhere))
         return rows_at(encoded.tokens[:, -hidden.shape[1] :], hidden, predict_index)
@@ -275,6 +275,6 @@ def hidden_index(visible_index: Int[Tensor, "b v"], patches: int) -> Int[Tensor,
 def rows_at(
     tokens: Float[Tensor, "b m d"], hidden: Int[Tensor, "b m"], predict_index: Int[Tensor, "b p"]
 ) -> Float[Tensor, "b p d"]:
-    """Of the tokens of hidden patches, those of the predicted ones."""
+    """The tokens of the predicted patches, out of those of the hidden ones."""
     place = torch.searchsorted(hidden, predict_index.contiguous())
     return tokens.gather(1, place[..., None].expand(-1, -1, tokens.shape[2]))

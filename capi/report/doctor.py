@@ -89,7 +89,7 @@ def doctor(run: str | Path) -> Diagnosis:
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> Text:
-    """For the terminal; `.plain` is the same without colours."""
+    """The diagnosis for the terminal; `.plain` is the same without colours."""
     text = Text(f"{diagnosis.run}: {diagnosis.state.sentence}\n{diagnosis.sentence}\n")
     for state, (head, style) in _HEADS.items():
         findings = diagnosis.of(state)

@@ -228,7 +228,7 @@ class FollowedRun:
         )
 
     def _for_everyone(self, finding: Finding) -> Finding:
-        """Without paths of this machine; the command that resumes the run is full of them."""
+        """A finding without paths of this machine; the command that resumes the run is full of them."""
         if finding.title == "State":
             return replace(finding, advice="The command that started it, with --resume, goes on.")
         text, advice = (hide_path(part) for part in (finding.text, finding.advice))

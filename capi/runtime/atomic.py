@@ -270,7 +270,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _remove_leftovers_sometimes(folder: Path) -> None:
-    """At most once a minute, since a folder may hold very many files."""
+    """Remove leftovers at most once a minute, since a folder may hold very many files."""
     looked = _LOOKED.get(os.path.abspath(folder))
     if looked is None or time.monotonic() - looked > _SECONDS_BETWEEN_LOOKS:
         remove_leftovers(folder)

@@ -145,7 +145,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Without what the file holds, which may be long."""
+    """The reason without what the file holds, which may be long."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, line {error.lineno}"
     if isinstance(error, RepeatedKeyError):

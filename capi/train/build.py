@@ -1,4 +1,4 @@
-"""From a config to what trains: learner, batches and the settings of the loop. Networks come from `zoo.build`."""
+"""What trains, from a config: learner, batches and the settings of the loop. Networks come from `zoo.build`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -123,7 +123,7 @@ def hold_frozen(student: Student, config: Config) -> None:
 
 
 def refuse_layers(config: Config) -> None:
-    """Not every target is made from the teacher's layers."""
+    """Refuse options of the teacher's layers for targets that are not made from them."""
     for key, default in (("layers", "last"), ("normalize", "none")):
         if getattr(config.target, key) != default and not target_class(config).reads_teacher:
             raise CapiError(

@@ -217,7 +217,7 @@ class Checkpoints(CheckpointFolder):
                 self._remove(self.path(step))
 
     def _remove(self, checkpoint: Path) -> None:
-        """Under a name that is no checkpoint's, so that an interrupted removal leaves none half there."""
+        """Remove a checkpoint under another name, so that an interrupted removal leaves none half there."""
         doomed = self.folder / f"{_PARTIAL}old-{checkpoint.name}"
         checkpoint.rename(doomed)
         shutil.rmtree(doomed)

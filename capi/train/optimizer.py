@@ -74,7 +74,7 @@ class AdamW(torch.optim.AdamW, Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Where `found_inf` is 1 nothing changes."""
+        """Update the parameters; where `found_inf` is 1 nothing changes."""
         assert closure is None, "gradients are there before a step"
         for group in self.param_groups:
             if group.get("pull"):

@@ -72,7 +72,7 @@ _QUIET = [
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """Of one check: a sentence for people, numbers for programs."""
+    """The result of one check: a sentence for people, numbers for programs."""
 
     name: str
     status: CheckStatus
@@ -228,7 +228,7 @@ class _CheckedMachine:
 
     @cached_property
     def gpu(self) -> Gpu:
-        """With the peak of its data sheet, where there is one."""
+        """The device with the peak of its data sheet, where there is one."""
         name = torch.cuda.get_device_name(self.device) if self.large else ""
         gpu = gpu_of_device(name, memory_of(self.device))
         # Two boards of one name may differ in memory.

@@ -69,7 +69,7 @@ def _open_baseline(name: str) -> PlainViT:
 
 
 def open_capi_encoder(model: str | Path | Trainee, weights: WeightsName = "teacher") -> CapiEncoder:
-    """The frozen encoder of a CAPI model by its path or name; `TRAINED` lists the forms. Published ones are downloaded."""
+    """The frozen encoder of a CAPI model by its path or name; `TRAINED` lists the forms. It may be downloaded."""
     if isinstance(model, Trainee):
         check_weights(weights)
         return model.as_encoder(weights)

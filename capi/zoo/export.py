@@ -95,7 +95,7 @@ def _refuse_idle_options(format: str, options: ExportOptions) -> None:
 
 
 def _safetensors(model: str | Path | Trainee, out: Path, weights: WeightsName, _: ExportOptions) -> Exported:
-    """Of a run the whole config goes along; of anything else what its weights tell."""
+    """Write a safetensors file: the whole config of a run goes along, of anything else what its weights tell."""
     if isinstance(model, str | Path) and RunFolder(Path(model)).exists:
         return Exported(export_run(Path(model), out, weights))
     return Exported(export_encoder(open_capi_encoder(model, weights), out, "safetensors"))

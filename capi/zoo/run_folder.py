@@ -109,7 +109,7 @@ class RunFolder:
         return record
 
     def refuse_unless_free(self) -> None:
-        """Only an empty or missing folder may become a run."""
+        """Refuse a folder that holds anything: only an empty or missing one may become a run."""
         if self.exists:
             raise CapiError(f"{self.path} holds a run already: --resume continues it, --overwrite starts again")
         if self.path.exists() and not self.path.is_dir():
@@ -175,7 +175,7 @@ def run_config(folder: RunFolder) -> Config:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and what the computation rests on."""
+    """Versions of Python and of what the computation rests on."""
     releases = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:

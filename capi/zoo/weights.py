@@ -113,7 +113,7 @@ def load_exported(path: Path) -> CapiEncoder | None:
 
 
 def _check_shapes(model: CapiEncoder, header: Header, path: Path) -> None:
-    """Before the weights are read, by the header alone."""
+    """Compare shapes before the weights are read, by the header alone."""
     for name, value in model.state_dict().items():
         if name in header.entries and header.entries[name].shape != tuple(value.shape):
             raise CapiError(

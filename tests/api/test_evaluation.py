@@ -161,7 +161,7 @@ def test__any_encoder_fits(classes: list[str], tmp_path: Path) -> None:
 
 
 def test__a_module_is_evaluated_as_it_will_be_used(model: CapiEncoder, classes: list[str]) -> None:
-    """In training mode layers would be dropped at random."""
+    """Layers would be dropped at random in training mode."""
     model.train()
     evaluate(model, "folder/knn", classes)
     assert not model.training

@@ -39,7 +39,7 @@ def same(left: LoadedBatch, right: LoadedBatch) -> bool:
 
 
 def shown(batch: LoadedBatch) -> list[int]:
-    """Which of the plain images a batch holds."""
+    """The plain images that a batch holds."""
     assert (batch.images == batch.images[:, :1, :1, :1]).all()
     return batch.images[:, 0, 0, 0].tolist()
 

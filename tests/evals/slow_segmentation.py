@@ -60,7 +60,7 @@ class Reference:
         return np.array(rows), blocks, labels
 
     def standard(self, fit: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Of all patches of these images, also of those whose label is ignored."""
+        """Mean and std of all patches of these images, also of those whose label is ignored."""
         features = self.features(self.data.train, fit)
         features = features.reshape(-1, features.shape[-1])
         width = features.shape[1]

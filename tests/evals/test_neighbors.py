@@ -26,7 +26,7 @@ def labeled_clouds(count: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
 
 
 def nearest_slowly(features: Tensor, queries: Tensor, k: int, distance: str) -> Tensor:
-    """By differences in float64, one query at a time; of equally distant ones the first."""
+    """The nearest by differences in float64, one query at a time; of equally distant ones the first."""
     bank, points = features.double(), queries.double()
     if distance == "cosine":
         bank, points = (vectors / vectors.norm(dim=1, keepdim=True) for vectors in (bank, points))

@@ -8,7 +8,7 @@ from typing import Any
 
 
 def start(world: int, *arguments: str, **options: Any) -> list[subprocess.Popen[str]]:
-    """So many processes, as a launcher starts them."""
+    """Start so many processes as a launcher does."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

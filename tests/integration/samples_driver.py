@@ -17,7 +17,7 @@ CONFIG = [f"optimization.batch_size={BATCH_SIZE}", "data.window=5", "data.flip=f
 
 
 def read(sources: list[str], processes: Processes) -> dict[str, list[list[int]]]:
-    """For each source, with and without workers: the grey values of each step, which number the images."""
+    """The grey values of each step, which number the images, for each source, with and without workers."""
     config, numbers = load_config("demo", CONFIG), {}
     for source in sources:
         for workers in (0, 2):

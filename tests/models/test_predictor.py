@@ -95,7 +95,7 @@ NAMES = list(variants())
 
 
 def predict(model: Predictor, network: Encoder, *batch: torch.Tensor) -> torch.Tensor:
-    """As a student predicts, before its head."""
+    """The predictions of a student, before its head."""
     predictions: torch.Tensor = student_of(encoder=network, predictor=model, head=torch.nn.Identity())(*batch)
     return predictions
 

@@ -288,7 +288,7 @@ def test__curves_outside_of_the_reference_runs_are_reported(
 
 
 def printed(diagnosis: Diagnosis) -> str:
-    """As the command prints it."""
+    """The diagnosis as the command prints it."""
     console = Console(width=80, highlight=False, soft_wrap=True)
     with console.capture() as capture:
         console.print(diagnosis_text(diagnosis))

@@ -10,7 +10,7 @@ from tests.train.saved_bytes import saved_bytes
 
 
 def gradients(config: Config, kind: str) -> tuple[list[torch.Tensor], int]:
-    """Of a student's forward and backward pass, and the bytes that were kept between them."""
+    """Gradients of a student's forward and backward pass, and the bytes that were saved between them."""
     networks = build_networks(config)
     recompute(networks.blocks, kind)  # type: ignore[arg-type]
     student: Student = networks.student

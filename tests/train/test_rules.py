@@ -18,7 +18,7 @@ SCORE = "demo/knn/teacher"
 def findings(
     columns: Mapping[str, Sequence[float]], *overrides: str, images: int = 10**6, last: int = STEPS, config: bool = True
 ) -> dict[str, Finding]:
-    """By metric, of values that are spread evenly over a run up to a step; NaN as the file of metrics has it."""
+    """Findings by metric, of values spread evenly over a run up to a step; NaN as the file of metrics has it."""
     records: dict[int, dict[str, float | None]] = {}
     for key, values in columns.items():
         for step, value in zip(np.linspace(last / len(values), last, len(values)), values, strict=True):

@@ -25,7 +25,7 @@ def small(name: str, **changes: Any) -> Baseline:
 
 
 def random_model(baseline: Baseline) -> PlainViT:
-    """With weights that leave nothing at its usual start: norms, biases and layer scales too."""
+    """A model whose weights leave nothing at its usual start: norms, biases and layer scales too."""
     model = PlainViT(baseline.architecture, statistics=baseline.statistics)
     randomize(model)
     return model.eval().requires_grad_(False)

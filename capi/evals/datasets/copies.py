@@ -85,7 +85,7 @@ def _of_common_sizes(*sources: ImageSource) -> list[list[Path]]:
 
 
 def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
-    """In bytes; -1 for what is no file, and for files that are missing, which raises where they are read."""
+    """Sizes in bytes; -1 for what is no file, and for files that are missing, which raises where they are read."""
 
     def size(number: int) -> int:
         path = source.read(number)

@@ -33,7 +33,7 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
 
 
 def every_so_many(rows: list[tuple[str, str]]) -> set[str]:
-    """Of the images of each class, in sorted order, the 50th, the 100th and so on."""
+    """The 50th, the 100th and so on of the images of each class, in sorted order."""
     held_out: set[str] = set()
     seen: dict[str, int] = {}
     for name, kind in rows:

@@ -163,7 +163,7 @@ def _launched(page: Any, host: str, port: int, open_browser: bool) -> str:
 
 
 def _guards(host: str) -> list[Any]:
-    """On this machine alone, requests under a foreign name are refused: a page from elsewhere may have made them."""
+    """Refuse foreign host names where only this machine is served: a page from elsewhere may have asked."""
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 

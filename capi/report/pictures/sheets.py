@@ -58,7 +58,7 @@ def enlarged(picture: Image.Image, side: int) -> Image.Image:
 
 
 def contained(picture: Image.Image, side: int) -> Image.Image:
-    """As large as fits into a square, in its own aspect. What is small is enlarged without blurring."""
+    """The picture as large as fits into a square, in its own aspect. A small one is enlarged without blurring."""
     scale = side / max(picture.size)
     size = max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)
     method = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
@@ -215,7 +215,7 @@ def strip(squares: Sequence[Image.Image], *, side: int = 64, least: int = 1) -> 
 
 
 def strip_width(count: int, side: int) -> int:
-    """Of a strip of so many squares."""
+    """The width of a strip of so many squares."""
     return count * (side + _BETWEEN) - _BETWEEN
 
 

@@ -391,7 +391,7 @@ def _batch_reason(batch: int) -> tuple[str, Origin]:
 
 
 def _prototypes(recipe: Config, batch: int) -> Choice:
-    """As many as a batch can be balanced over."""
+    """As many prototypes as a batch can be balanced over."""
     least = min(PROTOTYPES_AN_IMAGE * batch, 16384)
     if batch == 16384:
         return Choice("clustering.prototypes", 16384, "the paper's", "paper")

@@ -180,7 +180,7 @@ def _build(
 
 
 def _set_periods(model: PlainViT, state: StateDict, layout: Layout, source: str) -> None:
-    """Of rotary positions: the file's where it has them, as published ones are rounded; else as they are computed."""
+    """Set the periods of rotary positions: those of the file, which may be rounded, else those that are computed."""
     if model.rotary_periods is None:
         return
     computed = rotary_periods(model.architecture.width // model.architecture.heads)

@@ -302,7 +302,7 @@ class CapiImageProcessor(PilBackend):
         image_std: tuple[float, ...],
         **_: Any,
     ) -> Pixels:
-        """With our own arithmetic where both steps are wanted as usual, so that not one bit differs."""
+        """Rescale and normalize by our own arithmetic where both are wanted as usual, so that not one bit differs."""
         if do_rescale and do_normalize and rescale_factor == RESCALE_FACTOR:
             return normalize(torch.from_numpy(np.array(pixels))[None], image_mean, image_std)[0].numpy()
         values = pixels.astype(np.float32)

@@ -151,7 +151,7 @@ def _wait(child: int) -> int:
 
 
 def _become(case: Case, folder: Path, streams: list[Path]) -> None:
-    """In the child: the command line, with limits."""
+    """The child's part: the command line, with limits."""
     code = 70
     try:
         os.setsid()
