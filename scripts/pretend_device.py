@@ -150,7 +150,7 @@ def stand_in() -> torch.device:
         raise RuntimeError(f"torch {torch.__version__} has no backends of Python's: 2.10 and newer have")
     if not hasattr(torch, STAND_IN):
         setup(STAND_IN, backend_module=_Module())
-        # What autocast does not know goes on as it is, as for other devices.
+        # What autocast does not know stays as it is, as for other devices.
         _library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     return torch.device(STAND_IN, 0)
 

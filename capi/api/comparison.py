@@ -172,7 +172,7 @@ class _ComparisonRun:
                     if self.comparison.cells[model, column.name].status != "skipped":
                         self.compute(model, column)
         finally:
-            # Also when someone interrupts: what is done stays, and nothing looks as if it were still going on.
+            # Also when someone interrupts: what is done stays, and nothing looks as if it were still running.
             self.comparison.stop()
             write_pages(self.comparison)
         return self.comparison

@@ -143,17 +143,17 @@ def _place(place: str) -> str:
 
 def _origin(record: Record, config: Config) -> str:
     """What it learnt from beside its images: weights that it started with, an encoder that made its targets."""
-    told = []
+    notes = []
     started = record.get("init")
     if isinstance(started, Mapping):
         digest = str(started.get("sha256", "unknown"))[:16]
-        told.append(
+        notes.append(
             f"It started from the weights of {plain(hide_path(str(started.get('encoder'))))} (sha256 of the tensors "
             f"{plain(digest)}), not from fresh ones."
         )
     if config.target.frozen.encoder is not None:
-        told.append(f"Its targets are features of {plain(hide_path(str(config.target.frozen.encoder)))}.")
-    return " ".join(told)
+        notes.append(f"Its targets are features of {plain(hide_path(str(config.target.frozen.encoder)))}.")
+    return " ".join(notes)
 
 
 def _training_scores(columns: Mapping[str, Column], weights: str) -> list[TrainingScore]:

@@ -119,7 +119,7 @@ def _part(model: str) -> str:
 
 
 def _as_asked(row: TableRow, model: str) -> TableRow:
-    """A row of the table for weights of one's own choice; another network or resampling is said in its name."""
+    """A row of the table for weights of one's own choice; another network or resampling is part of its name."""
     resampling = model.partition("=")[0].partition("@")[0].partition("+")[2]
     said = ", ".join(each for each in (resampling, _part(model)) if each)
     name = f"{row.cells[0]} ({said})" if said else row.cells[0]

@@ -62,7 +62,7 @@ def shards(
         )
     except KeyboardInterrupt:
         complete = len(list(out.glob("*.tar")))
-        shards = f"{out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command goes on."
+        shards = f"{out} has {complete} complete shard{'' if complete == 1 else 's'}; the same command continues."
         echo(
             f"Stopped. {shards}" if complete else "Stopped before a shard was complete; the same command starts again."
         )

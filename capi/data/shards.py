@@ -118,7 +118,7 @@ def image_members(shard: Path) -> Iterator[Member]:
                 for member in archive:
                     # The library remembers every member it has seen.
                     archive.members = []
-                    # A header with a negative size leads back, and would be read for ever.
+                    # A header with a negative size leads back, and would be read forever.
                     if not last < member.offset <= member.offset_data <= size or member.size < 0:
                         raise tarfile.ReadError("a header that leads out of the file")
                     last = member.offset

@@ -114,7 +114,7 @@ class ParquetImages(TableImages):
             raise
         except Exception as error:
             if "://" in self.files[file]:
-                # Connections fail with errors of many libraries; as this one they are tried again.
+                # Connections fail with errors of many libraries; as this one they are retried.
                 raise OSError(str(error)) from error
             raise BrokenImageError(f"row group {group} of {self.files[file]} cannot be read ({error})") from error
         return table.column(self.column)

@@ -268,7 +268,7 @@ class Comparison(Summary):
 
     @property
     def changed(self) -> list[str]:
-        """Models whose weights are not the same in all their cells: a run that went on in the meantime."""
+        """Models whose weights are not the same in all their cells: a run that trained on in the meantime."""
         prints: dict[str, set[str | None]] = {}
         for cell in self.done:
             assert cell.record is not None
@@ -297,7 +297,7 @@ class Comparison(Summary):
         return notes
 
     def stop(self) -> None:
-        """What was being computed is not going on."""
+        """Mark what was being computed as pending."""
         self.cells = {
             key: replace(cell, status="pending") if cell.status == "running" else cell
             for key, cell in self.cells.items()

@@ -140,7 +140,7 @@ class Descent:
         self.iterations = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
 
     def run(self, problem: Problem, tolerance: float, max_iterations: int, slack: float, least: float = 0.0) -> None:
-        """Go on from where the weights are until every problem has converged, is stuck or has used its iterations.
+        """Continue from the weights as they are until every problem has converged, is stuck or has used its iterations.
 
         Converged: what is still to be gained is at most `tolerance` times the penalty 0.5 * p * |weights|^2. The
         objective is at least as curved as its penalty, so the weights are then wrong by at most sqrt(tolerance) of

@@ -215,7 +215,7 @@ class ProbeTrainer:
     """Trains the probes of all settings, each with a rate and a weight decay of its own.
 
     A step is `accumulate` for each part of the batch and then `update`. Settings cannot disturb each other: one whose
-    loss is no finite number is marked in `failed_`, its parameters become nan, and the others go on; when all have
+    loss is not finite is marked in `failed_`, its parameters become NaN, and the others continue; when all have
     failed, that is an error. Move the probes to their device first. With a `reduction`, every process accumulates its
     share of the batch, and all of them take the same step.
 
@@ -337,7 +337,7 @@ def train_probes(
 ) -> None:
     """Train to the end of the schedule. `batches` gives the parts of each step; `on_step` gets every step's losses.
 
-    Data that ends before the schedule does is an error, data that would go on is left.
+    Data that ends before the schedule does is an error, data beyond it is left.
     """
     lengths = sorted({trainer.schedule.total_steps for trainer in trainers.values()})
     if len(lengths) != 1:

@@ -226,6 +226,6 @@ def value_summary(targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
 
 
 def value_metrics(summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
-    """How much targets differ from patch to patch: the deviation of a channel, on average. Constant targets have 0."""
+    """How much targets differ from patch to patch: the std of a channel, on average. Constant targets have 0."""
     variance = (summary["square"] - summary["mean"].square()).clamp_min(0)
     return {"target_deviation": variance.sqrt().mean()}

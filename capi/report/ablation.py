@@ -247,7 +247,7 @@ def columns_side_by_side(table: TableOutcome) -> list[tuple[int, str]]:
 
 
 def score_text(spread: Spread | None) -> str:
-    """A mean in per cent, with the deviation over seeds."""
+    """A mean in per cent, with the std over seeds."""
     if spread is None:
         return "-"
     return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")

@@ -235,7 +235,7 @@ class RunReading:
         past = {finding.key: (step, finding) for step, finding in self.watchman.past}
         for step, finding in past.values():
             if finding.key not in self.watchman.raised:
-                yield Finding("look", finding.title, f"alarm at step {step}, and well now")
+                yield Finding("look", finding.title, f"alarm at step {step}, over now")
 
     def _of_sizes(self) -> Iterable[Finding]:
         """Whether batch and data are large enough for so many prototypes."""

@@ -230,7 +230,7 @@ class FollowedRun:
     def _for_everyone(self, finding: Finding) -> Finding:
         """A finding without paths of this machine; the command that resumes the run is full of them."""
         if finding.title == "State":
-            return replace(finding, advice="The command that started it, with --resume, goes on.")
+            return replace(finding, advice="The command that started it, with --resume, continues it.")
         text, advice = (hide_path(part) for part in (finding.text, finding.advice))
         return replace(finding, text=text, advice=advice)
 

@@ -24,7 +24,7 @@ LIST_BYTES = 4 * 2**30
 DEEPEST = 64
 # A name or number of a file as it stands in a message.
 _SHOWN = 60
-# A string that does not end goes on to the end of the text: no other beginning of one is tried, so the time is linear.
+# A string that does not end extends to the end of the text: no other beginning of one is tried, so the time is linear.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 

@@ -279,7 +279,7 @@ def _join() -> None:
     # Tensors of each device over its own network, whatever device the first command was for.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    # The library waits longer than asked, or for ever where another program answers.
+    # The library waits longer than asked, or forever where another program answers.
     watch = threading.Timer(TIMEOUT.total_seconds(), _give_up, [where])
     watch.daemon = True
     watch.start()

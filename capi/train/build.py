@@ -95,7 +95,7 @@ def check_components(config: Config) -> None:
 
 
 def refuse_idle_adapt(config: Config) -> None:
-    """What is said of weights to start from has no meaning without any."""
+    """Refuse options of the first weights where there are none."""
     default = AdaptConfig()
     changed = [name for name, value in config.adapt if value != getattr(default, name)]
     if changed and config.init.encoder is None:

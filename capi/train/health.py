@@ -607,7 +607,7 @@ def _nan_text(series: Series) -> str:
 
 
 def _noting_nan(finding: Finding, series: Series) -> Finding:
-    """Values that were NaN on the way are worth a look where all is well now."""
+    """Values that were NaN on the way are worth a look even if they are over."""
     if not series.missing or finding.state not in {"well", "unknown"}:
         return finding
     return replace(finding, state="look", text=f"{finding.text}; {_nan_text(series)}")

@@ -143,7 +143,7 @@ def _cut(part: Tensor, offsets: TensorShape, begin: list[int], end: list[int]) -
 
 
 def damaged(path: Path, error: Exception | None = None) -> CapiError:
-    """What is said of a checkpoint that cannot be read."""
+    """The error for a checkpoint that cannot be read."""
     text = getattr(error, "strerror", None) or str(error or "")
     reason = f" ({' '.join(text.split())[:200]})" if text else ""
     return CapiError(f"{path} is damaged{reason}: move it away, which leaves the checkpoint before it if there is one")

@@ -109,7 +109,7 @@ def test__an_alarm_that_is_over_is_reported_with_its_step(config: Config, tmp_pa
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     diagnosis = doctor(run)
     assert not diagnosis.has_alarms
-    assert [finding.text for finding in diagnosis.of("look")] == ["alarm at step 130, and well now"]
+    assert [finding.text for finding in diagnosis.of("look")] == ["alarm at step 130, over now"]
 
 
 def test__nan_is_an_alarm(config: Config, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test__the_text_has_what_is_wrong_first_and_every_finding(tmp_path: Path) -> 
     diagnosis = Diagnosis(Path("[/] run"), state, listed)
     assert diagnosis.has_alarms
     assert printed(diagnosis).splitlines() == [
-        "[/] run: The run is going on, at step 5 of 10.",
+        "[/] run: The run is training, at step 5 of 10.",
         "1 thing not well, 1 worth a look.",
         "",
         "Not well",

@@ -1,7 +1,7 @@
 """Feature maps of images as pictures need them: at any resolution, in the image's own aspect, one after the other.
 
 Every image is resized to the resolution that is asked for, also one of a single pixel. An image that cannot be read is
-remembered with the reason, and the others go on.
+remembered with the reason, and the others continue.
 """
 
 import math
