@@ -46,7 +46,7 @@ def test__another_table_shares_the_default_run(done: Study, data: Path) -> None:
     assert next(job for job in other.jobs if job.name == "default-seed0") == shared["default-seed0"]
 
 
-def test__a_run_that_breaks_off_is_a_result_and_the_study_goes_on(
+def test__a_run_that_breaks_off_is_a_result_and_the_study_continues(
     done: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = dataclasses.replace(done.jobs[-1], out=tmp_path)

@@ -54,7 +54,7 @@ def test__a_run_that_broke_off_counts_as_done(done: Study, tmp_path: Path) -> No
     assert outcome_of(job).done
 
 
-def test__the_clock_leaves_out_evaluations_and_goes_on_when_a_run_is_resumed() -> None:
+def test__the_clock_leaves_out_evaluations_and_continues_when_a_run_is_resumed() -> None:
     records = [
         {"step": 1, "seconds": 10.0, "evaluation_seconds": 0.0},
         {"step": 1, "score": 1},

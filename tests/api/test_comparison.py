@@ -166,7 +166,7 @@ def test__an_encoder_without_weights_to_know_it_by_is_never_kept_and_the_page_sa
         assert "computed again every time" in (tmp_path / "out" / f"comparison.{ending}").read_text("utf-8")
 
 
-def test__a_cell_that_fails_says_why_and_the_rest_goes_on(colored: Path, tmp_path: Path) -> None:
+def test__a_cell_that_fails_says_why_and_the_rest_continues(colored: Path, tmp_path: Path) -> None:
     (tmp_path / "gone.yaml").write_text(f"benchmark: folder/knn\ndata: {tmp_path / 'nowhere'}\n")
     models = ["no-such-encoder", "pixels:4"]
     good = BenchmarkColumn("good", load_benchmark("folder/knn", small(colored)))
@@ -179,7 +179,7 @@ def test__a_cell_that_fails_says_why_and_the_rest_goes_on(colored: Path, tmp_pat
     assert str(tmp_path / "nowhere") in comparison.cells["pixels:4", "gone"].reason
 
 
-def test__failed_cells_are_tried_again(colored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__failed_cells_are_retried(colored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\n GPU 0 has ...")
 

@@ -116,7 +116,7 @@ def test__an_interrupted_check_says_what_it_had_found(
 
 # A machine may have fewer cores than workers.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test__masks_beside_photos_are_told_by_every_command_that_looks_at_images(
+def test__masks_beside_photos_are_reported_by_every_command_that_looks_at_images(
     photos: Path, run_here: RunHere, tmp_path: Path
 ) -> None:
     scenes = tmp_path / "scenes"

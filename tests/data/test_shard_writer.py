@@ -157,7 +157,7 @@ def test__other_settings_or_images_in_the_same_folder_are_refused(photos: Path, 
     assert not (tmp_path / "new").exists()
 
 
-def test__images_that_cannot_be_read_are_left_out_and_counted_also_when_it_goes_on(tmp_path: Path) -> None:
+def test__images_that_cannot_be_read_are_left_out_and_counted_also_when_it_continues(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(plain(1))
     source = Files(tmp_path / "in", ["a.png", "gone.png", "also gone.png"])
@@ -229,7 +229,7 @@ shard_writer.pack(image_folder(Path(sys.argv[1])), Path(sys.argv[2]), settings, 
 """
 
 
-def test__a_killed_process_leaves_what_the_next_one_goes_on_with(photos: Path, tmp_path: Path) -> None:
+def test__a_killed_process_leaves_what_the_next_one_continues_from(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _KILLED, str(photos), str(tmp_path / "out")]
     ended = subprocess.run(command, check=False, capture_output=True, cwd=Path(__file__).parents[2])
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -244,7 +244,7 @@ def test__a_killed_process_leaves_what_the_next_one_goes_on_with(photos: Path, t
     assert not list((tmp_path / "out").glob(".*.partial"))
 
 
-def test__a_full_disk_ends_all_threads_and_the_command_goes_on_later(
+def test__a_full_disk_ends_all_threads_and_the_command_continues_later(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add, written = shard_writer._Tar.add, []

@@ -149,7 +149,7 @@ def test__one_odd_image_does_not_outvote_the_others_and_is_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGB", "I;16"])
-def test__masks_alone_are_told_from_photos(tmp_path: Path, mode: str) -> None:
+def test__masks_alone_are_distinguished_from_photos(tmp_path: Path, mode: str) -> None:
     for number in range(6):
         labels = np.zeros((90, 120), dtype=np.uint16 if mode == "I;16" else np.uint8)
         labels[number : 40 + number, 10:70] = 3 + number

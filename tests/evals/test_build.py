@@ -206,7 +206,7 @@ def test__teacher_and_student_are_scored_and_left_as_they_were(evaluated: Config
     assert all(value.requires_grad for value in learner.student.parameters())
 
 
-def test__after_an_error_the_student_goes_on_training(evaluated: Config) -> None:
+def test__after_an_error_the_student_trains_on(evaluated: Config) -> None:
     (evaluation,) = build_evaluations(evaluated, CPU)
     learner = build_learner(evaluated)
     with torch.no_grad():

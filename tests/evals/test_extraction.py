@@ -121,7 +121,7 @@ def test__the_batch_size_changes_neither_order_nor_features(tmp_path: Path, sour
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.parquet"])
-def test__an_interrupted_extraction_goes_on_to_the_same_bytes(
+def test__an_interrupted_extraction_continues_to_the_same_bytes(
     tmp_path: Path, source: Files, model: CapiEncoder, name: str
 ) -> None:
     seen: list[int] = []
@@ -160,7 +160,7 @@ def test__what_was_written_after_the_last_note_is_written_again(
     assert parts.read_bytes() == whole.read_bytes()
 
 
-def test__progress_is_noted_while_the_work_goes_on(
+def test__progress_is_noted_while_the_work_continues(
     tmp_path: Path, source: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extraction, "SECONDS_BETWEEN_SAVES", 0.0)

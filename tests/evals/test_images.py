@@ -212,7 +212,7 @@ def test__an_image_with_a_mask_is_not_turned(tmp_path: Path) -> None:
     assert torch.equal(alone.images[0].flip(1), with_mask.images[0])
 
 
-def test__other_channels_than_the_models_are_told_with_both_numbers(tmp_path: Path) -> None:
+def test__other_channels_than_the_models_are_reported_with_both_numbers(tmp_path: Path) -> None:
     tifffile = pytest.importorskip("tifffile")
     tifffile.imwrite(tmp_path / "a.tif", noise(20, 20, 5), photometric="minisblack", planarconfig="contig")
     batches = StillBatches(image_folder(tmp_path), Frame((16, 16), channels=3), torch.tensor([0]), 1)

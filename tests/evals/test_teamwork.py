@@ -199,7 +199,7 @@ def test__an_extraction_is_that_of_one_process_also_where_one_began_it(
 
 
 @pytest.mark.long
-def test__one_process_goes_on_where_three_failed(
+def test__one_process_continues_where_three_failed(
     three: Callable[[str], list[dict[str, Any]]], work: Path, tmp_path: Path
 ) -> None:
     assert_refused(three("damaged"), "damaged/07.png cannot be read")

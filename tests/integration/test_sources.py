@@ -54,7 +54,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(capi.load(run, weights="student").state_dict())
 
 
-def test__shards_and_tables_train_alike_and_go_on_exactly(
+def test__shards_and_tables_train_alike_and_continue_exactly(
     config: Config, sources: dict[str, str], tmp_path: Path
 ) -> None:
     """Blocks of both have the same images, so all that is computed is the same."""

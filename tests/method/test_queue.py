@@ -197,7 +197,7 @@ def test__a_queue_that_pretends_to_be_full_is_as_long_as_a_full_one() -> None:
     assert queue.earlier().float().std() > 0.5
 
 
-def test__a_run_resumed_with_its_queue_goes_on_bit_for_bit(small_config: Config, tmp_path: Path) -> None:
+def test__a_run_resumed_with_its_queue_continues_bit_for_bit(small_config: Config, tmp_path: Path) -> None:
     config, checkpoints = varied(small_config, "clustering.queue=12"), Checkpoints(tmp_path)
     learner, resumed = build_learner(config), build_learner(config)
     for step in range(3):

@@ -52,7 +52,7 @@ def test__scores_between_evaluations_lie_on_a_line() -> None:
     assert score_at([], 1.0) is None
 
 
-def test__an_ordering_holds_is_reversed_or_cannot_be_told() -> None:
+def test__an_ordering_holds_is_reversed_or_is_undecided() -> None:
     judged = orderings(
         table(
             row("best", 30.0, 0.50, 0.52),

@@ -119,7 +119,7 @@ def test__nan_is_an_alarm(config: Config, tmp_path: Path) -> None:
     diagnosis_text(diagnosis)
 
 
-def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, tmp_path: Path) -> None:
+def test__a_run_that_was_interrupted_names_the_command_that_resumes(config: Config, tmp_path: Path) -> None:
     words = ["/somewhere/capi", "pretrain", "demo", "model.depth=2", "--overwrite", "--data", "my photos", "--out", "r"]
     home = tmp_path / "home of [red]"
     start = {"command": words, "folder": str(home), "step": 0}

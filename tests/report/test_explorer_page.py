@@ -230,7 +230,7 @@ def test__exploring_announces_its_address_and_its_end(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test__ctrl_c_and_being_told_to_end_stop_the_waiting(sent: signal.Signals) -> None:
+def test__ctrl_c_and_a_signal_to_end_stop_the_waiting(sent: signal.Signals) -> None:
     assert threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     threading.Timer(0.2, lambda: os.kill(os.getpid(), sent)).start()

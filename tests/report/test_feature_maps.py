@@ -114,7 +114,7 @@ def test__batches_of_large_images_are_smaller() -> None:
     assert [shape[0] for shape in encoder.shapes] == [2, 2, 1]
 
 
-def test__images_that_cannot_be_read_are_reported_and_the_others_go_on() -> None:
+def test__images_that_cannot_be_read_are_reported_and_the_others_continue() -> None:
     good = encoded(photo(40, 40), "PNG")
     source = EncodedImages(["a", "huge", "b", "broken"], [good, claimed(20000, 20000), good, good[:200]])
     maps = FeatureMaps(PatchColors(), source, PictureFrame(16, 4), Encoding())

@@ -64,7 +64,7 @@ def test__a_run_that_stopped_early_says_where(tmp_path: Path) -> None:
     assert "stopped at step 60 of 100" in report.state.sentence
 
 
-def test__a_run_that_goes_on_says_so(tmp_path: Path) -> None:
+def test__a_run_that_continues_says_so(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", records(), steps=100)
     code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen(

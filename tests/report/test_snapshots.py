@@ -160,7 +160,7 @@ def flipping(monkeypatch: pytest.MonkeyPatch, flips: Sequence[bool]) -> None:
     monkeypatch.setattr(snapshots, "fit_components", fit)
 
 
-def test__a_resumed_run_goes_on_in_the_same_colors(
+def test__a_resumed_run_continues_in_the_same_colors(
     photos: EncodedImages, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def course(folder: Path, *, resumed: bool) -> list[np.ndarray]:
@@ -241,7 +241,7 @@ def test__photos_have_a_short_side_of_256_pixels(
         assert image.size == (256, 341)
 
 
-def test__nothing_readable_is_reported_once_and_the_run_goes_on(
+def test__nothing_readable_is_reported_once_and_the_run_continues(
     learner: Learner, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     drawer = taken(EncodedImages(["a", "b"], [b"no", b"image"]), tmp_path, small_config)

@@ -213,7 +213,7 @@ def test__new_points_appear_without_losing_the_zoom(page: Page, single: WatchSer
     assert page.locator(".zoombar input").last.input_value() == "50"
 
 
-def test__pictures_and_alarms_appear_while_a_run_goes_on(page: Page, single: WatchServer, runs: list[Path]) -> None:  # noqa: F811
+def test__pictures_and_alarms_appear_while_a_run_continues(page: Page, single: WatchServer, runs: list[Path]) -> None:  # noqa: F811
     page.goto(single.address)
     expect(page.locator(".emergence figure")).to_have_count(0)
     add_pictures(runs[0])

@@ -176,7 +176,7 @@ def test__without_init_nothing_is_opened() -> None:
     assert initialize(build_learner(config), config) is None
 
 
-def test__a_resumed_run_goes_on_where_it_was_and_needs_no_source(run: Path, images: Path, tmp_path: Path) -> None:
+def test__a_resumed_run_continues_where_it_was_and_needs_no_source(run: Path, images: Path, tmp_path: Path) -> None:
     source = shutil.copytree(run, tmp_path / "source")
     short = {"init": {"encoder": str(source)}, "checkpoint": {"every_steps": 1}}
     begin(made(short), images, tmp_path / "second")

@@ -154,7 +154,7 @@ def test__a_run_that_skipped_too_many_may_skip_none_when_resumed(small_config: C
     assert tensors(good.learner)["student_optimizer.encoder.registers.step"] == STEPS - 4
 
 
-def test__rollback_goes_on_from_the_checkpoint_with_other_data(small_config: Config, tmp_path: Path) -> None:
+def test__rollback_continues_from_the_checkpoint_with_other_data(small_config: Config, tmp_path: Path) -> None:
     noise, records = Noise(small_config, bad=(6,)), []
     loop = make_loop(small_config, tmp_path, noise, non_finite="rollback", loggers=[records.append])
     assert loop.run()

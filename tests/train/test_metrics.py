@@ -49,7 +49,7 @@ def test__a_line_cut_off_in_the_middle_is_left_out(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "none") == []
 
 
-def test__cutting_keeps_the_step_itself_and_writing_goes_on(tmp_path: Path) -> None:
+def test__cutting_keeps_the_step_itself_and_writing_continues(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write = JsonLines(path)
     for step in range(1, 6):

@@ -36,7 +36,7 @@ def in_front(prefix: str, state: dict[str, Any] = STATE) -> dict[str, Any]:
         ({"my own name": STATE}, "my own name"),
     ],
 )
-def test__the_released_layout_is_found_and_told(
+def test__the_released_layout_is_found_and_named(
     contents: Any, place: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "capi"):
