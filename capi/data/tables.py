@@ -21,14 +21,13 @@ from capi.data.decoding import BrokenImageError
 from capi.data.shards import OPEN_FILES, WINDOW
 from capi.errors import CapiError, nearest
 from capi.runtime.cache import Cache
-from capi.runtime.documents import parse_json
+from capi.runtime.documents import READING_THREADS, parse_json
 from capi.runtime.image_files import is_below
 
 # Few, since each worker keeps the decoded row groups of the window that it reads from.
 PARQUET_WINDOW = 4096
 # Decoded row groups that a worker keeps.
 GROUP_CACHE_BYTES = 2**30
-_READ_AT_ONCE = 16
 
 
 class TableImages:
@@ -132,7 +131,7 @@ def open_arrow(files: Sequence[str], column: str | None = None, folders: Sequenc
 def open_parquet_files(files: Sequence[str], column: str | None = None) -> ParquetImages:
     """The images of parquet files, in this order; their footers are read at once."""
     require_pyarrow()
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         opened = list(pool.map(_footer, files))
     schema = _same_schema(files, [schema for schema, _ in opened])
     return ParquetImages(files, [rows for _, rows in opened], image_column(schema, column, files[0]))

@@ -299,10 +299,6 @@ def as_plain(table: TableOutcome) -> dict[str, Any]:
     }
 
 
-def _spread_as_plain(spread: Spread | None) -> dict[str, Any] | None:
-    return None if spread is None else {"mean": spread.mean, "deviation": spread.std, "count": spread.count}
-
-
 def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:
     return {
         "name": row.name,

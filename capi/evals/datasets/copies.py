@@ -18,7 +18,7 @@ import numpy.typing as npt
 from capi.data.sources import ImageSource, csv_place, is_csv
 from capi.errors import warn_once
 from capi.evals.tasks import ClassificationData, SegmentationData
-from capi.runtime.documents import regular_size
+from capi.runtime.documents import READING_THREADS, regular_size
 from capi.runtime.image_files import MAX_IMAGE_BYTES
 
 _LAST_BYTES = 4096
@@ -107,7 +107,7 @@ def _marks(paths: Sequence[Path], mark: Callable[[Path], bytes]) -> list[bytes |
             return None
 
     marks: list[bytes | None] = []
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         for start in range(0, len(paths), _FILES_AT_A_TIME):
             marks += pool.map(marked, paths[start : start + _FILES_AT_A_TIME])
     return marks

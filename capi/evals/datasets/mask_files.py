@@ -16,6 +16,7 @@ from capi.data.sources import Files
 from capi.errors import CapiError, some_of
 from capi.evals.datasets.files import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
+from capi.runtime.devices import choose_workers
 from capi.runtime.image_files import open_image
 
 MaskValues = npt.NDArray[Any]
@@ -129,7 +130,7 @@ def labels_found(masks: MaskSource) -> set[int]:
     def labels_of(index: int) -> list[int]:
         return [int(label) for label in np.unique(masks.read(index))]
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(choose_workers(None, None)) as pool:
         return set(itertools.chain.from_iterable(pool.map(labels_of, range(len(masks)))))
 
 
