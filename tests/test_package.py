@@ -316,8 +316,8 @@ for name, call in calls.items():
 
 
 def test__values_of_wrong_types_are_bad_input() -> None:
-    told = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=True, cwd=ROOT)
-    lines = told.stdout.splitlines()
+    answers = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=True, cwd=ROOT)
+    lines = answers.stdout.splitlines()
     names = "array name device load empty images size encoder override config data out"
     assert [line.split()[0] for line in lines] == names.split()
     assert all(" told " in line and (" must be " in line or ": " in line) for line in lines)

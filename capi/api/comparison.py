@@ -348,11 +348,11 @@ def _named(benchmarks: Sequence[Benchmark]) -> list[BenchmarkColumn]:
     configs = [item.config if isinstance(item, BenchmarkColumn) else load_benchmark(item) for item in given]
     for config in configs:
         check_task(config.dataset, config.task)
-    names = _told_apart([item.name if isinstance(item, BenchmarkColumn) else item for item in given])
+    names = _distinct_names([item.name if isinstance(item, BenchmarkColumn) else item for item in given])
     return [BenchmarkColumn(name, config) for name, config in zip(names, configs, strict=True)]
 
 
-def _told_apart(full: Sequence[str]) -> list[str]:
+def _distinct_names(full: Sequence[str]) -> list[str]:
     """A file goes by its stem, unless another has the same; what is then still equal is numbered."""
     short = [Path(name).stem if name.endswith(FILE_ENDINGS) else name for name in full]
     counts = Counter(short)

@@ -314,7 +314,7 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     # Within a choice of types pydantic adds the type's name to the path; the key ends before it.
     path = [str(part) for part in first["loc"]]
-    fields, section = _known_path(path, root)
+    fields, section = _split_path(path, root)
     key = ".".join(fields)
     if first["type"] == "extra_forbidden":
         return f'there is no key "{key}"{_nearest_key(fields, section, root)}'
@@ -348,7 +348,7 @@ def _wording(complaint: ErrorDetails, *, alone: bool) -> str:
     return complaint["msg"][:1].lower() + complaint["msg"][1:]
 
 
-def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
+def _split_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
     """The part of an error's path that names sections and a key, and the section it ends in."""
     section = root
     fields: list[str] = []

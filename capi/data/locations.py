@@ -84,8 +84,8 @@ def open_images(data: DataLocation, console: Console | None = None, *, index_bes
     """
     sources = weighted_sources(data)
     if len(sources) == 1:
-        return _open_one(sources[0].name, console, index_beside)
-    parts = [_open_one(source.name, console, index_beside) for source in sources]
+        return _open_source(sources[0].name, console, index_beside)
+    parts = [_open_source(source.name, console, index_beside) for source in sources]
     weights = [source.weight for source in sources if source.weight is not None]
     return Mixture([source.name for source in sources], parts, weights or None)
 
@@ -158,7 +158,7 @@ def _weighted(text: str) -> Weighted:
     return Weighted(match["source"], weight)
 
 
-def _open_one(data: str, console: Console | None, index_beside: bool) -> ImageSource:
+def _open_source(data: str, console: Console | None, index_beside: bool) -> ImageSource:
     if data == "demo":
         return demo_photos("train").images
     scheme, separator, _ = data.partition("://")

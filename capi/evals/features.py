@@ -74,7 +74,7 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
     with (
         float32_products("highest"),
         torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32),
-        _told_in_a_sentence(encoder, len(images)),
+        _encoder_errors(encoder, len(images)),
     ):
         encoded = encoder(images, pooled=pooled)
     _check_features(encoded, len(images), encoder.width)
@@ -91,7 +91,7 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
 
 
 @contextmanager
-def _told_in_a_sentence(encoder: VisionEncoder, images: int) -> Iterator[None]:
+def _encoder_errors(encoder: VisionEncoder, images: int) -> Iterator[None]:
     """An encoder may be the user's own Python: what goes wrong in there raises without a traceback."""
     try:
         yield

@@ -75,15 +75,15 @@ def test__no_more_than_the_sample_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "text"),
     [
         ([0.0020714, 0.485, 0.5], "0.00207,0.485,0.5"),
         ([0.000012345, 0.0, 1.0], "0.0000123,0,1"),
         ([12.3456], "12.3"),
     ],
 )
-def test__numbers_have_three_significant_digits_and_no_exponent(values: list[float], told: str) -> None:
-    assert significant(values) == told
+def test__numbers_have_three_significant_digits_and_no_exponent(values: list[float], text: str) -> None:
+    assert significant(values) == text
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,9 @@ def test__the_range_is_that_of_the_pixels_and_not_of_thumbnails(tmp_path: Path) 
     data = survey(image_folder(tmp_path), Decoder(channels=5))
     assert data.lowest == [0.0] * 5
     assert data.highest == pytest.approx([value / 65535 for value in (100, 200, 300, 400, 3000)])
-    told = data.summary()[1]["range"]
-    assert "data.mean=auto data.std=auto" in told
-    assert "0.0458" in told
+    shown_range = data.summary()[1]["range"]
+    assert "data.mean=auto data.std=auto" in shown_range
+    assert "0.0458" in shown_range
 
 
 def test__one_odd_image_does_not_outvote_the_others_and_is_named(tmp_path: Path) -> None:

@@ -133,11 +133,11 @@ def test__an_interrupted_extraction_continues_to_the_same_bytes(
         extract_features(model, source, Output(parts), encoding=at_size(progress=interrupting(9)), **settings)
     assert not parts.exists()
     seen.clear()
-    told: list[tuple[int, int]] = []
-    again = at_size(progress=lambda _, done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    again = at_size(progress=lambda _, done, total: progress.append((done, total)))
     assert extract_features(model, source, Output(parts), encoding=again, **settings).resumed_at == 6
     assert sum(seen) == COUNT - 6
-    assert told == [(6, COUNT), (9, COUNT), (COUNT, COUNT)]
+    assert progress == [(6, COUNT), (9, COUNT), (COUNT, COUNT)]
     assert parts.read_bytes() == whole.read_bytes()
     assert not partial_of(parts).exists()
 

@@ -65,7 +65,7 @@ def test__another_encoder_is_refused(images: Path, model: CapiEncoder) -> None:
 def test__a_broken_image_is_noted_and_counted(images: Path) -> None:
     (images / "broken.png").write_text("")
     seen: list[Any] = []
-    encoder, encoding = PixelEncoder(4), Encoding(batch_size=4, progress=lambda *told: seen.append(told))
+    encoder, encoding = PixelEncoder(4), Encoding(batch_size=4, progress=lambda *numbers: seen.append(numbers))
     prediction = Prediction(encoder, linear_probe(encoder), image_folder(images), encoding)
     assert [number for number, _, _ in prediction.labels()] == list(range(10))
     assert list(prediction.failed) == ["broken.png"]

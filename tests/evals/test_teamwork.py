@@ -152,10 +152,10 @@ def three(work: Path) -> Callable[[str], list[dict[str, Any]]]:
 def assert_refused(ended: list[dict[str, Any]], *words: str) -> None:
     """All end with 2, and the main one says why."""
     assert [process["code"] for process in ended] == [2, 2, 2]
-    told = " ".join(ended[0]["errors"].split())
-    assert told.startswith("Error: ")
+    message = " ".join(ended[0]["errors"].split())
+    assert message.startswith("Error: ")
     for word in words:
-        assert word in told
+        assert word in message
     assert [(process["errors"], process["out"]) for process in ended[1:]] == [("", ""), ("", "")]
 
 

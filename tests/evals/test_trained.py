@@ -334,8 +334,8 @@ def test__the_probe_gives_the_scores_again(kind: str) -> None:
 
 
 def test__progress_of_training_is_reported() -> None:
-    told = []
-    protocol(encoding=replace(SMALL, progress=lambda *facts: told.append(facts)), iterations=3).run(PatchColors())
-    assert [facts for facts in told if facts[0] == "training heads"] == [
+    progress = []
+    protocol(encoding=replace(SMALL, progress=lambda *facts: progress.append(facts)), iterations=3).run(PatchColors())
+    assert [facts for facts in progress if facts[0] == "training heads"] == [
         ("training heads", step, 3) for step in (1, 2, 3)
     ]

@@ -172,9 +172,9 @@ def test__with_stochastic_depth_and_in_bfloat16_many_processes_train_too(runs: P
 def test__every_process_says_why_a_run_cannot_begin(runs: Path) -> None:
     for world, folder in ((2, "two"), (3, "three")):
         for rank in range(world):
-            told = json.loads((runs / folder / f"told-{world}-{rank}.json").read_text())
-            assert f"batch_size = 11 cannot be shared equally by {world} processes" in told["undivided"]
-            assert f"distributed.shards is 4, which does not divide the {world} processes" in told["shards"]
+            message = json.loads((runs / folder / f"told-{world}-{rank}.json").read_text())
+            assert f"batch_size = 11 cannot be shared equally by {world} processes" in message["undivided"]
+            assert f"distributed.shards is 4, which does not divide the {world} processes" in message["shards"]
             assert not (runs / folder / "undivided").exists()
             assert not (runs / folder / "shards").exists()
 

@@ -126,10 +126,10 @@ def test__a_run_that_was_interrupted_names_the_command_that_resumes(config: Conf
     home.mkdir()
     diagnosis = doctor(write_run(home / "r", config, steps=200, starts=[start]))
     assert (diagnosis.state.kind, diagnosis.has_alarms) == ("stopped", False)
-    told = finding(diagnosis, "State")
-    assert told.text == "stopped at step 200 of 400"
+    state = finding(diagnosis, "State")
+    assert state.text == "stopped at step 200 of 400"
     command = f"cd '{home}' && capi pretrain demo model.depth=2 --data 'my photos' --out r --resume"
-    assert told.advice == f"To resume: {command}"
+    assert state.advice == f"To resume: {command}"
     # As it stands: no part of it is taken for a style.
     assert command in printed(diagnosis)
     assert finding(diagnosis, "Checkpoint").text == "the newest is of step 200"
@@ -278,10 +278,10 @@ def test__curves_outside_of_the_reference_runs_are_reported(
     )
     diagnosis = doctor(write_run(tmp_path / "odd", config, changes={"student_loss": 3.5}))
     assert not diagnosis.has_alarms
-    told = finding(diagnosis, "student_loss against reference runs")
-    assert told.state == "look"
+    state = finding(diagnosis, "student_loss against reference runs")
+    assert state.state == "look"
     assert (
-        told.text
+        state.text
         == "3.5 after 100% of the run; 3 reference runs of demo have 3 to 3.2, and 2.8 to 3.4 is taken for normal"
     )
     assert finding(diagnosis, "Reference runs").text.startswith(f"{count - 1} of {count} curves")

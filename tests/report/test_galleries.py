@@ -12,7 +12,7 @@ from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
-from capi.report.explorer.page import known_of
+from capi.report.explorer.page import run_parts
 from capi.report.galleries import index_images, write_gallery, write_neighbors
 from capi.report.picture_files import read_neighbors
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
@@ -96,7 +96,7 @@ def test__prototypes_of_averaged_layers_are_shown_patches_of_averaged_layers(
     run, seen = make_run(config, tmp_path / "run"), run_frame((32, 24), 4)
     with pytest.raises(CapiError, match=r"prototypes of .* averages of the teacher's layers .*: choose other pictures"):
         load_prototypes(run)
-    assert known_of(run)["prototypes"] is None
+    assert run_parts(run)["prototypes"] is None
     learner = build_learner(config)
     Checkpoints(run / "checkpoints").load(learner)
 
@@ -172,11 +172,11 @@ def test__a_gallery_that_fails_leaves_the_old_one(
 
 
 def test__progress_comes_to_its_end(run: Path, photos: EncodedImages) -> None:
-    told: dict[str, tuple[int, int]] = {}
-    encoding = Encoding(progress=lambda what, done, total: told.update({what: (done, total)}))
+    progress: dict[str, tuple[int, int]] = {}
+    encoding = Encoding(progress=lambda what, done, total: progress.update({what: (done, total)}))
     write_gallery(run, photos, encoding=encoding)
-    assert told["prototypes"] == (5, 5)
-    assert told["photos"][0] == told["photos"][1] > 0
+    assert progress["prototypes"] == (5, 5)
+    assert progress["photos"][0] == progress["photos"][1] > 0
 
 
 def test__a_run_without_a_checkpoint_says_so(run: Path, photos: EncodedImages) -> None:

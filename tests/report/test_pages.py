@@ -244,16 +244,16 @@ def test__a_run_without_scores_says_on_the_first_screen_how_to_get_one(page: Pag
 
 def test__an_ablation_opens_with_the_orderings_that_hold(page: Page, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "page.html"
-    told = study("default")
-    path.write_text(ablation_html(told), encoding="utf-8")
+    page_text = study("default")
+    path.write_text(ablation_html(page_text), encoding="utf-8")
     page.goto(path.as_uri())
     assert "; csv/knn here: default 30.5" in page.locator("main > h1 + p").inner_text()
     judged = "csv/knn-segmentation"
     rows = [
         replace(row, runs=[replace(run, scores={judged: run.scores["csv/knn"]}) for run in row.runs])
-        for row in told.rows
+        for row in page_text.rows
     ]
-    path.write_text(ablation_html(replace(told, rows=rows, columns=[judged])), encoding="utf-8")
+    path.write_text(ablation_html(replace(page_text, rows=rows, columns=[judged])), encoding="utf-8")
     page.reload()
     assert page.locator("main > h1 + p").inner_text() == "The one ordering of the paper holds here."
     assert page.locator(".share").all_inner_texts() == ["1 holds"]

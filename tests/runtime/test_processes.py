@@ -81,16 +81,16 @@ def agreements(processes: Processes) -> dict[str, Any]:
         "any": processes.any(rank == 1, False),
         "gather": processes.gather(f"{rank}"),
         "from_main": processes.from_main(lambda: f"found by {rank}"),
-        "none_fails": told(processes, None),
-        "one_fails": told(processes, 1),
-        "all_fail": told(processes, -1),
+        "none_fails": shared_error(processes, None),
+        "one_fails": shared_error(processes, 1),
+        "all_fail": shared_error(processes, -1),
         "main_fails": main_fails(processes),
         "same": differences(processes, "width: 3"),
         "different": differences(processes, f"seed: 0\nwidth: {rank}"),
     }
 
 
-def told(processes: Processes, failing: int | None) -> str | None:
+def shared_error(processes: Processes, failing: int | None) -> str | None:
     try:
         with processes.together():
             if failing in (processes.rank, -1):
@@ -276,8 +276,8 @@ def test__a_number_of_processes_that_is_none_is_reported(given: str, monkeypatch
 
 def test__what_gloo_says_is_reported_without_its_source_and_its_guesses() -> None:
     said = "[/a/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:188. This is typically caused by a worker"
-    told = r"any more \(Connection closed by peer \[127.0.0.1\]:188\)"
-    with pytest.raises(LostProcessError, match=told), lost_process_is_an_error():
+    text = r"any more \(Connection closed by peer \[127.0.0.1\]:188\)"
+    with pytest.raises(LostProcessError, match=text), lost_process_is_an_error():
         raise RuntimeError(said)
 
 

@@ -305,15 +305,15 @@ def test__another_target_keeps_its_own_head(run: Path) -> None:
     assert torch.equal(learner.student.encoder.registers, capi.load(run).encoder.registers)
 
 
-@pytest.mark.parametrize("told", ["console", "log"])
+@pytest.mark.parametrize("sentence", ["console", "log"])
 def test__what_was_loaded_is_printed_and_recorded(
-    told: str, run: Path, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sentence: str, run: Path, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "capi")
     written = StringIO()
-    console = Console(file=written) if told == "console" else None
+    console = Console(file=written) if sentence == "console" else None
     begin(made({"init": {"encoder": str(run)}}), images, tmp_path / "second", console=console)
-    printed = written.getvalue() if told == "console" else "\n".join(caplog.messages)
+    printed = written.getvalue() if sentence == "console" else "\n".join(caplog.messages)
     count = sum(value.numel() for value in capi.load(run).encoder.state_dict().values())
     digest = fingerprint(capi.load(run).state_dict())
     assert f"starts from {run} (sha256 of its tensors {digest[:16]})" in printed

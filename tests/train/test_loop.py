@@ -219,10 +219,10 @@ def test__an_alarm_is_logged_once_while_it_lasts(
     loop = make_loop(small_config, tmp_path, Noise(small_config), watchman=watchman, log_steps=1)
     with caplog.at_level(logging.WARNING, "capi"):
         loop.run()
-    told = [message for message in caplog.messages if "Effective rank of the features" in message]
-    assert len(told) == 1
-    assert told[0].startswith("step 3: ")
-    assert "optimization.learning_rate" in told[0]
+    alarms = [message for message in caplog.messages if "Effective rank of the features" in message]
+    assert len(alarms) == 1
+    assert alarms[0].startswith("step 3: ")
+    assert "optimization.learning_rate" in alarms[0]
     assert "effective_rank" in watchman.raised
 
 

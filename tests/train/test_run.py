@@ -373,13 +373,13 @@ def test__an_alarm_raised_before_an_interruption_is_not_raised_again(
         Image.new("RGB", (36, 30), (90, 90, 90)).save(path)
     short = changed(config, checkpoint={"every_steps": 3}, run={"log_steps": 1})
     capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE)
-    told = [message for message in caplog.messages if "Position in the features" in message]
-    assert len(told) == 1
-    assert told[0].startswith("step 3: ")
-    assert "positional collapse" in told[0]
+    alarms = [message for message in caplog.messages if "Position in the features" in message]
+    assert len(alarms) == 1
+    assert alarms[0].startswith("step 3: ")
+    assert "positional collapse" in alarms[0]
     shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
     capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
-    assert [message for message in caplog.messages if "Position in the features" in message] == told
+    assert [message for message in caplog.messages if "Position in the features" in message] == alarms
 
 
 def test__recipes_by_name_take_overrides(images: Path, tmp_path: Path) -> None:
