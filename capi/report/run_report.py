@@ -23,7 +23,7 @@ from capi.evals.features import Encoding, OnProgress, silent
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.report.costs import DEFAULT_COSTS, CostAssumptions, cost_of, seconds_of_starts
 from capi.report.doctor import RunReading
-from capi.report.galleries import FOLDER, INDEX, NEIGHBORS, write_gallery, write_neighbors
+from capi.report.gallery_files import FOLDER, INDEX, NEIGHBORS, write_gallery, write_neighbors
 from capi.report.pages.data import Column, PrototypeStrip, RunReport
 from capi.report.pages.run import page, run_pieces
 from capi.report.picture_files import PIXELS, read_emergence, read_neighbors, read_pixel_scores, read_prototypes

@@ -27,7 +27,7 @@ _KEPT = [
 
 
 def recompute(blocks: Iterable[nn.Module], kind: Checkpointing) -> None:
-    """Let blocks forget in place; names of parameters stay as they are."""
+    """Recompute what blocks compute in their backward pass. Changes them in place; names of parameters stay."""
     again = partial(checkpoint, use_reentrant=False)
     if kind == "selective":
         again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _KEPT))

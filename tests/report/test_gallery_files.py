@@ -13,7 +13,7 @@ from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
 from capi.report.explorer.page import run_parts
-from capi.report.galleries import index_images, write_gallery, write_neighbors
+from capi.report.gallery_files import index_images, write_gallery, write_neighbors
 from capi.report.picture_files import read_neighbors
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
 from capi.report.pictures.gallery import PrototypeIndex, patch_crop
