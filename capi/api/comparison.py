@@ -370,7 +370,7 @@ def _knows(config: BenchmarkConfig, key: str) -> bool:
         return False
     if key == "data":
         return dataset_named(config.dataset).needs_folder
-    return key not in _DATA_OPTIONS or key in dataset_named(config.dataset).heeds
+    return key not in _DATA_OPTIONS or key in dataset_named(config.dataset).reads
 
 
 def _refuse_unknown(key: str, columns: Sequence[BenchmarkColumn]) -> None:

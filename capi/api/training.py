@@ -107,7 +107,7 @@ def adapt(
     """Continue to train a published encoder, or one of your own, on your images: a run like any other.
 
     `model` is anything that `load` takes: a run, a published model, a file, `baseline:NAME=FILE`. Student and teacher
-    start from it; predictor, head and prototypes are new, and learn while the encoder stands still
+    start from it; predictor, head and prototypes are new, and learn while the encoder is frozen
     (`adapt.frozen_share`). The section `adapt` says how much it may change. Everything else is as in `pretrain`.
     """
     texts = override_texts(overrides, sections)

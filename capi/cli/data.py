@@ -152,6 +152,6 @@ def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> Non
     dataset = api.dataset_named(name)
     width = min(Terminal().width, 120)
     echo(f"{dataset.name}: {dataset.title}\n\n{wrapped(dataset.layout.strip(), width)}\n")
-    heeded = sorted({*dataset.heeds, "verify_counts"})
+    listed = sorted({*dataset.reads, "verify_counts"})
     beside = " beside data=PATH" if api.dataset_named(name).needs_folder else ""
-    echo(wrapped(f"Options{beside}: {', '.join(heeded)}", width))
+    echo(wrapped(f"Options{beside}: {', '.join(listed)}", width))

@@ -132,7 +132,7 @@ def _say_end(done: "PretrainedRun", request: api.StopRequest) -> None:
             echo("Stopped before the first step, so nothing is saved. The same command starts again.")
         elif done.is_main:
             echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")
-        request.turn_deaf()
+        request.ignore()
         raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
         return

@@ -63,7 +63,7 @@ class IndexFacts:
     digest: str
     """Of the names, offsets and sizes."""
     notes: dict[str, str]
-    """What whoever wrote the shard had to say."""
+    """What the writer of the shard noted."""
 
 
 class ShardIndex:

@@ -55,7 +55,7 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def turn_deaf(self) -> None:
+    def ignore(self) -> None:
         """Ignore signals, in a process that has saved and is about to end with a code of its own."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)

@@ -218,9 +218,9 @@ class Checkpoints(CheckpointFolder):
 
     def _remove(self, checkpoint: Path) -> None:
         """Remove a checkpoint under another name, so that an interrupted removal leaves none half there."""
-        doomed = self.folder / f"{_PARTIAL}old-{checkpoint.name}"
-        checkpoint.rename(doomed)
-        shutil.rmtree(doomed)
+        removed = self.folder / f"{_PARTIAL}old-{checkpoint.name}"
+        checkpoint.rename(removed)
+        shutil.rmtree(removed)
 
     def load(self, learner: Learner, step: int | None = None) -> Position:
         """Fill the learner from a checkpoint, the newest if none is named."""

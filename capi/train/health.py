@@ -29,7 +29,7 @@ _RECENT, _ENOUGH = 5, 3
 # Values whose median stands for a time of the run, how many a loss must have, and the share of the run before which
 # losses and scores are not judged.
 _FEW, _ENOUGH_LOSSES, _EARLY = 5, 12, 0.2
-# A loss that fell by less than this has not fallen; one that fell by less in the last half stands still.
+# A loss that fell by less than this has not fallen; one that fell by less in the last half has stopped.
 _FALL, _STANDSTILL = 0.01, 0.005
 # Scores of few images vary by chance: so many are judged together. All of them this far below the best have fallen.
 _LAST_SCORES, _LOST = 3, 0.8

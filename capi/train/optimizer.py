@@ -35,7 +35,7 @@ class Optimizer(torch.optim.Optimizer):
     processes (DTensor).
     """
 
-    # Whether it heeds the `pull` of a group, towards the weights that a run started from.
+    # Whether it reads the `pull` of a group, towards the weights that a run started from.
     pulls: ClassVar[bool] = False
     # Whether `capi adapt` leaves it where a recipe names it: weights that Adam trained are better left with Adam.
     adapts: ClassVar[bool] = True
@@ -105,7 +105,7 @@ class Adaptation:
     """How much an encoder may change that a run starts from."""
 
     frozen_steps: int = 0
-    """First steps in which it stands still; its rate then rises for as many."""
+    """First steps in which it is frozen; its rate then rises for as many."""
     rate_multiplier: float = 1.0
     layer_decay: float = 1.0
     """The rate of a block in units of the next one's: block l of L has decay^(L - l), the embedding decay^(L + 1)."""
@@ -179,7 +179,7 @@ def block_matrices(student: Student) -> list[nn.Parameter]:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float, step: int = 0) -> None:
-    """Set the rate of this step, each group at its own multiple, or 0 while it stands still."""
+    """Set the rate of this step, each group at its own multiple, or 0 while it is frozen."""
     for group in optimizer.param_groups:
         frozen = group.get("frozen_steps", 0)
         risen = min(max((step - frozen + 1) / frozen, 0.0), 1.0) if frozen else 1.0

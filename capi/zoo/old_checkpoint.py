@@ -119,7 +119,7 @@ def _built(made: Any, state: Any) -> _Object:
 
 
 def _extended(values: Any, items: list[Any]) -> Any:
-    """A list with elements, or a dict with keys and values by turns."""
+    """A list with elements, or a dict with alternating keys and values."""
     if type(values) not in (list, _Dict):
         raise TypeError("items for something that has none")
     values.extend(items if type(values) is list else zip(items[::2], items[1::2], strict=True))

@@ -43,7 +43,7 @@ OnnxPrecision = Literal["float32", "float16", "int8"]
 OUTPUTS = ("pooled", "registers", "feature_map")
 # torch writes graphs in the operators of 18 and later; its way down to older sets gives up on some of ours.
 OLDEST_OPSET, NEWEST_OPSET = 18, 23
-# Sizes of the images that tracing follows. No two of them may be alike, nor 0 or 1, lest they be taken for the same.
+# Sizes of the images that tracing follows. No two may be equal, nor 0 or 1, or they would be taken for the same.
 _BATCH, _ROWS, _COLUMNS = 2, 5, 7
 
 

@@ -64,7 +64,7 @@ PROTOCOL = {
     "weight_decays": ([0.0], "weight_decays", (0.0,)),
     "features": (["mean_patch"], "features", ("mean_patch",)),
 }
-# Tested below, or heeded by who writes the results.
+# Tested below, or read by what writes the results.
 ELSEWHERE = {"dataset", "data", "protocol", "limit_train", "limit_tests", "save_probe"}
 
 

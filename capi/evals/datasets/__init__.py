@@ -79,9 +79,9 @@ def _checked(dataset: Dataset, root: Path | None, options: DataOptions) -> Path:
     """The folder to read, once the options are known to mean something to the data set."""
     for option in _OPTIONS:
         given = getattr(options, option)
-        if option not in dataset.heeds and given is not None and given != {}:
-            heeded = ", ".join(sorted(dataset.heeds)) or "none"
-            raise CapiError(f'{option}= means nothing to the data set "{dataset.name}" (options it heeds: {heeded})')
+        if option not in dataset.reads and given is not None and given != {}:
+            listed = ", ".join(sorted(dataset.reads)) or "none"
+            raise CapiError(f'{option}= means nothing to the data set "{dataset.name}" (options it reads: {listed})')
     twice = next((name for name, count in Counter(options.tests or ()).items() if count > 1), None)
     if twice is not None:
         raise CapiError(f'tests= names the split "{twice}" twice: name each once')

@@ -285,5 +285,5 @@ images; R 30000 images in 200 classes; A 200 classes; Sketch 1000 classes. The n
 says 50000, copies hold more) and ObjectNet is not verified: no exact official figure was found.
 """,
     classification=load,
-    heeds=frozenset({"more"}),
+    reads=frozenset({"more"}),
 )

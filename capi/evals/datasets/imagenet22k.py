@@ -66,5 +66,5 @@ these are verified. The release of winter 2021 removed classes and images (said 
 so it needs verify_counts=false, and the numbers found go into the results.
 """,
     classification=load,
-    heeds=frozenset({"more"}),
+    reads=frozenset({"more"}),
 )

@@ -219,7 +219,7 @@ class ExplorerLayout:
             path.unlink(missing_ok=True)
 
     def _shown(self, view: View) -> Values:
-        """A new image; what was seen of the last one goes away."""
+        """Show a new image and clear what was shown of the last one."""
         where = parts.facts(f"· {view.grid[0]} x {view.grid[1]} patches · click one", view.name)
         values = {
             **{self.view: view, self.photo: view.photo, self.where: where},

@@ -111,7 +111,7 @@ class PrototypeIndex:
         return nearest, (products / self._lengths[nearest]).clamp(-1, 1)
 
     def _merge(self, prototypes: Tensor, ranks: Tensor, scores: Tensor, places: Tensor) -> None:
-        """Put new patches among those of their prototypes, and let go of the worst."""
+        """Put new patches among those of their prototypes, and drop the worst."""
         touched, rows = prototypes.unique(return_inverse=True)
         more_scores = self._scores.new_full((len(touched), FROM_ONE_IMAGE), -torch.inf)
         more_places = self._places.new_zeros(len(touched), FROM_ONE_IMAGE, 3)

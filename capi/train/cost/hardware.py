@@ -46,7 +46,7 @@ class Gpu:
     measured: bool = False
 
     def precision(self, wanted: str) -> RunPrecision:
-        """What `run.precision` comes to: bfloat16 only where the chip has it."""
+        """The precision of `run.precision` here: bfloat16 only where the chip has it."""
         if wanted == "bfloat16" and self.bfloat16 is None:
             raise CapiError(f"{self.title} has no bfloat16: leave run.precision at auto, or set it to float32")
         return "float32" if wanted == "float32" or self.bfloat16 is None else "bfloat16"

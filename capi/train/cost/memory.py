@@ -42,7 +42,7 @@ from capi.train.step import Learner
 
 @dataclass(frozen=True)
 class Saving:
-    """What a run does against shortage of memory.
+    """How a run saves memory.
 
     `shards` processes hold one copy of the student's weights, their gradients, moments and the teacher together, and
     there are `replicas` of that copy.

@@ -201,7 +201,7 @@ def plan_run(
 
 
 def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
-    """What a config does against shortage of memory."""
+    """How a config saves memory."""
     shards = config.distributed.shards or gpus
     if gpus % shards:
         raise CapiError(f"distributed.shards is {shards}, which does not divide {gpus} GPUs: set a divisor")

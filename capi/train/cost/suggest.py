@@ -287,14 +287,14 @@ def suggest(
 def suggest_run(
     images: Images, gpu: Gpu, gpus: int = 1, *, hours: float = 24.0, assumptions: Assumptions | None = None
 ) -> Suggestion:
-    """The largest recipe that so many images deserve and that so many hours allow."""
+    """The largest recipe for so many images that so many hours allow."""
     wanted = [rung for rung in _LADDER if rung.images <= images.count]
     if images.side < _TINY_SIDE or images.count < _FEW_PHOTOS:
         wanted = [_TINY if images.side < _TINY_SIDE else _OF_FEW]
     for rung in reversed(wanted):
         suggestion = _on(rung, images, gpu, gpus, assumptions)
         if suggestion is not None and suggestion.plan.effort.hours > hours:
-            # Passes over the images give way to the hours, and a large recipe to a smaller one.
+            # Too few hours mean fewer passes over the images, and a smaller recipe before too few passes.
             steps = max(int(suggestion.config.optimization.steps * hours / suggestion.plan.effort.hours), 1)
             enough = steps * suggestion.plan.batch_size >= FEWEST_PASSES * images.count
             suggestion = _on(rung, images, gpu, gpus, assumptions, steps) if enough or rung is wanted[0] else None

@@ -68,7 +68,7 @@ def open_baseline(name: str) -> PlainViT:
 
 
 def _with_resampling(baseline: Baseline, resampling: str) -> Baseline:
-    """The same model, whose table of positions comes to other grids by plain or by antialiased bicubic resampling."""
+    """The same model, whose positions are resampled to other grids by plain or by antialiased bicubic resampling."""
     own = baseline.architecture.resampling
     if own not in _BICUBIC or baseline.architecture.positions != "table":
         raise CapiError(f'{baseline.name} has one way to other sizes than its own: leave out "+{resampling}"')
