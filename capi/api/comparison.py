@@ -41,7 +41,7 @@ from capi.evals.datasets import check_task, dataset_named
 from capi.evals.features import is_out_of_memory
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.limits import PartOfImages, PartOfMasks
-from capi.evals.results import ResultRecord, read_record
+from capi.evals.results import ResultRecord, make_folder, read_record
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
 from capi.evals.team import Execution, executing, prepared
 from capi.report.comparison import write_pages
@@ -109,7 +109,7 @@ def compare_columns(
         if not rows:
             raise CapiError("there is no model to compare: give at least one")
         if processes.is_main:
-            _made(Path(out))
+            make_folder(Path(out))
     run = _ComparisonRun(_empty(rows, columns, Path(out), weights), execution)
     run.comparison.table = table
     for pair, reason in (skipped or {}).items():
@@ -123,15 +123,6 @@ def compare_columns(
     with lead(exchange) as findings:
         findings.result = run.all_cells()
     return run.comparison
-
-
-def _made(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise CapiError(f"{out} is a file: --out takes the name of a folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CapiError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
 
 
 def _empty(

@@ -47,10 +47,13 @@ class Output:
             self.check_replacing()
 
     def check_folder(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise CapiError(f"{self.path} is a file: --out takes the name of a folder")
+        self.check_no_file()
         if self.path.is_dir() and any(self.path.iterdir()) and not self.overwrite:
             raise CapiError(f"{self.path} is not empty: choose another --out, or give --overwrite")
+
+    def check_no_file(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise CapiError(f"{self.path} is a file: --out takes the name of a folder")
 
     def check_replacing(self) -> None:
         if not self.overwrite:

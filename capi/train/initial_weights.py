@@ -363,8 +363,7 @@ def _newest_checkpoint(source: str) -> StoredTensors | None:
     folder = RunFolder(Path(source))
     if not folder.exists:
         return None
-    checkpoints = CheckpointFolder(folder.checkpoints)
-    return StoredTensors(checkpoints.path(checkpoints.steps()[-1]))
+    return StoredTensors(CheckpointFolder(folder.checkpoints).newest)
 
 
 def _statistics_note(config: Config, given: VisionEncoder) -> list[str]:

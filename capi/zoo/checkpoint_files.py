@@ -39,6 +39,16 @@ class CheckpointFolder:
         return self.folder / f"step_{step:08d}"
 
     @property
+    def newest(self) -> Path:
+        """The newest complete checkpoint; a run without any is an error."""
+        steps = self.steps()
+        if not steps:
+            raise CapiError(
+                f"{self.folder.parent} holds no checkpoint yet: wait for the first one, or train with --resume"
+            )
+        return self.path(steps[-1])
+
+    @property
     def best(self) -> int | None:
         """The step of the checkpoint that did best by `checkpoint.best`."""
         link = self.folder / BEST

@@ -25,7 +25,7 @@ from capi.evals.features import Encoding, encode
 from capi.method.masking import MaskSampler, PatchGrid
 from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, built_in_photos
-from capi.report.pictures.feature_maps import PictureFrame, SizedImages, picture_side
+from capi.report.pictures.feature_maps import PictureFrame, SizedImages, none_readable, picture_side
 from capi.report.pictures.gallery import PatchPlace, PrototypeIndex, patch_crop
 from capi.report.pictures.hidden_patches import STUDENT_TEMPERATURE, HiddenPredictions, predict_hidden
 from capi.report.pictures.pca import photos_of
@@ -155,8 +155,7 @@ class Explorer:
             except CapiError as error:
                 self.failed[self.name(number)] = str(error)
         if not thumbnails:
-            name, reason = next(iter(self.failed.items()))
-            raise CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
+            raise none_readable(self.failed)
         return thumbnails
 
     def name(self, number: int) -> str:

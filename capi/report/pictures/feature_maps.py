@@ -5,7 +5,7 @@ remembered with the reason, and the others continue.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -186,6 +186,12 @@ class FeatureMaps:
                 yield image
             else:
                 self.failed[self.source.name(image.number)] = image.failure
+
+
+def none_readable(failed: Mapping[str, str]) -> CapiError:
+    """The error where no image can be read; `failed` has the reasons by name."""
+    name, reason = next(iter(failed.items()), ("none", "there are none"))
+    return CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
 
 
 def photos(
