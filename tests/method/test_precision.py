@@ -137,12 +137,12 @@ def test__with_logits_in_tf32_the_gradient_alone_is_in_bfloat16(sinkhorn: Any, c
     tokens, prototypes, bias = torch.randn(16, 5, 32), torch.randn(40, 32), torch.randn(40)
     settings = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=chunk_bytes)
     exact = cluster(tokens, prototypes, bias, settings, OneProcess())
-    found = cluster(tokens, prototypes, bias, replace(settings, precision="tf32"), OneProcess())
-    torch.testing.assert_close(found.loss, exact.loss)
-    for factor, expected in zip(found.factors, exact.factors, strict=True):
+    results = cluster(tokens, prototypes, bias, replace(settings, precision="tf32"), OneProcess())
+    torch.testing.assert_close(results.loss, exact.loss)
+    for factor, expected in zip(results.factors, exact.factors, strict=True):
         torch.testing.assert_close(factor, expected)
-    assert 1e-5 < distance(found.prototype_gradient, exact.prototype_gradient) < 1e-2
-    assert distance(found.bias_gradient, exact.bias_gradient) < 1e-2
+    assert 1e-5 < distance(results.prototype_gradient, exact.prototype_gradient) < 1e-2
+    assert distance(results.bias_gradient, exact.bias_gradient) < 1e-2
 
 
 def distance(gradient: Tensor, expected: Tensor) -> float:
