@@ -82,7 +82,7 @@ FRACTIONS = {"float32": (23, 23), "tf32 twice": (10, 10), "tf32": (10, 7), "bflo
 
 
 def rounded(values: Tensor, fraction: int) -> Tensor:
-    """To nearest, with so many bits of the fraction; those of float64 stay as they are."""
+    """Round to nearest, with so many bits of the fraction; those of float64 stay as they are."""
     drop = 23 - fraction
     if values.dtype == torch.float64 or not drop:
         return values

@@ -100,8 +100,8 @@ def compare_shards(folder: Path, count: int, side: int, rounds: int) -> None:
                     forget(folder)
                 best[name] = min(best[name], seconds_of(source, number, crops=what.startswith("crops")))
         speed = {name: count / seconds for name, seconds in best.items()}
-        told = ", ".join(f"{name} {value:.0f}" for name, value in speed.items())
-        print(f"{what:17} {told}: shards {speed['shards'] / speed['loose files']:.2f} x")
+        speeds = ", ".join(f"{name} {value:.0f}" for name, value in speed.items())
+        print(f"{what:17} {speeds}: shards {speed['shards'] / speed['loose files']:.2f} x")
 
 
 def seconds_of(source: ImageSource, number: int, *, crops: bool) -> float:

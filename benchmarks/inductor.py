@@ -4,7 +4,7 @@
     python benchmarks/inductor.py --positions 8 --images 64 --reads 4
 
 The function of a slice is traced, lowered and scheduled by torch's own compiler for CUDA, with the exchanges of 32
-processes in between. Nothing is compiled by Triton and nothing runs, so neither has to be here; torch is told of a GPU
+processes in between. Nothing is compiled by Triton and nothing runs, so neither has to be here; torch is given a GPU
 with the numbers of an A100. This leans on torch's internals, and on the release of `scripts/constraints.txt`.
 
 Bytes are in arrays of positions x images x prototypes in float32, as inductor counts them: what a kernel reads several

@@ -52,7 +52,7 @@ def searched_by_scikit_learn(
 
 
 def vectors(count: int, width: int) -> Tensor:
-    """Of few dimensions with noise in all, far from the origin, as features are."""
+    """Vectors of few dimensions with noise in all, far from the origin, as features are."""
     basis = torch.randn(24, width, generator=torch.Generator().manual_seed(1))
     return torch.randn(count, 24) @ basis + 0.3 * torch.randn(count, width) + 2
 

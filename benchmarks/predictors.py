@@ -66,7 +66,7 @@ def noise(config: Config) -> MaskedBatch:
 
 
 def flop(config: Config, learner: Learner) -> float:
-    """Of one image in one iteration."""
+    """FLOP of one image in one iteration."""
     visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
     size = config.optimization.batch_size
     patches = PatchGrid(*config.grid).size

@@ -51,7 +51,7 @@ ADAPTED, ALONE = "baseline:dinov2_vitl14", ((1, 1),)
 
 @dataclass(frozen=True)
 class Tracked:
-    """Of one step of one process: bytes at the peak, as tracked and as planned; collectives of FSDP and others."""
+    """A step of one process: bytes at the peak, as tracked and as planned; collectives of FSDP and others."""
 
     recipe: str
     processes: int

@@ -312,7 +312,7 @@ class Phases:
 
 
 @contextmanager
-def told(count: Count, learner: Learner) -> Iterator[None]:
+def observed(count: Count, learner: Learner) -> Iterator[None]:
     """The parts that no observer sees: the student, and the average at the end."""
 
     def to(part: str, action: Any) -> Any:
@@ -351,7 +351,7 @@ def counted(config: Config, gpus: int, *, plain: bool = False) -> Count:
         # The first step makes what optimizers keep.
         train_step(learner, batches, 1)
         count = Count()
-        with told(count, learner):
+        with observed(count, learner):
             train_step(learner, batches, 2, Phases(count))
     return count
 
@@ -362,7 +362,7 @@ def check(recipe: str, images: int, overrides: list[str]) -> None:
     learner, batch = build_learner(config), masked_batch(config, torch.randn(images, *shape_of(config)), 0)
     train_step(learner, [batch], 1)
     count = Count()
-    with told(count, learner):
+    with observed(count, learner):
         train_step(learner, [batch], 2, Phases(count))
     left, right = torch.randn(2, 2048, 2048)
     large = torch.randn(2**26)

@@ -131,7 +131,7 @@ def run_speed(recipe: str, batch_size: int, processes: int, overrides: Sequence[
 
 
 def speed_of(records: Sequence[Mapping[str, Any]], batch_size: int) -> float:
-    """From the middle of the run to its end."""
+    """Images a second from the middle of the run to its end."""
     timed = [record for record in records if "seconds" in record]
     first, last = timed[len(timed) // 2 - 1], timed[-1]
     return (last["step"] - first["step"]) * batch_size / (last["seconds"] - first["seconds"])

@@ -10,7 +10,7 @@ others. The split `test` is read with --split test alone, once the choice is mad
 Each run is a process of its own with one thread. How many steps fit the budget is measured first, once for all seeds of
 a row: its steps and those of the row `adamw` take turns in one process, so that other work on the machine slows both
 alike, and the first measured cost of `adamw` is the unit. What ends is one JSON file in RESULTS; what is there is not
-run again, nor what stands in the JSON lines of --known, so that anyone can go on with somebody else's search. Scores
+run again, nor what stands in the JSON lines of --known, so that anyone can continue somebody else's search. Scores
 are those of the teacher's mean patch: 10 nearest neighbors (cosine, majority; each photo is left out in turn) and
 logistic regression (five folds, the best of some penalties), both on photos in the middle of the frame.
 After a tenth, half and all of the steps a run also records k-NN and what can be measured without labels, to see what

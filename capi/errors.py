@@ -4,8 +4,10 @@ Commands end with 0, done; 1, done with something amiss; 2, bad input; or one of
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import ClassVar
 
 # The code of a temporary failure in sysexits.h: saved because the machine was needed, to be started again.
@@ -35,12 +37,17 @@ class CapiError(ValueError):
 
     def __str__(self) -> str:
         message = super().__str__()
-        return message if CapiError.in_command else _OPTION.sub(_in_python, message)
+        if CapiError.in_command:
+            return message
+        return _OPTION.sub(
+            lambda match: match[1] or f"`{_IN_PYTHON.get(match[2], match[2].replace('-', '_'))}`", message
+        )
 
 
-def _in_python(match: re.Match[str]) -> str:
-    command, option = match.groups()
-    return command or f"`{_IN_PYTHON.get(option, option.replace('-', '_'))}`"
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, the same one once a process."""
+    logging.getLogger("capi").warning("%s", message)
 
 
 def expect(what: str, value: object, kinds: type | tuple[type, ...], wanted: str) -> None:
@@ -57,7 +64,7 @@ def nearest(word: str, candidates: Iterable[str]) -> str:
         return ""
 
     def likeness(name: str) -> tuple[float, float]:
-        """Of names that are equally close, that with the same letters: two of them were swapped."""
+        """The rank of a name; of equally close names the one with the same letters wins: two of them were swapped."""
         letters = difflib.SequenceMatcher(None, sorted(name), sorted(word)).ratio()
         return difflib.SequenceMatcher(None, name, word).ratio(), letters
 

@@ -66,10 +66,10 @@ PROTOCOLS = {
 }
 
 
-def close(found: Any, expected: Any, what: str) -> None:
+def close(measured: Any, expected: Any, what: str) -> None:
     """Numbers of the pretended device are the CPU's, but for slices and kernels of another size."""
-    found, expected = (torch.as_tensor(value).float().cpu() for value in (found, expected))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4, msg=lambda said: f"{what}: {said}")
+    measured, expected = (torch.as_tensor(value).float().cpu() for value in (measured, expected))
+    torch.testing.assert_close(measured, expected, rtol=1e-3, atol=1e-4, msg=lambda said: f"{what}: {said}")
 
 
 def trained(overrides: list[str], device: torch.device, *, gradients: bool) -> list[Tensor]:
@@ -130,8 +130,8 @@ def data_folders(root: Path) -> None:
 def scores(protocol: str, overrides: list[str], data: Path, device: torch.device) -> list[float]:
     """What an evaluation of that encoder gives."""
     given = [*overrides, f"data={data / protocol.partition('/')[0]}", "workers=0", "image_size=48"]
-    found = capi.evaluate(encoder_on(device), protocol, [*given, "save_probe=false"], device=device)
-    return list(found.outcome.scores.values())
+    measured = capi.evaluate(encoder_on(device), protocol, [*given, "save_probe=false"], device=device)
+    return list(measured.outcome.scores.values())
 
 
 def explored(photos: Path, device: torch.device) -> list[Tensor]:
@@ -183,9 +183,9 @@ def try_devices(device: torch.device, only: str) -> tuple[int, set[Any]]:
             try:
                 expected = case(CPU)
                 with pretending(device) as mode, nullcontext() if gradients else torch.no_grad():
-                    found = case(device)
-                for one, other in zip(found, expected, strict=True):
-                    close(one, other, name)
+                    measured = case(device)
+                for value, other in zip(measured, expected, strict=True):
+                    close(value, other, name)
                 seen |= mode.seen
                 print(f"ok      {name} ({len(mode.seen)} operations, {time.perf_counter() - begun:.0f} s)", flush=True)
             except Exception as error:

@@ -269,9 +269,9 @@ def doctor(run: Path) -> Path:
     """What `capi doctor` prints."""
     words = [sys.executable, "-m", "capi", "doctor", run.name]
     place = {"cwd": run.resolve().parent, "env": os.environ | {"COLUMNS": "80"}}
-    told = subprocess.run(words, check=False, capture_output=True, text=True, **place)
-    assert told.stdout, told.stderr
-    lines = [f"$ capi doctor {run.name}", *told.stdout.rstrip().splitlines()]
+    shown = subprocess.run(words, check=False, capture_output=True, text=True, **place)
+    assert shown.stdout, shown.stderr
+    lines = [f"$ capi doctor {run.name}", *shown.stdout.rstrip().splitlines()]
     figure = pyplot.figure(figsize=(7.4, 0.19 * len(lines) + 0.3), facecolor="#1d2129")
     figure.text(0.02, 0.5, "\n".join(lines), color="#e6e6e6", family="monospace", fontsize=8.5, va="center")
     return save(figure, "doctor.png")

@@ -150,14 +150,14 @@ def stand_in() -> torch.device:
         raise RuntimeError(f"torch {torch.__version__} has no backends of Python's: 2.10 and newer have")
     if not hasattr(torch, STAND_IN):
         setup(STAND_IN, backend_module=_Module())
-        # What autocast does not know goes on as it is, as for other devices.
+        # What autocast does not know stays as it is, as for other devices.
         _library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     return torch.device(STAND_IN, 0)
 
 
 @contextmanager
 def pretending(device: torch.device) -> Iterator[Pretending]:
-    """Within this tensors can be made on the device and brought there."""
+    """Let tensors be made on the device and moved there."""
 
     def on_cpu_first(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
         """torch makes a tensor of given numbers inside of itself, where no mode sees it."""

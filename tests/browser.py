@@ -16,14 +16,14 @@ _NAMES = ("chromium", "chromium-browser", "google-chrome")
 # Of a module: imported into several modules, one of the session would be started by each.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = next((path for path in map(shutil.which, _NAMES) if path), None)
-    if found is None:
+    program = next((path for path in map(shutil.which, _NAMES) if path), None)
+    if program is None:
         if os.environ.get("CAPI_BROWSER_TESTS") == "required":
             pytest.fail("there is no chromium, and browser tests are required here")
         pytest.skip("there is no chromium: apt-get install chromium")
     with sync_playwright() as playwright:
         # As root, in a container, chromium cannot make its sandbox; the pages are our own.
-        opened = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-dev-shm-usage"])
+        opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
         yield opened
         opened.close()
 

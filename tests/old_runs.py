@@ -21,7 +21,7 @@ def unpack_old_run(place: Path) -> Path:
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, dtypes, shapes and bytes."""
+    """A digest of names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, value in sorted(tensors.items()):
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
@@ -33,6 +33,6 @@ def hostile_index(index: bytes, name: str, *, called: bool = False) -> bytes:
     """An index whose pickle first sets attributes of a class, or of an object of it, and goes on as before."""
     state = pickletools.optimize(pickle.dumps((None, {"owned": True}), protocol=2))[2:-1]
     module, _, attribute = name.rpartition(".")
-    found = b"c" + f"{module}\n{attribute}\n".encode() + (b"K\x00\x85R" if called else b"")
+    pickled = b"c" + f"{module}\n{attribute}\n".encode() + (b"K\x00\x85R" if called else b"")
     # After the opcodes PROTO and FRAME. POP takes it off the stack again.
-    return b"\x80\x04" + found + state + b"b0" + index[11:]
+    return b"\x80\x04" + pickled + state + b"b0" + index[11:]

@@ -53,21 +53,21 @@ def test__the_profile_of_a_step_tells_the_clustering_from_the_networks() -> None
 @pytest.mark.long
 def test__the_roofline_is_held_against_a_step_that_is_run_here() -> None:
     output = run("roofline.py", "tiny4", "--images=4", "--check")
-    found = re.search(r"tiny4, 4 images, .*counted ([\d.]+) s, taken ([\d.]+) s, ([\d.]+) times", output)
-    assert found is not None
+    match = re.search(r"tiny4, 4 images, .*counted ([\d.]+) s, taken ([\d.]+) s, ([\d.]+) times", output)
+    assert match is not None
     # The machine may be busy, so this is wider than the factor of 1.5 that the docs show for larger batches.
-    assert 0.2 < float(found[3]) < 5
+    assert 0.2 < float(match[3]) < 5
 
 
 @pytest.mark.long
 def test__a_gpu_would_read_and_write_a_slice_a_few_times() -> None:
     output = run("inductor.py", "--positions=8", "--images=64", "--prototypes=4096")
-    found = re.search(r"(\d+) kernels, (\d+) exchanges, ([\d.]+) arrays", output)
-    assert found is not None
-    assert int(found[1]) <= 20
-    assert found[2] == "4"
+    match = re.search(r"(\d+) kernels, (\d+) exchanges, ([\d.]+) arrays", output)
+    assert match is not None
+    assert int(match[1]) <= 20
+    assert match[2] == "4"
     # The logits are read once for the largest, six times for sums, once for the gradient, which replaces them.
-    assert 8 <= float(found[3]) < 9
+    assert 8 <= float(match[3]) < 9
 
 
 @pytest.mark.long
@@ -91,11 +91,11 @@ def test__the_roofline_counts_what_a_step_requires(tmp_path: Path) -> None:
     flop = iteration_flop(learner.student, learner.target, **counts)
     for title in ("ours, fused", "ours, eager", "plain, fused", "plain, eager"):
         parts = {row["part"]: row for row in columns[title]}
-        found = {name: sum(part["flop"].values()) / 16 for name, part in parts.items()}
-        assert found["teacher"] == pytest.approx(flop.teacher, rel=0.01)
+        flop_an_image = {name: sum(part["flop"].values()) / 16 for name, part in parts.items()}
+        assert flop_an_image["teacher"] == pytest.approx(flop.teacher, rel=0.01)
         student = flop.student_encoder + flop.predictor + flop.head
         # The backward pass of attention computes its products once more.
-        assert found["student"] == pytest.approx(student, rel=0.08)
+        assert flop_an_image["student"] == pytest.approx(student, rel=0.08)
         # Each block is gathered for its forward and its backward pass.
         assert parts["student"]["fsdp_collectives"] > 2 * config.model.depth
         assert 4 <= parts["clustering"]["collectives"] <= 40
@@ -133,18 +133,18 @@ def test__evals_agree_with_the_plain_ways_they_are_measured_against() -> None:
 
 def test__health_prints_the_share_of_the_monitor_in_the_time_between_two_records() -> None:
     output = run("health.py", "--rounds=1", "--only=demo", "--batch-size=4")
-    found = re.search(r"iteration ([\d.]+) ms, monitor ([\d.]+) ms in one of 10: ([\d.]+)%", output)
-    assert found
-    iteration, monitor, share = (float(value) for value in found.groups())
+    match = re.search(r"iteration ([\d.]+) ms, monitor ([\d.]+) ms in one of 10: ([\d.]+)%", output)
+    assert match
+    iteration, monitor, share = (float(value) for value in match.groups())
     assert share == pytest.approx(100 * monitor / (10 * iteration), abs=0.1, rel=0.1)
     assert "asked: under 1 %" in output
 
 
 def test__pca_streams_to_the_same_directions() -> None:
     output = run("pca.py", "--images=20", "--patches=36", "--width=24", "--rounds=1")
-    found = re.search(r"agree to a cosine of at least ([\d.]+)", output)
-    assert found
-    assert float(found[1]) > 0.999
+    match = re.search(r"agree to a cosine of at least ([\d.]+)", output)
+    assert match
+    assert float(match[1]) > 0.999
     assert len(re.findall(r"[\d.]+ s +\d+ MiB more memory", output)) == 2
 
 
@@ -160,16 +160,16 @@ def test__predictors_prints_speeds_beside_the_paper_s_claims() -> None:
 def test__loading_prints_memory_by_the_weights_and_time_by_the_products() -> None:
     output = run("loading.py", "--rounds=1", "--width=64", "--depth=2", "--prototypes=65536", "--size=28")
     assert re.findall(r"MiB of (\.\w+): [\d.]+ x the weights at most", output) == [".pth", ".safetensors"]
-    found = re.search(r"one image of 28 px: ([\d.]+) ms, .* alone ([\d.]+) ms: ([\d.]+) x \(asked: 1.25\)", output)
-    assert found
-    assert float(found[3]) > 0
+    match = re.search(r"one image of 28 px: ([\d.]+) ms, .* alone ([\d.]+) ms: ([\d.]+) x \(asked: 1.25\)", output)
+    assert match
+    assert float(match[3]) > 0
 
 
 def test__sinkhorn_queue_prints_what_each_length_costs_beside_a_larger_batch() -> None:
     small = ["data.image_size=32", "clustering.prototypes=32", "model.depth=1", "model.width=32", "masking.predict=2"]
     output = run("sinkhorn_queue.py", "--rounds=1", "--batch-size=2", "--queues", "4", "8", "--overrides", *small)
-    found = re.findall(r"^(batch [\d, que]+?) +clustering +[\d.]+ ms +iteration +[\d.]+ ms", output, re.MULTILINE)
-    assert found == ["batch 2", "batch 2, queue 4", "batch 2, queue 8", "batch 10"]
+    rows = re.findall(r"^(batch [\d, que]+?) +clustering +[\d.]+ ms +iteration +[\d.]+ ms", output, re.MULTILINE)
+    assert rows == ["batch 2", "batch 2, queue 4", "batch 2, queue 8", "batch 10"]
     assert len(re.findall(r"MiB more +queue [\d.]+ MiB", output)) == 4
 
 
@@ -255,10 +255,10 @@ def test__the_adapting_study_trains_a_source_and_scores_frozen_adapted_and_scrat
     assert scores == [("frozen", "100.0"), ("scratch", "100.0"), ("adapted", "100.0")]
     with Image.open(picture) as drawn:
         assert drawn.width > 500
-    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").glob("*.json")}
+    written_at = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").glob("*.json")}
     again = run("adapt_study.py", str(tmp_path / "results"), *arguments, "--set", *small)
     assert again == output[output.index("| budget |") :]
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").glob("*.json")} == kept
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "results").glob("*.json")} == written_at
 
 
 def test__the_search_says_which_early_measure_orders_runs_as_they_end(tmp_path: Path) -> None:

@@ -106,5 +106,5 @@ def test__nothing_else_is_taken_for_an_entry_point() -> None:
     import hubconf
 
     # The rule of torch.hub.list.
-    found = [name for name in dir(hubconf) if callable(getattr(hubconf, name)) and not name.startswith("_")]
-    assert sorted(found) == sorted(["capi", *RELEASED])
+    names = [name for name in dir(hubconf) if callable(getattr(hubconf, name)) and not name.startswith("_")]
+    assert sorted(names) == sorted(["capi", *RELEASED])

@@ -280,8 +280,8 @@ def test__report_is_a_function_whether_its_package_was_imported_or_not(first: st
         "        capi.report(sys.argv[1], device='cpu')\n"
         "    except capi.CapiError as error:\n"
         "        print(error)\n"
-        "from capi.report import runs\n"
-        "assert runs.report\n"
+        "from capi.report import run_report\n"
+        "assert run_report.report\n"
     )
     run = [sys.executable, "-c", code, str(tmp_path)]
     output = subprocess.run(run, capture_output=True, text=True, check=True)
@@ -316,8 +316,8 @@ for name, call in calls.items():
 
 
 def test__values_of_wrong_types_are_bad_input() -> None:
-    told = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=True, cwd=ROOT)
-    lines = told.stdout.splitlines()
+    answers = subprocess.run([sys.executable, "-c", WRONG_TYPES], capture_output=True, text=True, check=True, cwd=ROOT)
+    lines = answers.stdout.splitlines()
     names = "array name device load empty images size encoder override config data out"
     assert [line.split()[0] for line in lines] == names.split()
     assert all(" told " in line and (" must be " in line or ": " in line) for line in lines)

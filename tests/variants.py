@@ -49,6 +49,6 @@ def varied(config: Config, *overrides: str) -> Config:
 
 
 def learner_of(config: Config) -> Learner:
-    """With its frozen encoder opened, where it has one."""
+    """A learner with its frozen encoder opened, where it has one."""
     config, encoder = resolve_target(config)
     return build_learner(config, "cpu", encoder)

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from capi.report.draw import DEFAULT_KINDS as DEFAULT_KINDS
     from capi.report.draw import draw as draw
     from capi.report.explorer.page import explore as explore
-    from capi.report.runs import report as report
+    from capi.report.run_report import report as report
     from capi.report.watch import watch as watch
     from capi.runtime.atomic import Output as Output
     from capi.runtime.atomic import atomic_write as atomic_write
@@ -126,7 +126,7 @@ PUBLIC = {
     "register_predictor": "capi.models.predictor",
     "register_source": "capi.data.locations",
     "register_target": "capi.method.registry",
-    "report": "capi.report.runs",
+    "report": "capi.report.run_report",
     "selftest": "capi.train.selftest",
     "speedrun": "capi.api.race",
     "suggest": "capi.train.cost.suggest",

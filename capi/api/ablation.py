@@ -62,7 +62,7 @@ from capi.report.comparison import NAME as COMPARISON
 from capi.report.doctor import doctor
 from capi.report.picture_files import read_emergence
 from capi.report.run_report import REPORT, write_report
-from capi.runtime.atomic import atomic_write
+from capi.runtime.atomic import Output, atomic_write
 from capi.runtime.devices import choose_device, count_cores
 from capi.runtime.documents import read_object
 from capi.runtime.privacy import hide_path, hide_paths
@@ -251,8 +251,7 @@ def plan_study(
     """Everything that will be run. Bad input raises here, before anything is written."""
     if seeds < 1:
         raise CapiError(f"--seeds {seeds} leaves nothing to run: expected at least 1")
-    if out.exists() and not out.is_dir():
-        raise CapiError(f"{out} is a file: --out takes the name of a folder")
+    Output(out).check_no_file()
     sized, study_data = find_scale(scale), find_data(data, options)
     check_options(study_data, (sized.scores, sized.curves), list(options))
     planned = plan_table(table, sized, list(overrides))

@@ -41,7 +41,7 @@ from capi.evals.datasets import check_task, dataset_named
 from capi.evals.features import is_out_of_memory
 from capi.evals.fitted_probes import encoder_facts
 from capi.evals.limits import PartOfImages, PartOfMasks
-from capi.evals.results import ResultRecord, read_record
+from capi.evals.results import ResultRecord, make_folder, read_record
 from capi.evals.tasks import DataOptions, EvaluationData, SegmentationData
 from capi.evals.team import Execution, executing, prepared
 from capi.report.comparison import write_pages
@@ -113,7 +113,7 @@ def compare_columns(
             if column.config.data is None and dataset_named(column.config.dataset).needs_folder:
                 raise CapiError(f"{column.name} needs to know where the images lie: give data=PATH")
         if processes.is_main:
-            _made(Path(out))
+            make_folder(Path(out))
     run = _ComparisonRun(_empty(rows, columns, Path(out), weights), execution)
     run.comparison.table = table
     for pair, reason in (skipped or {}).items():
@@ -127,15 +127,6 @@ def compare_columns(
     with lead(exchange) as findings:
         findings.result = run.all_cells()
     return run.comparison
-
-
-def _made(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise CapiError(f"{out} is a file: --out takes the name of a folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CapiError(f"{out} cannot be written ({error.strerror}): choose another --out") from error
 
 
 def _empty(
@@ -176,7 +167,7 @@ class _ComparisonRun:
                     if self.comparison.cells[model, column.name].status != "skipped":
                         self.compute(model, column)
         finally:
-            # Also when someone interrupts: what is done stays, and nothing looks as if it were still going on.
+            # Also when someone interrupts: what is done stays, and nothing looks as if it were still running.
             self.comparison.stop()
             write_pages(self.comparison)
         return self.comparison
@@ -216,7 +207,7 @@ class _ComparisonRun:
         return replace(cell, status="done", record=record, reused=cached is not None)
 
     def evaluated(self, folder: Path, model: str, column: BenchmarkColumn, identity: dict[str, Any]) -> ResultRecord:
-        """Without the file that identifies them, results that are being replaced are never taken for finished."""
+        """Remove the file that identifies results, so that those being replaced are never taken for finished."""
         (folder / IDENTITY).unlink(missing_ok=True)
         if self.execution.processes.size > 1:
             Exchange(self.execution.processes).announce((model, self.comparison.columns.index(column)))
@@ -353,11 +344,11 @@ def _named(benchmarks: Sequence[Benchmark]) -> list[BenchmarkColumn]:
     configs = [item.config if isinstance(item, BenchmarkColumn) else load_benchmark(item) for item in given]
     for config in configs:
         check_task(config.dataset, config.task)
-    names = _told_apart([item.name if isinstance(item, BenchmarkColumn) else item for item in given])
+    names = _distinct_names([item.name if isinstance(item, BenchmarkColumn) else item for item in given])
     return [BenchmarkColumn(name, config) for name, config in zip(names, configs, strict=True)]
 
 
-def _told_apart(full: Sequence[str]) -> list[str]:
+def _distinct_names(full: Sequence[str]) -> list[str]:
     """A file goes by its stem, unless another has the same; what is then still equal is numbered."""
     short = [Path(name).stem if name.endswith(FILE_ENDINGS) else name for name in full]
     counts = Counter(short)
@@ -375,7 +366,7 @@ def _knows(config: BenchmarkConfig, key: str) -> bool:
         return False
     if key == "data":
         return dataset_named(config.dataset).needs_folder
-    return key not in _DATA_OPTIONS or key in dataset_named(config.dataset).heeds
+    return key not in _DATA_OPTIONS or key in dataset_named(config.dataset).reads
 
 
 def _refuse_unknown(key: str, columns: Sequence[BenchmarkColumn]) -> None:

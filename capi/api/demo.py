@@ -1,6 +1,5 @@
 """The demo: pretrain on the built-in photos, then say what was learnt, in numbers and pictures."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,12 +23,13 @@ from capi.evals.images import StillBatches
 from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.evals.tasks import DataOptions
 from capi.models.features import CapiEncoder
+from capi.report.curves import series
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.pca import pca_pictures, photos_of
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
-from capi.report.runs import series
+from capi.runtime.image_files import open_image
 from capi.zoo import build as networks
-from capi.zoo.encoders import load_weights, untrained
+from capi.zoo.encoders import open_capi_encoder, untrained
 from capi.zoo.run_folder import FILE, RunFolder, read_metrics, run_config
 
 RECIPE = "demo"
@@ -85,7 +85,7 @@ def summarize_run(path: Path, *, split: str = "test") -> DemoSummary:
     """Score the encoder before and after training, and draw what it sees."""
     folder = RunFolder(path)
     config = run_config(folder)
-    start, trained = untrained(str(path)), load_weights(path, "teacher")
+    start, trained = untrained(str(path)), open_capi_encoder(path, "teacher")
     protocol = _protocol(config, split)
     data = protocol.data
     pixels = raw_pixel_accuracies(data.train, data.tests[split], protocol.encoding, NEIGHBORS)
@@ -157,7 +157,7 @@ def _draw_nearest(protocol: KnnClassification, trained: CapiEncoder, split: str)
     similarity, nearest = cosines.topk(_NEAREST)
 
     def drawn(which: int, number: int, cosine: float | None = None) -> Drawn:
-        photo = Image.open(io.BytesIO(banks[which].images.contents[number]))
+        photo = open_image(banks[which].images.contents[number])
         category = banks[which].categories[banks[which].labels[number]]
         return Drawn(ImageOps.exif_transpose(photo), caption=category + ("" if cosine is None else f"\n{cosine:.2f}"))
 

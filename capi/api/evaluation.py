@@ -156,7 +156,7 @@ def _room(folder: Path | None) -> Iterator[Path]:
 
 
 def licence_of(model: object, encoder: VisionEncoder) -> str | None:
-    """Under what licence the weights of a published model stand; None for one's own."""
+    """The licence of the weights of a published model; None for a model of the user's own."""
     if str(model) in RELEASED:
         return RELEASED[str(model)].licence
     licence: str | None = getattr(encoder, "licence", None)

@@ -215,7 +215,7 @@ def nearest(
     else:
         raise CapiError(f"{file} does not say which model made it: name the model")
     given = None if images is None else Path(images)
-    found = retrieval.find_similar(
+    nearest_images = retrieval.find_similar(
         features,
         encoder,
         Path(image),
@@ -226,8 +226,8 @@ def nearest(
         kind=kind,
         root=given,
     )
-    similar = Matches([match for match in found if not match.itself][:count])
-    similar.left_out = next((match for match in found if match.itself), None)
+    similar = Matches([match for match in nearest_images if not match.itself][:count])
+    similar.left_out = next((match for match in nearest_images if match.itself), None)
     if picture is not None:
         named = features.facts.root
         shown: ImageSource | Path | None = Path(named) if given is None and named is not None else given

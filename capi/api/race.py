@@ -206,5 +206,5 @@ def _score(config: Config, rules: Track, labeled: ClassificationData, path: Path
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of its workers that have ended."""
+    """CPU seconds of this process and of its workers that have ended."""
     return sum(os.times()[:4])

@@ -8,6 +8,7 @@ it; a dry run stops after the folder.
 import math
 import re
 import shutil
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +30,7 @@ from capi.report.pages.data import Column, RunReport
 from capi.report.pictures.painters import Drawn
 from capi.report.pictures.sheets import Row, save_picture, sheet_of
 from capi.report.run_report import gather
-from capi.runtime.atomic import Output, atomic_folder, atomic_write
+from capi.runtime.atomic import Output, atomic_folder, atomic_write, walk_folder
 from capi.runtime.documents import read_text
 from capi.runtime.image_files import open_image
 from capi.runtime.privacy import hide_path, hide_paths, name_of_data
@@ -66,7 +67,8 @@ def prepare_folder(
     _check_place(output)
     out = output.path
     # What `capi evaluate` left in the run's own folder, and what is given.
-    within = (_readable(path.parent) for path in sorted(run.rglob(JSON)))
+    files = sorted(Path(entry.path) for _, entry in walk_folder(run, follow_links=False) if entry.name == JSON)
+    within = (_readable(path.parent) for path in files)
     records = [*(record for record in within if record is not None), *_results_given(results)]
     report, config = gather(run, costs), run_config(RunFolder(run))
     encoder = load_run(run, weights)
@@ -143,17 +145,17 @@ def _place(place: str) -> str:
 
 def _origin(record: Record, config: Config) -> str:
     """What it learnt from beside its images: weights that it started with, an encoder that made its targets."""
-    told = []
+    notes = []
     started = record.get("init")
     if isinstance(started, Mapping):
         digest = str(started.get("sha256", "unknown"))[:16]
-        told.append(
+        notes.append(
             f"It started from the weights of {plain(hide_path(str(started.get('encoder'))))} (sha256 of the tensors "
             f"{plain(digest)}), not from fresh ones."
         )
     if config.target.frozen.encoder is not None:
-        told.append(f"Its targets are features of {plain(hide_path(str(config.target.frozen.encoder)))}.")
-    return " ".join(told)
+        notes.append(f"Its targets are features of {plain(hide_path(str(config.target.frozen.encoder)))}.")
+    return " ".join(notes)
 
 
 def _training_scores(columns: Mapping[str, Column], weights: str) -> list[TrainingScore]:
@@ -163,11 +165,11 @@ def _training_scores(columns: Mapping[str, Column], weights: str) -> list[Traini
         benchmark, slash, whose = name.rpartition("/")
         if slash and whose == weights and len(column.values):
             first = column.values[0] if column.steps[0] == 0 else math.nan
-            scores.append(TrainingScore(benchmark, _known(first), _known(column.values[-1]), int(column.steps[-1])))
+            scores.append(TrainingScore(benchmark, _finite(first), _finite(column.values[-1]), int(column.steps[-1])))
     return scores
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
@@ -300,7 +302,7 @@ class Pushed:
 
     @property
     def lines(self) -> list[str]:
-        """For people."""
+        """What is shown to people, line by line."""
         access = "private" if self.private else "public"
         listed = [
             f"  {name} ({size / 2**20:.1f} MiB)" if size >= 2**20 else f"  {name} ({size / 2**10:.1f} KiB)"
@@ -377,10 +379,10 @@ def push(
 
 def _sizes(folder: Path) -> tuple[tuple[str, int], ...]:
     """What lies in a folder, with all that is inside of each."""
-    return tuple(
-        (path.name, sum(each.stat().st_size for each in (path, *path.rglob("*")) if each.is_file()))
-        for path in sorted(folder.iterdir())
-    )
+    sizes = Counter[str]()
+    for name, entry in walk_folder(folder, follow_links=False):
+        sizes[name.partition("/")[0]] += entry.stat().st_size
+    return tuple(sorted(sizes.items()))
 
 
 def require_repo_id(repo_id: str) -> str:

@@ -94,7 +94,7 @@ def chosen_rows(table: ResultTable, models: Sequence[str]) -> list[TableRow]:
 
 
 def _full_name(model: str) -> str:
-    """With the prefix of baselines, which may be left out; what can be no model raises before anything is run."""
+    """The name with the prefix of baselines, which may be left out; a name of no model raises before anything runs."""
     plain, part = _plain_name(model), _part(model)
     if is_baseline(model) or (plain in BASELINES and not Path(model).exists()):
         layout = baseline_named(plain).layout
@@ -109,7 +109,7 @@ def _full_name(model: str) -> str:
 
 
 def _plain_name(model: str) -> str:
-    """Without the place, the part and the resampling of baseline:NAME+RESAMPLING@PART=PLACE."""
+    """The name without place, part and resampling of baseline:NAME+RESAMPLING@PART=PLACE."""
     return model.removeprefix(PREFIX).partition("=")[0].partition("@")[0].partition("+")[0]
 
 
@@ -119,7 +119,7 @@ def _part(model: str) -> str:
 
 
 def _as_asked(row: TableRow, model: str) -> TableRow:
-    """A row of the table for weights of one's own choice; another network or resampling is said in its name."""
+    """A row of the table for weights of one's own choice; another network or resampling is part of its name."""
     resampling = model.partition("=")[0].partition("@")[0].partition("+")[2]
     said = ", ".join(each for each in (resampling, _part(model)) if each)
     name = f"{row.cells[0]} ({said})" if said else row.cells[0]

@@ -24,7 +24,8 @@ from capi.config.trust import Trust, trusting
 from capi.data.locations import DataLocation, open_images
 from capi.data.sources import image_names
 from capi.errors import CapiError, expect
-from capi.report.runs import conclude, draw_curves, pictures_over_time
+from capi.report.curves import draw_curves
+from capi.report.run_report import conclude, pictures_over_time
 from capi.runtime.devices import choose_device
 from capi.runtime.processes import joined
 from capi.runtime.progress import default_console
@@ -115,7 +116,7 @@ def adapt(
     """Continue to train a published encoder, or one of your own, on your images: a run like any other.
 
     `model` is anything that `load` takes: a run, a published model, a file, `baseline:NAME=FILE`. Student and teacher
-    start from it; predictor, head and prototypes are new, and learn while the encoder stands still
+    start from it; predictor, head and prototypes are new, and learn while the encoder is frozen
     (`adapt.frozen_share`). The section `adapt` says how much it may change. Where there are fewer images than the
     recipe `adapt` has in a batch, and no override names it, batches are smaller. Everything else is as in `pretrain`.
     """

@@ -130,7 +130,7 @@ def _tell_usage(error: Exception) -> None:
 
 
 def is_first() -> bool:
-    """Of several processes that torchrun started, the first one speaks."""
+    """Whether this process prints: the first of several that torchrun started."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -188,7 +188,7 @@ def _options(
 
 
 def refuse_several(command: str | None) -> None:
-    """Where torchrun starts a command that one process can do, it would be done several times."""
+    """Refuse torchrun for a command of one process, which would run several times."""
     started = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
     if started == "1":
         return
@@ -207,7 +207,7 @@ def one_of(option: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def check_weights(weights: str, models: Sequence[str]) -> None:
-    """Only a run has both a teacher and a student: anything else would be taken as it is."""
+    """Refuse a choice of weights for what is no run: only a run has both a teacher and a student."""
     one_of("--weights", weights, ("teacher", "student"))
     if weights == "student" and not any((Path(model) / "run.json").is_file() for model in models):
         said = ", ".join(models) if models else "none is named"

@@ -62,7 +62,7 @@ def shards(
         )
     except KeyboardInterrupt:
         complete = len(list(out.glob("*.tar")))
-        shards = f"{out} has {counted(complete, 'complete shard')}; the same command goes on."
+        shards = f"{out} has {counted(complete, 'complete shard')}; the same command continues."
         echo(
             f"Stopped. {shards}" if complete else "Stopped before a shard was complete; the same command starts again."
         )
@@ -155,6 +155,6 @@ def show(name: Annotated[str, typer.Argument(help="A data set's name.")]) -> Non
     dataset = api.dataset_named(name)
     width = min(Terminal().width, 120)
     echo(f"{dataset.name}: {dataset.title}\n\n{wrapped(dataset.layout.strip(), width)}\n")
-    heeded = sorted({*dataset.heeds, "verify_counts"})
+    listed = sorted({*dataset.reads, "verify_counts"})
     beside = " beside data=PATH" if api.dataset_named(name).needs_folder else ""
-    echo(wrapped(f"Options{beside}: {', '.join(heeded)}", width))
+    echo(wrapped(f"Options{beside}: {', '.join(listed)}", width))

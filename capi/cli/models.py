@@ -61,7 +61,7 @@ def models(
 
 
 def _narrow_table(*columns: str) -> Table:
-    """For any terminal: what is long is broken into lines, and names, which are typed, stay whole."""
+    """A table for any terminal: long texts are broken into lines, names, which are typed, stay whole."""
     table = Table(box=None, pad_edge=False)
     for number, column in enumerate(columns):
         table.add_column(column, no_wrap=number == 0, overflow="fold")

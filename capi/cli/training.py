@@ -29,6 +29,12 @@ DataOption = Annotated[
         help="Folder of images, tar shards, tables, hf://name or demo; several as SOURCE@WEIGHT (docs/guides/data.md)."
     ),
 ]
+OutOption = Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")]
+ExtendOption = Annotated[
+    bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
+]
+OverwriteOption = Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")]
 
 
 @app.command()
@@ -37,15 +43,13 @@ def pretrain(
     recipe: Annotated[str, typer.Argument(help=RECIPE_HELP)],
     overrides: OverrideArguments = None,
     data: DataOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
+    out: OutOption = None,
     check: Annotated[
         bool, typer.Option("--check", help="Run a few real iterations, say what they cost, write nothing.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
-    extend: Annotated[
-        bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    resume: ResumeOption = False,
+    extend: ExtendOption = False,
+    overwrite: OverwriteOption = False,
     trust: TrustOption = None,
     device: Device = None,
     rounds: Annotated[
@@ -92,13 +96,11 @@ def adapt(
     model: Annotated[str, typer.Argument(help="What to start from: a run, a published model, baseline:NAME=FILE.")],
     overrides: OverrideArguments = None,
     data: DataOption = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the run; it must be empty or new.")] = None,
+    out: OutOption = None,
     recipe: Annotated[str, typer.Option(help="A recipe's name, or the path of a YAML file.")] = "adapt",
-    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
-    extend: Annotated[
-        bool, typer.Option("--extend", help="With --resume: train a finished run to more optimization.steps.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    resume: ResumeOption = False,
+    extend: ExtendOption = False,
+    overwrite: OverwriteOption = False,
     trust: TrustOption = None,
     device: Device = None,
 ) -> None:
@@ -132,7 +134,7 @@ def _say_end(done: "PretrainedRun", request: api.StopRequest) -> None:
             echo("Stopped before the first step, so nothing is saved. The same command starts again.")
         elif done.is_main:
             echo(f"Stopped at step {done.step}, saved. The same command with --resume continues.")
-        request.turn_deaf()
+        request.ignore()
         raise typer.Exit(PREEMPTED if done.preempted else INTERRUPTED)
     if not done.is_main:
         return
@@ -152,7 +154,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("demo_run"),
     split: Annotated[str, typer.Option(help="Photos to classify at the end: val or test.")] = "test",
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out, if there is one.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the run in --out.")] = False,
+    overwrite: OverwriteOption = False,
     device: Device = None,
 ) -> None:
     """Pretrain a small encoder on built-in photos for some minutes, and show what it learnt."""

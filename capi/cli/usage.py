@@ -145,7 +145,7 @@ def _help(context: Any) -> str:
 
 
 def refuse_idle(context: typer.Context, names: Sequence[str], reason: str) -> None:
-    """An option without effect is a wish that would be overlooked: `reason` says whose it is, and what to do."""
+    """Refuse an option without effect, which would be overlooked: `reason` says whose it is, and what to do."""
     for parameter in context.command.params:
         source = context.get_parameter_source(str(parameter.name))
         if parameter.name in names and source is not None and source.name == "COMMANDLINE":

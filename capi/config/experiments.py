@@ -256,9 +256,9 @@ def result_tables() -> dict[str, ResultTable]:
 def table_named(name: str) -> ResultTable:
     """A table by name or number; another name is an error with the closest one."""
     tables = result_tables()
-    name_found = find_table(name, {own: table.label for own, table in tables.items()})
-    if name_found is not None:
-        return tables[name_found]
+    key = find_table(name, {own: table.label for own, table in tables.items()})
+    if key is not None:
+        return tables[key]
     if find_table(name, {own: table.label for own, table in paper_tables().items()}):
         raise CapiError(
             f"{name} compares trainings: `capi recipes --table` shows it, `capi ablate` runs it in miniature"

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -22,7 +21,7 @@ from pydantic_core import ErrorDetails
 from capi.config.benchmarks import PROTOCOL_CONFIGS, BenchmarkConfig
 from capi.config.paper import paper_models, paper_recipe
 from capi.config.schema import CONFIG_VERSION, Config
-from capi.errors import CapiError, expect, nearest
+from capi.errors import CapiError, expect, nearest, warn_once
 from capi.runtime.documents import read_text
 from capi.runtime.yaml_documents import parse_yaml, read_yaml
 
@@ -36,6 +35,7 @@ _LOG = logging.getLogger("capi")
 # Far more than any config needs.
 _DEEPEST, _MOST_EXTENDED = 10, 20
 
+_OLD_NAMES = "{} has names of an earlier version ({}), which are read as today's"
 # What a file without a version is taken for.
 FIRST_VERSION = 1
 # The last version with names that are spelt otherwise now.
@@ -88,11 +88,6 @@ def _spell_american(tree: Tree) -> Tree:
         if isinstance(options, dict) and "neighbours" in options:
             options["neighbors"] = options.pop("neighbours")
     return tree
-
-
-@cache
-def _warn_of_old_names(source: str, names: str) -> None:
-    _LOG.warning("%s has names of an earlier version (%s), which are read as today's", source, names)
 
 
 # Keys of older versions, which people remember.
@@ -242,7 +237,7 @@ def migrate(tree: Tree, source: str) -> Tree:
             raise CapiError(f"{source} has config version {version}, which this capi can no longer read")
         older, tree = tree, MIGRATIONS[number](tree) | {"version": number + 1}
         if number == _BRITISH and {**older, "version": number + 1} != tree:
-            _warn_of_old_names(source, "centre_momentum, centring or neighbours")
+            warn_once(_OLD_NAMES.format(source, "centre_momentum, centring or neighbours"))
     return tree | {"version": CONFIG_VERSION}
 
 
@@ -319,7 +314,7 @@ def _explain(error: ValidationError, root: type[BaseModel]) -> str:
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     # Within a choice of types pydantic adds the type's name to the path; the key ends before it.
     path = [str(part) for part in first["loc"]]
-    fields, section = _known_path(path, root)
+    fields, section = _split_path(path, root)
     key = ".".join(fields)
     if first["type"] == "extra_forbidden":
         return f'there is no key "{key}"{_nearest_key(fields, section, root)}'
@@ -353,7 +348,7 @@ def _wording(complaint: ErrorDetails, *, alone: bool) -> str:
     return complaint["msg"][:1].lower() + complaint["msg"][1:]
 
 
-def _known_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
+def _split_path(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel]]:
     """The part of an error's path that names sections and a key, and the section it ends in."""
     section = root
     fields: list[str] = []
@@ -428,7 +423,7 @@ def load_benchmark(
     tree = overridden(tree | dict(options or {}), overrides, example=EXAMPLE)
     if "neighbours" in tree:
         tree["neighbors"] = tree.pop("neighbours")
-        _warn_of_old_names(name, "neighbours")
+        warn_once(_OLD_NAMES.format(name, "neighbours"))
     dataset, protocol = split_name(tree.pop("benchmark"), name)
     for key in ("dataset", "protocol"):
         if key in tree:

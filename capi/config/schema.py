@@ -118,7 +118,7 @@ class AdaptConfig(Section):
     """How much the encoder may change that a run starts from, with `init.encoder`."""
 
     frozen_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the steps in which the encoder stands still, until predictor, head and prototypes have learnt; then its
+    """Share of the steps in which the encoder is frozen, until predictor, head and prototypes have learnt; then its
     rate rises for as many steps."""
     rate_multiplier: Positive = 1.0
     """Learning rate of the encoder, in units of the student's."""
@@ -218,7 +218,7 @@ class BaselineConfig(Section):
     relative_bias: Literal["none", "shared", "block"] = "none"
     """Biases by the offset between two patches: none, one table for all blocks, or one in each."""
     resampling: Literal["fixed", "bicubic", "antialias", "offset", "rows"] = "bicubic"
-    """How its positions come to another grid."""
+    """How its positions are resampled to another grid."""
 
 
 class PredictorConfig(Section):

@@ -27,7 +27,7 @@ _TRUSTED: ContextVar[Mapping[str, bool]] = ContextVar("trusted", default=Mapping
 
 @contextmanager
 def trusting(trust: Trust = (), overrides: Overrides = ()) -> Iterator[None]:
-    """Within it, the code that `trusted_code` gives may be imported where a config names it."""
+    """Allow imports of the code that `trusted_code` gives where a config names it."""
     by_overrides = dict.fromkeys(trusted_code(overrides=overrides), False)
     token = _TRUSTED.set(by_overrides | dict(_TRUSTED.get()) | dict.fromkeys(trusted_code(trust), True))
     try:

@@ -83,7 +83,7 @@ LUMINANCE = (0.299, 0.587, 0.114)
 
 
 def color_changes(keys: Int[Tensor, " b"], strength: float, channels: int) -> Float[Tensor, "b c e"]:
-    """For each image the matrix that maps (its channels, 1) to channels in other colors, full scale being 1.
+    """The matrix of each image that maps (its channels, 1) to channels in other colors, full scale being 1.
 
     Brightness f scales by f, contrast moves away from middle gray: f x + (1 - f) / 2, saturation moves away from the
     luminance l: f x + (1 - f) l, and hue turns around the gray axis. All are affine, so that one product does them all.

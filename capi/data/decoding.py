@@ -1,4 +1,4 @@
-"""From an image file as it is in the wild to a crop of pixels.
+"""Decoding: from an image file as it is in the wild to a crop of pixels.
 
 Whatever the file holds becomes values from 0 to 255 with the channels that the model wants: bytes where the file has
 bytes, floats where it has more (16-bit images keep their depth). Images are turned as their EXIF tag says; palettes
@@ -111,7 +111,7 @@ class Decoder:
         return image
 
     def _reads_with_tifffile(self, file: TiffFile) -> bool:
-        """Where Pillow cannot (channels, pages, colors of 16 bits), or would decode all where a part is enough."""
+        """Whether Pillow cannot read it (channels, pages, 16 bits), or would decode all where a part is enough."""
         in_parts = file.is_plain and file.width * file.height > READ_IN_PARTS
         if self.channels in {1, 3} and file.pages == 1 and not file.is_deep_color and not in_parts:
             return False
@@ -119,7 +119,7 @@ class Decoder:
         return True
 
     def _check_tiff(self, file: TiffFile) -> None:
-        """Before anything is decoded: a few bytes may claim many channels."""
+        """Refuse too many channels before anything is decoded: a few bytes may claim them."""
         if file.unnamed and file.channels != self.channels:
             raise ChannelsError(
                 f"{file.pages} pages of {file.width} x {file.height} whose axis has no name",
@@ -177,7 +177,7 @@ class ImageShape(NamedTuple):
     in_parts: bool = False
 
     def factor(self, box: Box, size: tuple[int, int]) -> int:
-        """By how much the image can be reduced while decoding, with the crop still at least as large as `size`."""
+        """The factor by which decoding can reduce the image, with the crop still at least as large as `size`."""
         height, width = size
         room = min((box.right - box.left) / width, (box.bottom - box.top) / height)
         return next((factor for factor in JPEG_FACTORS if self.reducible and factor <= room), 1)
@@ -404,7 +404,7 @@ def full_scale(values: Pixels) -> Pixels:
 
 
 def _low_bytes(image: Image.Image, source: EncodedSource) -> Image.Image | None:
-    """Of a PNG with opaque colors of 16 bits the low bytes, as an image that is decoded when it is asked for."""
+    """The low bytes of a PNG with opaque colors of 16 bits, as an image that is decoded when it is asked for."""
     tile = image.tile[0] if isinstance(image, PngImagePlugin.PngImageFile) and len(image.tile) == 1 else None
     if tile is None or tile.args != "RGB;16B" or _has_transparency(image):
         return None

@@ -1,4 +1,4 @@
-"""From what a user calls the images to a source: folders, CSVs, shards, tables, names of the Hub, several of these.
+"""Sources by the names that a user gives: folders, CSVs, shards, tables, names of the Hub, several of these.
 
 photos                          a folder of images, nested or flat; of tar shards; of parquet or arrow files
 labels.csv                      the images that its column `file` names, below its folder
@@ -84,8 +84,8 @@ def open_images(data: DataLocation, console: Console | None = None, *, index_bes
     """
     sources = weighted_sources(data)
     if len(sources) == 1:
-        return _open_one(sources[0].name, console, index_beside)
-    parts = [_open_one(source.name, console, index_beside) for source in sources]
+        return _open_source(sources[0].name, console, index_beside)
+    parts = [_open_source(source.name, console, index_beside) for source in sources]
     weights = [source.weight for source in sources if source.weight is not None]
     return Mixture([source.name for source in sources], parts, weights or None)
 
@@ -112,15 +112,15 @@ def weighted_sources(data: DataLocation) -> list[Weighted]:
 
 def photos_alone(data: DataLocation, source: ImageSource) -> list[str] | None:
     """The same sources, of folders with photos and masks the photos alone; None where there are no masks to leave."""
-    parts, names, found = source.parts if isinstance(source, Mixture) else [source], list[str](), False
+    parts, names, has_masks = source.parts if isinstance(source, Mixture) else [source], list[str](), False
     for each, part in zip(weighted_sources(data), parts, strict=True):
         folders = list[str]()
         if isinstance(part, Files) and os.path.isdir(each.name):
             folders = [str(part.root / folder) for folder in masks_among(part)[1]]
         weight = None if each.weight is None else each.weight / max(len(folders), 1)
         names += [_written(Weighted(name, weight)) for name in folders or [each.name]]
-        found = found or bool(folders)
-    return names if found else None
+        has_masks = has_masks or bool(folders)
+    return names if has_masks else None
 
 
 def describe_data(data: DataLocation, source: ImageSource) -> dict[str, Any]:
@@ -158,7 +158,7 @@ def _weighted(text: str) -> Weighted:
     return Weighted(match["source"], weight)
 
 
-def _open_one(data: str, console: Console | None, index_beside: bool) -> ImageSource:
+def _open_source(data: str, console: Console | None, index_beside: bool) -> ImageSource:
     if data == "demo":
         return demo_photos("train").images
     scheme, separator, _ = data.partition("://")

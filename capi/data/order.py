@@ -1,4 +1,4 @@
-"""In which order the images of a run come: which image stands at position t of an endless row.
+"""The order of a run's images: which image stands at position t of an endless row.
 
 Everything is computed from (seed, position), nothing is stored and nothing depends on workers or processes, so the
 place in the data is one integer and every image comes exactly once in each pass.
@@ -126,7 +126,7 @@ class WindowShuffle:
         return torch.from_numpy(result)
 
     def instead(self, positions: Int[Tensor, " b"], draws: Float[Tensor, "b r"]) -> Int[Tensor, "b r"]:
-        """From the same window, whose blocks are at hand."""
+        """Other images of the same window, whose blocks are likely cached."""
         result = np.empty(tuple(draws.shape), dtype=np.int64)
         for row, position in enumerate(positions.tolist()):
             number, within = divmod(position, self.size)
@@ -143,7 +143,7 @@ class WindowShuffle:
         return self._numbers(layout, first + moved.numpy())
 
     def _numbers(self, layout: _Layout, places: Integers) -> Integers:
-        """From places within the row of shuffled blocks to the numbers of images.
+        """The numbers of the images at places within the row of shuffled blocks.
 
         Number = start of the block among all images + place - where the block begins in the row.
         """
@@ -187,7 +187,7 @@ class Interleaved:
             raise CapiError(f"{sum(self.units)} images in several sources are too many to mix by size: give weights")
 
     def sources(self, positions: Integers) -> tuple[Integers, Integers]:
-        """For each position the source, and the position within it."""
+        """The source of each position, and the position within it."""
         chosen, own = np.full(len(positions), len(self.orders) - 1), positions.copy()
         rows, left, total = np.arange(len(positions)), positions, sum(self.units)
         for number, units in enumerate(self.units[:-1]):
@@ -207,7 +207,7 @@ class Interleaved:
         return torch.from_numpy(result)
 
     def instead(self, positions: Int[Tensor, " b"], draws: Float[Tensor, "b r"]) -> Int[Tensor, "b r"]:
-        """From the same source, which keeps the proportions."""
+        """Other images of the same source, which keeps the proportions."""
         chosen, own = self.sources(positions.numpy())
         result = np.empty(tuple(draws.shape), dtype=np.int64)
         for number in np.unique(chosen):

@@ -25,7 +25,7 @@ class RecordedImagesError(CapiError):
 
 
 def spaced(total: int, count: int) -> list[int]:
-    """So many of the numbers below `total`, evenly spaced, the first and the last among them."""
+    """Evenly spaced numbers below `total`, `count` of them, with the first and the last."""
     if total <= count:
         return list(range(total))
     return [round(number * (total - 1) / max(count - 1, 1)) for number in range(count)]
@@ -76,7 +76,7 @@ def _is_local(facts: Mapping[str, Any]) -> bool:
 
 
 def _content_digest(source: ImageSource, number: int) -> bytes:
-    """Of an image that is missing or cannot be read, a digest of nothing: it cannot be shown either."""
+    """A digest of an image; of nothing where the image is missing or cannot be read, and so cannot be shown either."""
     size, start = 0, b""
     with suppress(BrokenImageError, OSError, ValueError):
         content = source.read(number)

@@ -242,7 +242,7 @@ def _order(size: int, shuffle: int | None) -> npt.NDArray[np.int64]:
 
 
 def _ends(source: ImageSource, order: npt.NDArray[np.int64], settings: PackingSettings) -> list[int]:
-    """Where each shard ends, in places of the order."""
+    """The end of each shard, in places of the order."""
     size = len(source)
     if settings.per_shard is not None:
         return [min(end, size) for end in range(settings.per_shard, size + settings.per_shard, settings.per_shard)]

@@ -32,6 +32,7 @@ from capi.errors import CapiError
 from capi.runtime.atomic import atomic_write
 from capi.runtime.cache import Cache
 from capi.runtime.devices import choose_workers
+from capi.runtime.documents import READING_THREADS
 from capi.runtime.image_files import refuse_special
 from capi.runtime.lock import locked
 from capi.runtime.progress import TaskProgress
@@ -62,7 +63,7 @@ class IndexFacts:
     digest: str
     """Of the names, offsets and sizes."""
     notes: dict[str, str]
-    """What whoever wrote the shard had to say."""
+    """What the writer of the shard noted."""
 
 
 class ShardIndex:
@@ -118,7 +119,7 @@ def image_members(shard: Path) -> Iterator[Member]:
                 for member in archive:
                     # The library remembers every member it has seen.
                     archive.members = []
-                    # A header with a negative size leads back, and would be read for ever.
+                    # A header with a negative size leads back, and would be read forever.
                     if not last < member.offset <= member.offset_data <= size or member.size < 0:
                         raise tarfile.ReadError("a header that leads out of the file")
                     last = member.offset
@@ -269,11 +270,10 @@ def _refuse_compressed(shard: Path, beginning: bytes) -> None:
 # Images that are shuffled together: some shards, whose bytes a machine's memory keeps.
 WINDOW = 65_536
 OPEN_FILES = 128
-_READ_AT_ONCE = 32
 
 
 def read_at(file: int, offset: int, size: int) -> bytes:
-    """So many bytes at a place of an open file."""
+    """Read so many bytes at a place of an open file."""
     content = os.pread(file, size, offset)
     while len(content) < size:
         # A network file system may give less than was asked for.
@@ -339,7 +339,7 @@ def open_shards(
 ) -> Shards:
     """Shards in this order. Where an index is missing the headers are scanned, once, by so many processes."""
     _refuse_missing(paths)
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         indexes = list(pool.map(find_index, paths))
     if None in indexes:
         with _one_at_a_time(paths[0]):
@@ -386,7 +386,7 @@ def _one_at_a_time(shard: Path) -> Iterator[None]:
 
 
 def _refuse_missing(paths: Sequence[Path]) -> None:
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         there = list(pool.map(Path.is_file, paths))
     missing = [path for path, is_there in zip(paths, there, strict=True) if not is_there]
     if missing:

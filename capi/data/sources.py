@@ -20,11 +20,10 @@ import numpy.typing as npt
 
 from capi.errors import CapiError
 from capi.runtime.atomic import is_regular, walk_folder
+from capi.runtime.documents import READING_THREADS
 from capi.runtime.image_files import refuse_outside
 
 _IMAGES = "?images="
-# Threads that ask a file system for sizes.
-_STATS_AT_ONCE = 32
 ENDINGS = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm"),
     *(".avif", ".jp2", ".j2k", ".jpx", ".heic", ".heif", ".hif"),
@@ -89,7 +88,7 @@ class Files(ListedNames):
                 # It raises when it is read.
                 return 0
 
-        with ThreadPoolExecutor(_STATS_AT_ONCE) as pool:
+        with ThreadPoolExecutor(READING_THREADS) as pool:
             return np.fromiter(pool.map(size, range(len(self)), chunksize=1000), dtype=np.int64, count=len(self))
 
 

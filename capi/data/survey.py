@@ -135,8 +135,8 @@ class Survey(Summary):
             rows |= {
                 "formats": ", ".join(f"{kind} {count}" for kind, count in self.formats.items()),
                 "bytes": f"{self.bytes / 1e6:.1f} MB, {self.bytes / self.readable / 1e3:.1f} kB an image",
-                "widths": _told(self.widths),
-                "heights": _told(self.heights),
+                "widths": _percentiles_text(self.widths),
+                "heights": _percentiles_text(self.heights),
                 "channels": f"{len(self.mean)}, {lowest} to {highest} of full scale"
                 + ("" if len(self.mean) == 3 else f": set model.channels={len(self.mean)}"),
                 "mean, std": f"data.mean=[{mean}] data.std=[{std}]",
@@ -166,7 +166,7 @@ def _examples(names: list[str]) -> str:
     return f": {'; '.join(names[:3])}{', ...' if len(names) > 3 else ''}" if names else ""
 
 
-def _told(percentiles: dict[str, float]) -> str:
+def _percentiles_text(percentiles: dict[str, float]) -> str:
     smallest, low, median, high, largest = (round(percentiles[share]) for share in ("0", "5", "50", "95", "100"))
     return f"{smallest} to {largest} pixels, median {median}, 90 % within {low} to {high}"
 
@@ -489,7 +489,7 @@ class DataSummary:
 
 
 def evenly(total: int, count: int) -> list[int]:
-    """So many of range(total), spread evenly, which is the same for everyone."""
+    """Numbers of range(total), spread evenly, the same for everyone."""
     return sorted({int(number) for number in np.linspace(0, total - 1, min(total, count))})
 
 

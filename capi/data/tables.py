@@ -21,14 +21,13 @@ from capi.data.decoding import BrokenImageError
 from capi.data.shards import OPEN_FILES, WINDOW
 from capi.errors import CapiError, nearest
 from capi.runtime.cache import Cache
-from capi.runtime.documents import parse_json
+from capi.runtime.documents import READING_THREADS, parse_json
 from capi.runtime.image_files import is_below
 
 # Few, since each worker keeps the decoded row groups of the window that it reads from.
 PARQUET_WINDOW = 4096
 # Decoded row groups that a worker keeps.
 GROUP_CACHE_BYTES = 2**30
-_READ_AT_ONCE = 16
 
 
 class TableImages:
@@ -60,7 +59,8 @@ class TableImages:
 
     def read(self, index: int) -> Path | bytes:
         folder = Path(self.files[int(_find(self.file_ends, index)[0])]).parent
-        return _content(self._value(index), folder, (folder, *self.folders))
+        part, row = _find(self._ends, index)
+        return _content(self._columns[part][row].as_py(), folder, (folder, *self.folders))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -69,12 +69,13 @@ class TableImages:
             digest.update(f"{os.path.basename(file)}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()[:16]
 
-    @abstractmethod
-    def _value(self, index: int) -> Any:
-        """What the column holds for an image: bytes, a path, or both."""
+    # Where the parts end that are read as one, and the column of each: bytes or paths of images, or both.
+    _ends: npt.NDArray[np.int64]
+    _columns: Cache[Any]
 
+    @abstractmethod
     def _keep(self) -> None:
-        """Nothing is open at first, and nothing opened goes to another process."""
+        """Set `_ends` and `_columns`. Nothing is open at first, and nothing opened goes to another process."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if not isinstance(value, Cache)}
@@ -88,13 +89,8 @@ class ArrowImages(TableImages):
     """Rows of arrow files, mapped into memory."""
 
     def _keep(self) -> None:
-        self._columns: Cache[Any] = Cache(
-            lambda file: read_arrow(self.files[file]).column(self.column), limit=OPEN_FILES
-        )
-
-    def _value(self, index: int) -> Any:
-        file, row = _find(self.file_ends, index)
-        return self._columns[file][row].as_py()
+        self._ends = self.file_ends
+        self._columns = Cache(lambda file: read_arrow(self.files[file]).column(self.column), limit=OPEN_FILES)
 
 
 class ParquetImages(TableImages):
@@ -104,7 +100,8 @@ class ParquetImages(TableImages):
 
     def _keep(self) -> None:
         self._opened: Cache[Any] = Cache(lambda file: open_parquet(self.files[file]), limit=OPEN_FILES)
-        self._groups: Cache[Any] = Cache(self._group, limit=GROUP_CACHE_BYTES, weigh=lambda column: int(column.nbytes))
+        self._ends = self.block_ends
+        self._columns = Cache(self._group, limit=GROUP_CACHE_BYTES, weigh=lambda column: int(column.nbytes))
 
     def _group(self, block: int) -> Any:
         file = int(np.searchsorted(self.first_blocks, block, side="right")) - 1
@@ -116,14 +113,10 @@ class ParquetImages(TableImages):
             raise
         except Exception as error:
             if "://" in self.files[file]:
-                # Connections fail with errors of many libraries; as this one they are tried again.
+                # Connections fail with errors of many libraries; as this one they are retried.
                 raise OSError(str(error)) from error
             raise BrokenImageError(f"row group {group} of {self.files[file]} cannot be read ({error})") from error
         return table.column(self.column)
-
-    def _value(self, index: int) -> Any:
-        block, row = _find(self.block_ends, index)
-        return self._groups[block][row].as_py()
 
 
 def open_arrow(files: Sequence[str], column: str | None = None, folders: Sequence[Path] = ()) -> ArrowImages:
@@ -138,7 +131,7 @@ def open_arrow(files: Sequence[str], column: str | None = None, folders: Sequenc
 def open_parquet_files(files: Sequence[str], column: str | None = None) -> ParquetImages:
     """The images of parquet files, in this order; their footers are read at once."""
     require_pyarrow()
-    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         opened = list(pool.map(_footer, files))
     schema = _same_schema(files, [schema for schema, _ in opened])
     return ParquetImages(files, [rows for _, rows in opened], image_column(schema, column, files[0]))

@@ -110,7 +110,8 @@ class TiffFile:
         for number, (offset, length) in enumerate(zip(page.dataoffsets, page.databytecounts, strict=True)):
             place = self._place(frame, number)
             # A segment of no bytes is one that was never written.
-            if not length or not _overlap(place, wanted):
+            overlaps = place[0] < wanted[1] and wanted[0] < place[1] and place[2] < wanted[3] and wanted[2] < place[3]
+            if not length or not overlaps:
                 continue
             handle.seek(offset)
             segment, _, shape = decode(handle.read(length), number, jpegtables=tables)
@@ -184,10 +185,6 @@ def _outer_axes(series: Any) -> str:
             f"axes {series.axes}, but pages of axes {page.axes} and shape {page.shape}: write the file with axes CYX"
         )
     return "".join(name for name, length in zip(series.axes[:outer], series.shape, strict=False) if length > 1)
-
-
-def _overlap(place: tuple[int, int, int, int], wanted: tuple[int, int, int, int]) -> bool:
-    return place[0] < wanted[1] and wanted[0] < place[1] and place[2] < wanted[3] and wanted[2] < place[3]
 
 
 def _paste(

@@ -1,4 +1,4 @@
-"""From a benchmark's config to a protocol with its data."""
+"""Protocols with their data, from the config of a benchmark."""
 
 import hashlib
 from dataclasses import fields, replace

@@ -135,7 +135,7 @@ def missing_cells(view: TableView, cells: Cells) -> dict[str, list[str]]:
 
 
 def as_plain(view: TableView, cells: Cells) -> dict[str, Any]:
-    """For programs: per cent, null where there is nothing."""
+    """The table for programs: per cent, null where there is nothing."""
     return {
         "table": view.name,
         "title": view.title,
@@ -271,7 +271,7 @@ class Comparison(Summary):
 
     @property
     def changed(self) -> list[str]:
-        """Models whose weights are not the same in all their cells: a run that went on in the meantime."""
+        """Models whose weights are not the same in all their cells: a run that trained on in the meantime."""
         prints: dict[str, set[str | None]] = {}
         for cell in self.done:
             assert cell.record is not None
@@ -300,17 +300,11 @@ class Comparison(Summary):
         return notes
 
     def stop(self) -> None:
-        """What was being computed is not going on."""
+        """Mark what was being computed as pending."""
         self.cells = {
             key: replace(cell, status="pending") if cell.status == "running" else cell
             for key, cell in self.cells.items()
         }
-
-
-def _shareable_reason(cell: Cell, name: str) -> str:
-    """Reasons often say `MODEL: what was expected`: the model gets its name, so that the rest of the sentence stays."""
-    before, found, after = cell.reason.partition(f"{cell.model}: ")
-    return f"{hide_path(before)}{name}: {hide_path(after)}" if found else hide_path(cell.reason)
 
 
 def shareable(comparison: Comparison) -> Comparison:
@@ -323,15 +317,18 @@ def shareable(comparison: Comparison) -> Comparison:
             for row in table.rows
         ]
         table = replace(table, rows=tuple(rows))
+    cells = {}
+    for (model, benchmark), cell in comparison.cells.items():
+        # Reasons often say `MODEL: what was expected`: the model gets its name, and the rest of the sentence stays.
+        before, colon, after = cell.reason.partition(f"{model}: ")
+        reason = f"{hide_path(before)}{names[model]}: {hide_path(after)}" if colon else hide_path(cell.reason)
+        cells[names[model], benchmark] = replace(
+            cell, model=names[model], reason=reason, record=hide_paths(cell.record)
+        )
     return replace(
         comparison,
         models=tuple(names.values()),
-        cells={
-            (names[model], benchmark): replace(
-                cell, model=names[model], reason=_shareable_reason(cell, names[model]), record=hide_paths(cell.record)
-            )
-            for (model, benchmark), cell in comparison.cells.items()
-        },
+        cells=cells,
         unrecognized=[names[model] for model in comparison.unrecognized],
         table=table,
     )

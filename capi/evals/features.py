@@ -74,7 +74,7 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
     with (
         float32_products("highest"),
         torch.autocast(device.type, encoding.precision, enabled=encoding.precision != torch.float32),
-        _told_in_a_sentence(encoder, len(images)),
+        _encoder_errors(encoder, len(images)),
     ):
         encoded = encoder(images, pooled=pooled)
     _check_features(encoded, len(images), encoder.width)
@@ -91,7 +91,7 @@ def encode(encoder: VisionEncoder, pixels: Tensor, encoding: Encoding, *, pooled
 
 
 @contextmanager
-def _told_in_a_sentence(encoder: VisionEncoder, images: int) -> Iterator[None]:
+def _encoder_errors(encoder: VisionEncoder, images: int) -> Iterator[None]:
     """An encoder may be the user's own Python: what goes wrong in there raises without a traceback."""
     try:
         yield
@@ -216,7 +216,7 @@ def encoded_here(encoder: VisionEncoder, job: EncodingJob, items: range, encodin
 
 
 def _read(batches: Dataset[ReadBatch], items: range, encoding: Encoding) -> Iterator[ReadBatch]:
-    """From the files, or from what was kept of the last time."""
+    """The batches, read from the files or from the cache."""
     if encoding.image_cache is None or not isinstance(batches, StillBatches):
         yield from read_in_order(batches, items, workers=encoding.workers)
         return

@@ -227,6 +227,11 @@ class KnnClassifier(VectorClassifier):
     temperature: float
     classes: int
 
+    def __post_init__(self) -> None:
+        in_range = (self.labels >= 0) & (self.labels < checked_count(self.classes))
+        if not float(self.temperature) > 0 or not in_range.all():
+            raise ValueError("labels or temperature are out of range")
+
     @property
     def width(self) -> int:
         return self.bank.shape[1] // (2 if self.feature == "both" else 1)
@@ -484,13 +489,6 @@ def _check_model(kind: str, tensors: Mapping[str, Tensor], settings: Mapping[str
     _check_choices(kind, settings)
     if "neighbors" in settings:
         checked_count(settings["neighbors"])
-    if kind == "knn":
-        classes = checked_count(settings["classes"])
-        if (
-            not float(settings["temperature"]) > 0
-            or not ((tensors["labels"] >= 0) & (tensors["labels"] < classes)).all()
-        ):
-            raise ValueError("labels or temperature are out of range")
 
 
 def _check_choices(kind: str, settings: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from capi.evals.tasks import MaskSource, place_of, place_of_mask
 from capi.runtime.randomness import permuted, sample_keys
 from capi.types import Int
 
-# What RandomResizedCrop draws from when nothing else is said.
+# What RandomResizedCrop draws from by default.
 CROP_SCALE, CROP_ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 

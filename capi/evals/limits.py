@@ -23,7 +23,7 @@ from capi.runtime.randomness import permuted
 
 
 def limited(data: EvaluationData, *, train: int | None, tests: int | None, seed: int) -> EvaluationData:
-    """At most so many training images, and so many of each test set; which ones follows from the seed."""
+    """The data with at most so many training images, and so many of each test set; the seed chooses them."""
     if isinstance(data, SegmentationData):
         notes = (*_note("training", data.train.images, train), *_note(data.test_name, data.test.images, tests))
         return replace(

@@ -140,7 +140,7 @@ class Descent:
         self.iterations = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
 
     def run(self, problem: Problem, tolerance: float, max_iterations: int, slack: float, least: float = 0.0) -> None:
-        """Go on from where the weights are until every problem has converged, is stuck or has used its iterations.
+        """Continue from the weights as they are until every problem has converged, is stuck or has used its iterations.
 
         Converged: what is still to be gained is at most `tolerance` times the penalty 0.5 * p * |weights|^2. The
         objective is at least as curved as its penalty, so the weights are then wrong by at most sqrt(tolerance) of
@@ -171,7 +171,11 @@ class Descent:
         trial = problem(self.weights[active] + step, active, spread)
         gain = self.length[active] * self.slope[active]
         enough = trial.value <= self.value[active] + 1e-4 * gain + slack * self.value[active]
-        self._shorten(active[~enough], trial.value[~enough], gain[~enough])
+        # The others aim for the lowest point of the parabola through what is known along the direction.
+        missed, value, missing = active[~enough], trial.value[~enough], gain[~enough]
+        share = -missing / (2 * (value - self.value[missed] - missing))
+        self.length[missed] *= share.nan_to_num(0.0).clamp(0.1, 0.5)
+        self.trials[missed] += 1
         moved = active[enough]
         change = trial.gradient[enough] - self.gradient[moved]
         self.weights[moved] += step[enough]
@@ -188,12 +192,6 @@ class Descent:
         ahead = self.history.direction(gradient, which, self.curvature)
         self.ahead[which], self.slope[which] = ahead, _dot(gradient, ahead)
         self.length[which], self.trials[which] = 1.0, 0
-
-    def _shorten(self, which: Int[Tensor, " a"], value: Float[Tensor, " a"], gain: Float[Tensor, " a"]) -> None:
-        """Aim for the lowest point of the parabola through what is known along the direction."""
-        share = -gain / (2 * (value - self.value[which] - gain))
-        self.length[which] *= share.nan_to_num(0.0).clamp(0.1, 0.5)
-        self.trials[which] += 1
 
 
 _logger = logging.getLogger("capi")
@@ -362,7 +360,7 @@ class _StandardizedRows:
 
 
 def _device_of(dtype: torch.dtype, device: torch.device) -> torch.device:
-    """Where numbers of that type are computed: Apple's devices have no float64."""
+    """The device where numbers of that type are computed: Apple's devices have no float64."""
     return torch.device("cpu") if device.type == "mps" and dtype == torch.float64 else device
 
 
@@ -428,11 +426,14 @@ class _Problem:
     penalty: Float[Tensor, " g"]
 
     def __call__(self, weights: Float[Tensor, "a c e"], which: Int[Tensor, " a"], spread: bool) -> LossAndGradient:
-        """At one point for each of the penalties `which`."""
+        """The objectives at one point for each of the penalties `which`."""
         value, gradient = weights.new_zeros(len(weights)), torch.zeros_like(weights)
         products = weights.new_zeros(*weights.shape[:2], weights.shape[1])
         for features, targets in self.chunks:
-            losses, probabilities, missed = _cross_entropy(self._logits(features, weights), targets)
+            # Samples last: sums over a few classes then run along contiguous memory.
+            flat = weights.flatten(0, 1).to(features.device, self.dtype)
+            logits = torch.addmm(flat[:, -1:], flat[:, :-1], features.T)
+            losses, probabilities, missed = _cross_entropy(logits.view(*weights.shape[:2], -1), targets)
             value += losses.to(value.device).sum(1, dtype=torch.float64)
             if spread:
                 products += (probabilities @ probabilities.transpose(1, 2)).to(products.device)
@@ -445,11 +446,6 @@ class _Problem:
         gradient /= self.samples
         gradient[..., :-1] += penalty[:, None, None] * weights[..., :-1]
         return LossAndGradient(value, gradient, _covariance_of_classes(products / self.samples) if spread else None)
-
-    def _logits(self, features: Float[Tensor, "s d"], weights: Float[Tensor, "a c e"]) -> Float[Tensor, "a c s"]:
-        # Samples last: sums over a few classes then run along contiguous memory.
-        flat = weights.flatten(0, 1).to(features.device, self.dtype)
-        return torch.addmm(flat[:, -1:], flat[:, :-1], features.T).view(*weights.shape[:2], -1)
 
 
 def _cross_entropy(

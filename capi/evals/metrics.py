@@ -66,11 +66,11 @@ class SegmentationScore:
 
     def __init__(self, labels: Sequence[int], ignored: Collection[int] = ()) -> None:
         self.labels, self.ignored = labels, ignored
-        self.confusion_ = torch.zeros(len(self._known), len(self._known), dtype=torch.long)
+        self.confusion_ = torch.zeros(len(self._all_labels), len(self._all_labels), dtype=torch.long)
         """Pixels by true label (row) and predicted label, labels in rising order, ignored ones among them."""
 
     @property
-    def _known(self) -> list[int]:
+    def _all_labels(self) -> list[int]:
         return sorted({*self.labels, *self.ignored})
 
     def update(self, truth: Tensor, prediction: Tensor) -> "SegmentationScore":
@@ -82,15 +82,15 @@ class SegmentationScore:
             truth.flatten().split(_PIXELS_AT_A_TIME), prediction.flatten().split(_PIXELS_AT_A_TIME), strict=True
         )
         for true, predicted in parts:
-            self.confusion_ += confusion(true, predicted.to(true.device), self._known, self.ignored).cpu()
+            self.confusion_ += confusion(true, predicted.to(true.device), self._all_labels, self.ignored).cpu()
         return self
 
     def iou(self) -> dict[int, float]:
-        """Of each label: not a number if it is neither true nor predicted anywhere. Ignored labels: if predicted."""
+        """IoU of each label: NaN if it is neither true nor predicted anywhere. Ignored labels count if predicted."""
         common = self.confusion_.diagonal()
         either = self.confusion_.sum(0) + self.confusion_.sum(1) - common
-        values = dict(zip(self._known, (common.double() / either.double()).tolist(), strict=True))
-        predicted = dict(zip(self._known, self.confusion_.sum(0).tolist(), strict=True))
+        values = dict(zip(self._all_labels, (common.double() / either.double()).tolist(), strict=True))
+        predicted = dict(zip(self._all_labels, self.confusion_.sum(0).tolist(), strict=True))
         return {label: value for label, value in values.items() if label not in self.ignored or predicted[label]}
 
     def mean_iou(self) -> float:

@@ -186,7 +186,7 @@ class _Block(NamedTuple):
 
 
 def _points(vectors: Tensor, distance: Distance) -> _Points:
-    """In place."""
+    """Normalize vectors for the distance, in place."""
     if distance == "l2":
         return _Points(vectors, vectors.new_zeros(len(vectors)))
     norms = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
@@ -247,16 +247,12 @@ def _nearer(queries: _Points, block: _Block, squared: Tensor, index: Tensor) -> 
             which, place = (reached & ~crowded[:, None]).nonzero(as_tuple=True)
             distances = torch.full_like(values, torch.inf)
             distances[which, place] = _squared_distances(queries, block.points, rows[which], columns[which, place])
-            squared[rows], index[rows] = _first(k, (squared[rows], distances), (index[rows], block.numbers[columns]))
+            # The k nearest of each row; of equally distant ones those with lower numbers.
+            numbers, order = torch.cat([index[rows], block.numbers[columns]], 1).sort(1)
+            ordered, nearest = torch.cat([squared[rows], distances], 1).gather(1, order).sort(dim=1, stable=True)
+            squared[rows], index[rows] = ordered[:, :k], numbers.gather(1, nearest[:, :k])
         pending, count = torch.cat(unfinished), min(4 * count, width)
     return squared, index
-
-
-def _first(k: int, squared: tuple[Tensor, ...], index: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The k nearest of each row; of equally distant ones those with lower numbers."""
-    index_of, order = torch.cat(index, 1).sort(1)
-    sorted_squared, nearest = torch.cat(squared, 1).gather(1, order).sort(dim=1, stable=True)
-    return sorted_squared[:, :k], index_of.gather(1, nearest[:, :k])
 
 
 def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:
@@ -274,7 +270,7 @@ def _largest_error(norms: Tensor, block: _Block, ratio: float) -> Tensor:
 
 
 def _squared_distances(queries: _Points, bank: _Points, rows: Tensor, columns: Tensor) -> Tensor:
-    """Of pairs, in float64. A vector without direction is at a right angle to all, so half its square is 1."""
+    """Squared distances of pairs, in float64; 2 for a vector without direction, which is at a right angle to all."""
     pairs = max(1, _ELEMENTS_AT_A_TIME["cpu" if rows.device.type == "cpu" else "other"] // queries.vectors.shape[1])
     squared = torch.empty(len(rows), dtype=torch.float64, device=rows.device)
     for out, row, column in zip(squared.split(pairs), rows.split(pairs), columns.split(pairs), strict=True):
@@ -307,5 +303,5 @@ def _rows_at_a_time(chunk_bytes: int, width: int) -> tuple[int, int]:
 
 
 def _device_of_float64(device: torch.device | str) -> torch.device:
-    """Where to count in float64, which Apple's GPUs cannot."""
+    """The device for float64, which Apple's GPUs lack."""
     return torch.device("cpu") if torch.device(device).type == "mps" else torch.device(device)

@@ -34,6 +34,7 @@ def pixel_blocks(masks: Tensor, rows: int, columns: int) -> Tensor:
     count, height, width = masks.shape
     if height % rows or width % columns:
         raise CapiError(f"masks of {height} x {width} pixels cannot be cut into {rows} x {columns} equal patches")
+    # (s, rows, h, columns, w) to (s, rows, columns, h, w)
     blocks = masks.reshape(count, rows, height // rows, columns, width // columns)
     return blocks.transpose(2, 3).reshape(-1, height // rows, width // columns)
 
@@ -68,7 +69,7 @@ def vote_blocks(
     clean: bool = False,
     ties: Ties = "smallest",
 ) -> Tensor:
-    """At every pixel the most frequent label among k of the blocks (m, h, w), whose numbers are given nearest first.
+    """The most frequent label at every pixel among k of the blocks (m, h, w), whose numbers are given nearest first.
 
     Of equally frequent labels, the smallest (as in the published numbers) or that of the nearest block among them.
     Ignored labels vote like any other, unless `clean`: then they have no vote, and a pixel where all k blocks hold
@@ -204,7 +205,10 @@ class TrainingPatches(NamedTuple):
 
 
 class PatchCollector:
-    """Takes batches of training images in order, those to fit on before those held out."""
+    """Takes batches of training images in order, those to fit on before those held out.
+
+    Rows are patches that count, image by image and row by row of the grid, so that the first `fit_count` are to fit on.
+    """
 
     def __init__(self, encoding: Encoding, ignored: Collection[int], standardize: bool) -> None:
         self.encoding, self.ignored, self.standardize = encoding, ignored, standardize

@@ -46,7 +46,7 @@ class Prediction:
         self.failed: dict[str, str] = {}
 
     def labels(self) -> Iterator[ImageLabel]:
-        """Of a probe that classifies: each image that can be read, in order."""
+        """Labels by a probe that classifies, of each image that can be read, in order."""
         model = self.probe.model
         assert not isinstance(model, Segmenter)
         judge = Judge(model)
@@ -58,7 +58,7 @@ class Prediction:
             yield from _most_likely(numbers, confidences)
 
     def masks(self) -> Iterator[PixelLabels]:
-        """Of a probe that segments: each image that can be read, in order."""
+        """Masks by a probe that segments, of each image that can be read, in order."""
         model = self.probe.model
         assert isinstance(model, Segmenter)
         for batch in self._batches():

@@ -127,6 +127,7 @@ class AttentiveProbes(Probes):
 
     def _values(self, pooled: Float[Tensor, "b q d"]) -> Float[Tensor, "g b d"]:
         """The values that each head gathered, heads of a setting side by side."""
+        # (q b d) @ (q d w), where q counts the heads of one setting after those of another.
         by_head = torch.bmm(pooled.transpose(0, 1), self._by_head(self.value.weight).transpose(1, 2))
         return by_head.unflatten(0, (self.settings, -1)).transpose(1, 2).flatten(2) + self.value.bias[:, None]
 
@@ -195,6 +196,7 @@ class ProbeSchedule:
 def loss_sums(logits: Float[Tensor, "g b c"], labels: Int[Tensor, " b"]) -> Float[Tensor, " g"]:
     """The cross-entropy of each setting, summed over the images."""
     settings = len(logits)
+    # Rows (g b, c): all images of the first setting, then those of the next.
     losses = F.cross_entropy(logits.flatten(0, 1), labels.repeat(settings), reduction="none")
     return losses.unflatten(0, (settings, -1)).sum(1)
 
@@ -213,7 +215,7 @@ class ProbeTrainer:
     """Trains the probes of all settings, each with a rate and a weight decay of its own.
 
     A step is `accumulate` for each part of the batch and then `update`. Settings cannot disturb each other: one whose
-    loss is no finite number is marked in `failed_`, its parameters become nan, and the others go on; when all have
+    loss is not finite is marked in `failed_`, its parameters become NaN, and the others continue; when all have
     failed, that is an error. Move the probes to their device first. With a `reduction`, every process accumulates its
     share of the batch, and all of them take the same step.
 
@@ -335,7 +337,7 @@ def train_probes(
 ) -> None:
     """Train to the end of the schedule. `batches` gives the parts of each step; `on_step` gets every step's losses.
 
-    Data that ends before the schedule does is an error, data that would go on is left.
+    Data that ends before the schedule does is an error, data beyond it is left.
     """
     lengths = sorted({trainer.schedule.total_steps for trainer in trainers.values()})
     if len(lengths) != 1:

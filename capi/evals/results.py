@@ -210,15 +210,14 @@ def read_record(folder: Path) -> ResultRecord | None:
 
 def refuse_results(output: Output) -> None:
     """Results are not replaced by accident."""
-    folder = output.path
-    if folder.exists() and not folder.is_dir():
-        raise CapiError(f"{folder} is a file: --out takes the name of a folder")
-    if not output.overwrite and (folder / JSON).exists():
-        raise CapiError(f"{folder} already holds results: choose another --out, or replace them with --overwrite")
+    output.check_no_file()
+    if not output.overwrite and (output.path / JSON).exists():
+        raise CapiError(f"{output.path} already holds results: choose another --out, or replace them with --overwrite")
 
 
 def make_folder(folder: Path) -> None:
     """A folder to write to; where that is impossible, it raises before the work begins."""
+    Output(folder).check_no_file()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

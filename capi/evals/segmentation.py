@@ -57,7 +57,7 @@ from capi.types import Features, Int, VisionEncoder
 
 @dataclass(frozen=True)
 class Trial:
-    """From features of a batch and the size of its images to the labels that each setting gives, in their order."""
+    """A function from the features of a batch and the size of its images to the labels of each setting, in order."""
 
     predict: Callable[[Features, tuple[int, int]], Iterator[Tensor]]
     warnings: list[str] = field(default_factory=list)
@@ -259,7 +259,7 @@ def is_among(labels: Tensor, among: Collection[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class KnnSegmentation(SegmentationProtocol):
-    """At every pixel the nearest training patches vote with their own pixel at that place."""
+    """The nearest training patches vote at every pixel with their own pixel at that place."""
 
     neighbors: tuple[int, ...] = PAPER_NEIGHBORS
     distances: tuple[Distance, ...] = PAPER_DISTANCES

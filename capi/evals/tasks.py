@@ -108,7 +108,7 @@ EvaluationData = ClassificationData | SegmentationData
 
 @dataclass(frozen=True)
 class DataOptions:
-    """What a user may say about a data set beside where it lies; a data set refuses those it does not heed."""
+    """What a user may say about a data set beside where it lies; a data set refuses those it does not read."""
 
     train: str | None = None
     """Name of the split to train on."""
@@ -140,7 +140,7 @@ class Dataset:
     """How the files must lie under the folder that is given, with the official documentation this follows."""
     classification: Callable[[Path, DataOptions], ClassificationData] | None = None
     segmentation: Callable[[Path, DataOptions], SegmentationData] | None = None
-    heeds: frozenset[str] = frozenset()
+    reads: frozenset[str] = frozenset()
     """Which fields of `DataOptions` mean something here, beside `verify_counts`."""
     own_split: bool = False
     """Whether the user decides which images are trained and which tested on."""

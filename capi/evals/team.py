@@ -66,7 +66,7 @@ class SharedEncoding:
         return EncodedBatch(read, Features(vectors, registers, feature_map))
 
     def settle(self) -> None:
-        """Let go of processes that still wait to be asked."""
+        """Release processes that still wait for work."""
         waiting, self._waiting, self._job = self._waiting, set(), None
         for owner in sorted(waiting):
             self.exchange.send(owner, False)

@@ -90,7 +90,7 @@ class EmaHead(Target):
         temperature: float,
         **settings: Any,
     ) -> "EmaHead":
-        """From the one temperature to the other in the warm-up of the learning rate."""
+        """The target of a run; its temperature rises from the one to the other in the warm-up of the learning rate."""
         if run.predictor_width != run.width:
             raise CapiError(
                 "target.kind=ema_head puts one head on predictions and on the encoder's tokens, but "
@@ -136,7 +136,7 @@ class EmaHead(Target):
             yield logits
 
     def _centered(self, parts: Iterator[Tensor], temperature: float) -> Iterator[Float[Tensor, "_ p k"]]:
-        """With the centre as earlier batches left it, one micro-batch at a time."""
+        """Targets by the centre as earlier batches left it, one micro-batch at a time."""
         for logits in parts:
             self._seen.append(logits.mean((0, 1)))
             yield torch.softmax((logits - self.centre) / temperature, dim=-1)

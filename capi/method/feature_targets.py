@@ -43,5 +43,5 @@ class FeatureTargets(Target):
 
 @torch.no_grad()
 def normalized(tokens: Float[Tensor, "b p e"]) -> Float[Tensor, "b p e"]:
-    """Each token less its mean over channels, over their deviation."""
+    """Each token less its mean over channels, over their std."""
     return F.layer_norm(tokens, tokens.shape[-1:])

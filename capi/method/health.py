@@ -126,7 +126,7 @@ def some_tokens(tokens: Sequence[Float[Tensor, "_ n d"]]) -> Float[Tensor, "b _ 
 def nearest_prototypes(
     rows: Float[Tensor, "s d"], prototypes: Float[Tensor, "k d"], bias: Float[Tensor, " k"] | None
 ) -> tuple[Int[Tensor, " s"], Int[Tensor, " s"]]:
-    """Of all prototypes, and of the few that are distinguished for their position."""
+    """The nearest of all prototypes, and of the few that are distinguished for their position."""
     of_all, of_few = [], []
     for some in rows.split(max(_LOGITS // len(prototypes), 1)):
         logits = F.linear(some, prototypes, bias)
@@ -171,6 +171,7 @@ def plain_information(nearest: Int[Tensor, "b n"]) -> Float[Tensor, ""]:
     """Mutual information in nat of position and prototype as counted, which chance makes too large."""
     positions = nearest.shape[1]
     prototypes, number = nearest.unique(return_inverse=True)
+    # Cell (i, z) of the table of counts has number i * k + z.
     cell = torch.arange(positions, device=nearest.device) * len(prototypes) + number
     joint = cell.flatten().bincount(minlength=positions * len(prototypes)).view(positions, -1) / nearest.numel()
     entropies = torch.special.entr(joint).sum(), torch.special.entr(joint.sum(0)).sum()

@@ -1,6 +1,6 @@
 """The pixels of a patch as its target: MAE (CVPR 2022).
 
-Each patch is normalised by its own mean and deviation, as in MAE's better variant; the prediction goes through a linear
+Each patch is normalised by its own mean and std, as in MAE's better variant; the prediction goes through a linear
 map to the pixels of a patch; the loss is the squared error. The teacher makes no targets here: it is only the average
 that is evaluated.
 """
@@ -56,6 +56,6 @@ class PixelTargets(Target):
 
 @torch.no_grad()
 def normalized(patches: Float[Tensor, "b p e"]) -> Float[Tensor, "b p e"]:
-    """Each patch less its mean, over its deviation; a patch of one colour becomes zeros."""
+    """Each patch less its mean, over its std; a patch of one colour becomes zeros."""
     variance, mean = torch.var_mean(patches, dim=-1, keepdim=True)
     return (patches - mean) / (variance + EPS).sqrt()

@@ -211,7 +211,7 @@ def no_own_loss() -> Float[Tensor, ""]:
 
 
 def distribution_summary(targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
-    """Of targets that are distributions over prototypes."""
+    """The summary of targets that are distributions over prototypes."""
     return {"target_entropy": target_entropy(targets), "mean_target": targets.mean((0, 1))}
 
 
@@ -221,11 +221,11 @@ def distribution_metrics(summary: Mapping[str, Tensor]) -> dict[str, Float[Tenso
 
 
 def value_summary(targets: Float[Tensor, "b p k"]) -> dict[str, Tensor]:
-    """Of targets that are plain values."""
+    """The summary of targets that are plain values."""
     return {"mean": targets.mean((0, 1)), "square": targets.square().mean((0, 1))}
 
 
 def value_metrics(summary: Mapping[str, Tensor]) -> dict[str, Float[Tensor, ""]]:
-    """How much targets differ from patch to patch: the deviation of a channel, on average. Constant targets have 0."""
+    """How much targets differ from patch to patch: the std of a channel, on average. Constant targets have 0."""
     variance = (summary["square"] - summary["mean"].square()).clamp_min(0)
     return {"target_deviation": variance.sqrt().mean()}

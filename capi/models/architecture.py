@@ -7,7 +7,7 @@ no stochastic depth.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from torch import nn
 
@@ -81,12 +81,12 @@ class Architecture:
             )
 
     def as_plain(self) -> dict[str, Any]:
-        """As JSON holds it."""
+        """The architecture as values of JSON."""
         return asdict(self) | {"grid": None if self.grid is None else list(self.grid)}
 
     @classmethod
     def from_plain(cls, values: Any, source: str = "the architecture") -> "Architecture":
-        """From what `as_plain` gave, read back from a file that `source` names; nothing may lack or be unknown."""
+        """The architecture that `as_plain` wrote, from a file that `source` names; no key may lack or be unknown."""
         names = [field.name for field in fields(cls)]
         if not isinstance(values, dict):
             raise CapiError(f"{source} holds no architecture: expected the keys {', '.join(names)}")
@@ -169,12 +169,10 @@ def _predictor_of(predictor: Predictor, trunk: Encoder) -> dict[str, Any]:
             "alone can be described without its code"
         )
     sizes: dict[str, int | None] = dict.fromkeys(("width", "depth", "heads", "mlp_width"))
-    if isinstance(predictor, SplitPredictor):
-        sizes |= _stack_of(predictor)
-        ours, theirs = (
-            (predictor.positions.kind, predictor.positions.grid),
-            (trunk.positions.kind, trunk.positions.grid),
-        )
+    if "depth" in predictor.reads:
+        stack = cast("SplitPredictor", predictor)
+        sizes |= _stack_of(stack)
+        ours, theirs = ((part.positions.kind, part.positions.grid) for part in (stack, trunk))
         if ours != theirs:
             raise CapiError(f"the predictor has positions {ours} and the encoder {theirs}: they must be the same")
     return {f"predictor_{name}": value for name, value in sizes.items()} | {

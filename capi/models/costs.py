@@ -121,7 +121,7 @@ def is_trained(module: Any) -> bool:
 
 
 def _block_flop(block: TransformerBlock, queries: int, context: int, *, trained: bool = False) -> int:
-    """Of one pass; with `trained` of matrices that are trained alone, and of attention."""
+    """FLOP of one pass; with `trained` those of matrices that are trained alone, and of attention."""
     attention = block.attention
     linear = queries * sum(_values(layer, trained) for layer in (attention.query, attention.output, *maps_of(block)))
     linear += context * sum(_values(layer, trained) for layer in (attention.key, attention.value))
@@ -270,7 +270,7 @@ def recomputed_bytes(block: TransformerBlock, sequence: TokenSequence, images: i
 
 
 def weight_copies(block: TransformerBlock, policy: ActivationPolicy) -> int:
-    """In mixed precision a rounded copy of every matrix stays until the backward pass."""
+    """Bytes of the rounded copies of all matrices, which stay until the backward pass in mixed precision."""
     if not policy.mixed or policy.checkpointing != "off":
         return 0
     attention = block.attention

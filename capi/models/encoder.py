@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from capi.errors import CapiError, counted, expect
 from capi.models.layers import Block, final_norm
-from capi.models.positions import POSITIONS, GridSize, patch_coordinates, register_coordinates
+from capi.models.positions import POSITIONS, AxialPositions, GridSize, patch_coordinates, register_coordinates
 from capi.types import Float, Int
 
 INITIAL_TOKEN_STD = 0.02
@@ -114,6 +114,7 @@ class PatchEmbedding(nn.Conv2d):
     ) -> Float[Tensor, "b v d"]:
         rows, columns = self.grid(images)
         size = self.patch_size
+        # (b c rows size columns size) to (b n, c size size): patches row by row, in each one channel after the other.
         patches = images.unflatten(3, (columns, size)).unflatten(2, (rows, size))
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
         if visible_index is not None:
@@ -134,7 +135,7 @@ class Encoder(nn.Module):
         registers: int,
         channels: int = 3,
         mlp_width: int,
-        positions: str = "axial",
+        positions: str = AxialPositions.kind,
         grid: GridSize | None = None,
         drop_rate: float = 0.0,
     ) -> None:

@@ -1,4 +1,4 @@
-"""From a prediction to what the target asks for: prototype logits, or plain values.
+"""Heads: from a prediction to what the target asks for, prototype logits or plain values.
 
 - `linear`, CAPI's own: one linear map of the normalised prediction, its rows of a learned length.
 - `mlp` (DINO, ICCV 2021; iBOT, ICLR 2022): three linear layers with GELU between, down to a bottleneck, and then that
@@ -38,7 +38,7 @@ class Head(nn.Module):
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """By `size_names`."""
+        """The sizes by `size_names`."""
         return {}
 
     def flop(self, tokens: int) -> int:

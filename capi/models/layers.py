@@ -150,7 +150,7 @@ class TransformerBlock(nn.Module):
     drop_rate: float = 0.0
 
     def images_kept(self, images: int) -> int:
-        """For how many images of a batch a residual branch runs in training."""
+        """The number of images of a batch for which a residual branch runs in training."""
         return max(int(images * (1 - self.drop_rate)), 1)
 
 
@@ -181,16 +181,16 @@ class Block(TransformerBlock):
         if not self.training or self.drop_rate == 0:
             x = x + self._attend(x, query_rotary, context, key_rotary)
             return x + self.mlp(self.mlp_norm(x))
-        rows = self._draw_kept(x)
+        rows = self._draw_rows(x)
         branch = self._attend(
             x.index_select(0, rows),
             None if query_rotary is None else query_rotary.select(rows),
             None if context is None else context.index_select(0, rows),
             None if key_rotary is None else key_rotary.select(rows),
         )
-        x = _add_to_kept(x, branch, rows)
-        rows = self._draw_kept(x)
-        return _add_to_kept(x, self.mlp(self.mlp_norm(x.index_select(0, rows))), rows)
+        x = _add_to_rows(x, branch, rows)
+        rows = self._draw_rows(x)
+        return _add_to_rows(x, self.mlp(self.mlp_norm(x.index_select(0, rows))), rows)
 
     def _attend(
         self, x: Tensor, query_rotary: RotaryTable | None, context: Tensor | None, key_rotary: RotaryTable | None
@@ -204,11 +204,11 @@ class Block(TransformerBlock):
         )
         return attended
 
-    def _draw_kept(self, x: Tensor) -> Tensor:
+    def _draw_rows(self, x: Tensor) -> Tensor:
         return torch.randperm(len(x), device=x.device)[: self.images_kept(len(x))]
 
 
-def _add_to_kept(x: Tensor, branch: Tensor, rows: Tensor) -> Tensor:
+def _add_to_rows(x: Tensor, branch: Tensor, rows: Tensor) -> Tensor:
     """Add a branch that ran for some images only, scaled so that its expectation is that of the full branch."""
     # Under autocast the branch is of lower precision than the residual stream.
     return x.index_add(0, rows, branch.to(x.dtype), alpha=len(x) / len(rows))

@@ -186,7 +186,7 @@ def relative_index(grid: int, *, class_token: bool = True) -> Int[Tensor, "t t"]
 
 
 def rotary_periods(head_width: int) -> Float[Tensor, " p"]:
-    """Of the channels of a head along one axis (DINOv3)."""
+    """Periods of the channels of a head along one axis (DINOv3)."""
     return _ROTARY_BASE ** (torch.arange(head_width // 4).float() * 4 / head_width)
 
 

@@ -1,4 +1,4 @@
-"""From the visible patches of an image to predictions of hidden ones: three architectures, as the paper compares them.
+"""Predictors: from the visible patches of an image to predictions of hidden ones, in the paper's three architectures.
 
 - `cross`, CAPI's own: mask tokens read the encoder's output by cross-attention and never see each other.
 - `self` (MAE, CVPR 2022; I-JEPA, CVPR 2023): the encoder's output and the mask tokens are one sequence with
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from capi.models.costs import FLOAT32, INT64, ActivationPolicy, Counts, TokenSequence, blocks_of, drops
 from capi.models.encoder import INITIAL_TOKEN_STD, Encoded, MaskTokens, PatchEncoder
 from capi.models.layers import Block, LinearLayer, final_norm
-from capi.models.positions import POSITIONS, GridSize
+from capi.models.positions import POSITIONS, AxialPositions, GridSize
 from capi.runtime.plugins import register
 from capi.types import Float, Int
 
@@ -40,7 +40,7 @@ class PredictorShape(NamedTuple):
     heads: int
     context_width: int
     mlp_width: int
-    positions: str = "axial"
+    positions: str = AxialPositions.kind
     grid: GridSize | None = None
     drop_rate: float = 0.0
 
@@ -90,6 +90,9 @@ class Predictor(nn.Module):
 class SplitPredictor(Predictor):
     """What `cross` and `self` share: a mask token, and blocks of their own after the encoder."""
 
+    # Whether the attention of a block reads the encoder's output, not the block's own sequence.
+    reads_context: ClassVar[bool] = False
+
     def __init__(
         self,
         *,
@@ -98,7 +101,7 @@ class SplitPredictor(Predictor):
         heads: int,
         context_width: int,
         mlp_width: int,
-        positions: str = "axial",
+        positions: str = AxialPositions.kind,
         grid: GridSize | None = None,
         drop_rate: float = 0.0,
     ) -> None:
@@ -113,7 +116,7 @@ class SplitPredictor(Predictor):
                 heads=heads,
                 mlp_width=mlp_width,
                 drop_rate=drop_rate,
-                context_width=self._block_context(context_width),
+                context_width=context_width if self.reads_context else None,
             )
             for _ in range(depth)
         )
@@ -121,10 +124,6 @@ class SplitPredictor(Predictor):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.mask_token, std=INITIAL_TOKEN_STD)
-
-    @abstractmethod
-    def _block_context(self, context_width: int) -> int | None:
-        """Width of what a block's attention reads; None for its own sequence."""
 
     @abstractmethod
     def forward(
@@ -148,7 +147,7 @@ class SplitPredictor(Predictor):
 class CrossPredictor(SplitPredictor):
     """Mask tokens read the encoder's output, the same for every block, and nothing else."""
 
-    in_released_layout = True
+    in_released_layout, reads_context = True, True
 
     def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
         return TokenSequence(counts.context), TokenSequence(counts.predicted, counts.context)
@@ -160,9 +159,6 @@ class CrossPredictor(SplitPredictor):
         read = 0 if off and (policy.mixed or dropping) else FLOAT32 * counts.context * width
         copied = (off and dropping) or not self.positions.rotates
         return read - (0 if copied else FLOAT32 * counts.predicted * self.width)
-
-    def _block_context(self, context_width: int) -> int | None:
-        return context_width
 
     def forward(
         self, encoded: Encoded, coordinates: Float[Tensor, "s p 2"], depth: int | None = None
@@ -186,9 +182,6 @@ class SelfPredictor(SplitPredictor):
         super().__init__(width=width, context_width=context_width, **others)
         self.mask_tokens = mask_tokens
         self.projection = nn.Identity() if context_width == width else LinearLayer(context_width, width)
-
-    def _block_context(self, context_width: int) -> int | None:  # noqa: ARG002 - the signature
-        return None
 
     def sequences(self, counts: Counts) -> tuple[TokenSequence, TokenSequence | None]:
         asked = counts.masked if self.mask_tokens == "masked" else counts.predicted
@@ -249,7 +242,7 @@ class FusedPredictor(Predictor):
         return MaskTokens(self.mask_token.expand(*hidden.shape, -1), hidden)
 
     def predict(self, encoded: Encoded, predict_index: Int[Tensor, "b p"]) -> Float[Tensor, "b p e"]:
-        """Of an encoding that ends with the mask tokens of the hidden patches, those of the predicted ones."""
+        """The mask tokens of the predicted patches, out of an encoding that ends with those of the hidden ones."""
         assert encoded.visible_index is not None, "of whole images nothing is hidden"
         hidden = hidden_index(encoded.visible_index, len(encoded.everywhere))
         return rows_at(encoded.tokens[:, -hidden.shape[1] :], hidden, predict_index)
@@ -282,6 +275,6 @@ def hidden_index(visible_index: Int[Tensor, "b v"], patches: int) -> Int[Tensor,
 def rows_at(
     tokens: Float[Tensor, "b m d"], hidden: Int[Tensor, "b m"], predict_index: Int[Tensor, "b p"]
 ) -> Float[Tensor, "b p d"]:
-    """Of the tokens of hidden patches, those of the predicted ones."""
+    """The tokens of the predicted patches, out of those of the hidden ones."""
     place = torch.searchsorted(hidden, predict_index.contiguous())
     return tokens.gather(1, place[..., None].expand(-1, -1, tokens.shape[2]))

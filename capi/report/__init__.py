@@ -12,7 +12,7 @@ from typing import Any
 
 class _Callable(ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        return importlib.import_module("capi.report.runs").report(*arguments, **options)
+        return importlib.import_module("capi.report.run_report").report(*arguments, **options)
 
 
 sys.modules[__name__].__class__ = _Callable

@@ -247,7 +247,7 @@ def columns_side_by_side(table: TableOutcome) -> list[tuple[int, str]]:
 
 
 def score_text(spread: Spread | None) -> str:
-    """A mean in per cent, with the deviation over seeds."""
+    """A mean in per cent, with the std over seeds."""
     if spread is None:
         return "-"
     return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.std:.1f}" if spread.std is not None else "")
@@ -297,10 +297,6 @@ def as_plain(table: TableOutcome) -> dict[str, Any]:
         "benchmarks": dict(table.settings),
         "versions": versions(),
     }
-
-
-def _spread_as_plain(spread: Spread | None) -> dict[str, Any] | None:
-    return None if spread is None else {"mean": spread.mean, "deviation": spread.std, "count": spread.count}
 
 
 def _row_as_plain(row: RowOutcome, table: TableOutcome) -> dict[str, Any]:

@@ -56,17 +56,22 @@ def as_json(comparison: Comparison) -> str:
         "never_kept": comparison.unrecognized,
         "licences": {model: comparison.licence(model) for model in comparison.models},
         "table": None if comparison.table is None else plain_table(comparison.table, comparison.cells),
-        "cells": [_as_plain(cell) for cell in comparison.in_order],
+        "cells": [
+            {
+                "model": cell.model,
+                "benchmark": cell.benchmark,
+                "status": cell.status,
+                "folder": cell.folder,
+                "kept": cell.reused,
+                "reason": cell.reason or None,
+                "results": {name: value for name, value in (cell.record or {}).items() if name != "grid"} or None,
+            }
+            for cell in comparison.in_order
+        ],
         "versions": versions(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
-
-
-def _as_plain(cell: Cell) -> dict[str, Any]:
-    record = {} if cell.record is None else {name: value for name, value in cell.record.items() if name != "grid"}
-    plain = {"model": cell.model, "benchmark": cell.benchmark, "status": cell.status, "folder": cell.folder}
-    return plain | {"kept": cell.reused, "reason": cell.reason or None, "results": record or None}
 
 
 def as_csv(comparison: Comparison) -> str:
@@ -124,7 +129,11 @@ def as_markdown(comparison: Comparison) -> str:
     if comparison.table is not None:
         parts += [*table_markdown(comparison.table, comparison.cells), "## All cells"]
     parts.append(_table_of_scores(comparison, names))
-    parts.append("\n".join(_footnotes(comparison)))
+    footnotes = []
+    for number, cells in enumerate(comparison.failures, 1):
+        where = plain_text(", ".join(cell.benchmark for cell in cells))
+        footnotes.append(f"[^{number}]: {plain_text(cells[0].model)} on {where}: {plain_text(cells[0].reason)}")
+    parts.append("\n".join(footnotes))
     for kind, title in comparison.remark_titles.items():
         parts += _remarks(comparison, kind, title, names)
     parts += ["## Seconds", _table_of_seconds(comparison, names)]
@@ -165,12 +174,6 @@ def _table_of_scores(comparison: Comparison, names: dict[str, str]) -> str:
         score = plain_text(comparison.score_name(column.name))
         head.append(f"{plain_text(column.name)} ({score})" if score else plain_text(column.name))
     return table(head, rows)
-
-
-def _footnotes(comparison: Comparison) -> Iterator[str]:
-    for number, cells in enumerate(comparison.failures, 1):
-        where = ", ".join(cell.benchmark for cell in cells)
-        yield f"[^{number}]: {plain_text(cells[0].model)} on {plain_text(where)}: {plain_text(cells[0].reason)}"
 
 
 def _remarks(comparison: Comparison, kind: Remark, title: str, names: dict[str, str]) -> list[str]:
@@ -269,21 +272,16 @@ def _score_details(comparison: Comparison) -> Iterator[Details]:
     for column in comparison.columns:
         if finished := comparison.finished(column.name):
             scores = list(dict.fromkeys(name for record in finished.values() for name in record["scores"]))
-            rows = [
-                [
-                    names[model],
-                    *(percent(record["scores"].get(name)) for name in scores),
-                    ", ".join(f"{name} {_setting(value)}" for name, value in record["chosen"].items()),
-                ]
-                for model, record in finished.items()
-            ]
+            rows = []
+            for model, record in finished.items():
+                chosen = []
+                for name, value in record["chosen"].items():
+                    short = float(f"{value:.4g}") if isinstance(value, float) else value
+                    chosen.append(f"{name} {short if isinstance(short, str) else json.dumps(short)}")
+                values = (percent(record["scores"].get(name)) for name in scores)
+                rows.append([names[model], *values, ", ".join(chosen)])
             title = f"All scores of {column.name}, and the settings chosen"
             yield title, ["model", *scores, "chosen settings"], rows
-
-
-def _setting(value: Any) -> str:
-    short = float(f"{value:.4g}") if isinstance(value, float) else value
-    return short if isinstance(short, str) else json.dumps(short)
 
 
 def _class_details(comparison: Comparison) -> Iterator[Details]:

@@ -18,7 +18,6 @@ from rich.text import Text
 from capi.config.schema import Config
 from capi.data.survey import statistics_warning
 from capi.errors import CapiError, counted
-from capi.method.clustering.walk import ClusteringSettings
 from capi.report.metrics_reader import MetricsReader
 from capi.report.pages.data import Column, RunState
 from capi.report.references import Band, reference_for
@@ -90,7 +89,7 @@ def doctor(run: str | Path) -> Diagnosis:
 
 
 def diagnosis_text(diagnosis: Diagnosis) -> Text:
-    """For the terminal; `.plain` is the same without colours."""
+    """The diagnosis for the terminal; `.plain` is the same without colours."""
     text = Text(f"{diagnosis.run}: {diagnosis.state.sentence}\n{diagnosis.sentence}\n")
     for state, (head, style) in _HEADS.items():
         findings = diagnosis.of(state)
@@ -236,7 +235,7 @@ class RunReading:
         past = {finding.key: (step, finding) for step, finding in self.watchman.past}
         for step, finding in past.values():
             if finding.key not in self.watchman.raised:
-                yield Finding("look", finding.title, f"alarm at step {step}, and well now")
+                yield Finding("look", finding.title, f"alarm at step {step}, over now")
 
     def _of_sizes(self) -> Iterable[Finding]:
         """Whether batch and data are large enough for so many prototypes."""
@@ -245,7 +244,7 @@ class RunReading:
             return
         batch, prototypes = config.optimization.batch_size, config.clustering.prototypes
         positions = config.grid[0] * config.grid[1]
-        if ClusteringSettings(sinkhorn=config.clustering.sinkhorn).groups(positions) == positions:
+        if config.clustering.sinkhorn == "positionwise":
             text = f"{counted(batch, 'image')} at each position for {counted(prototypes, 'prototype')}"
             small = batch < _IMAGES_A_PROTOTYPE * prototypes
         else:

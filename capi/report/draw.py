@@ -21,7 +21,7 @@ from capi.evals.comparison_cells import shared_names, short_names
 from capi.evals.features import Encoding
 from capi.evals.results import make_folder
 from capi.report.pages.page import render
-from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, photos, picture_side
+from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, none_readable, photos, picture_side
 from capi.report.pictures.painters import PAINTERS, Drawn, Painter, PrototypeMaps
 from capi.report.pictures.pca import PatchSummary, photos_of
 from capi.report.pictures.sheets import DrawnModel, Photo, figure_of, save_picture, tiled
@@ -215,14 +215,12 @@ def load_prototypes(run: Path, *, any_layers: bool = False) -> Prototypes:
             f"the prototypes of {run} stand among averages of the teacher's layers (target.layers, target.normalize), "
             "not among its features: choose other pictures"
         )
-    steps = CheckpointFolder(folder.checkpoints).steps()
-    if not steps:
-        raise CapiError(f"{run} holds no checkpoint yet: wait for the first one, or train with --resume")
+    newest = CheckpointFolder(folder.checkpoints).newest
     with torch.device("meta"):
         wanted = {"clustering.prototypes": torch.empty(config.clustering.prototypes, config.model.width)}
         if config.clustering.bias:
             wanted["clustering.bias"] = torch.empty(config.clustering.prototypes)
-    taken = StoredTensors(CheckpointFolder(folder.checkpoints).path(steps[-1])).take(wanted)
+    taken = StoredTensors(newest).take(wanted)
     return Prototypes(taken["clustering.prototypes"], taken.get("clustering.bias"))
 
 
@@ -306,8 +304,7 @@ class _Job:
                 self.shown[number] = Photo(self.source.name(number), photo)
             self.encoding.progress("photos", number + 1, len(self.source))
         if not self.figures:
-            name, reason = next(iter(self.failed.items()))
-            raise CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
+            raise none_readable(self.failed)
 
     def draw_column(self, column: _Column) -> None:
         maps = FeatureMaps(column.encoder, self.source, column.frame, self.encoding, column.label, failed=self.failed)

@@ -74,16 +74,16 @@ def read_neighbors(folder: Path) -> list[list[tuple[Picture, float | None]]]:
         return []
     rows = []
     for row in listed if isinstance(listed, list) else []:
-        cells = [_neighbor(folder, each) for each in row[:_NEIGHBORS_SHOWN]] if isinstance(row, list) else []
-        if cells and all(cells):
-            rows.append([cell for cell in cells if cell is not None])
+        cells: list[tuple[Picture, float | None]] = []
+        entries = row[:_NEIGHBORS_SHOWN] if isinstance(row, list) else []
+        for each in entries:
+            name, cosine = (each.get("file"), each.get("cosine")) if isinstance(each, dict) else (None, None)
+            picture = read_picture(folder / name) if isinstance(name, str) and Path(name).name == name else None
+            if picture is not None:
+                cells.append((picture, cosine if isinstance(cosine, float) else None))
+        if cells and len(cells) == len(entries):
+            rows.append(cells)
     return rows[:IMAGES_SHOWN]
-
-
-def _neighbor(folder: Path, each: Any) -> tuple[Picture, float | None] | None:
-    name, cosine = (each.get("file"), each.get("cosine")) if isinstance(each, dict) else (None, None)
-    picture = read_picture(folder / name) if isinstance(name, str) and Path(name).name == name else None
-    return None if picture is None else (picture, float(cosine) if isinstance(cosine, float) else None)
 
 
 def read_pixel_scores(pictures: Path) -> dict[str, float]:

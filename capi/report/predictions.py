@@ -84,7 +84,7 @@ def _write_labels(prediction: Prediction, out: Path) -> int:
 
 
 def _write_masks(prediction: Prediction, out: Path) -> int:
-    """For each image, at its own size: labels/NAME.png with the numbers, overlays/NAME.png to look at."""
+    """Write labels/NAME.png with the numbers and overlays/NAME.png to look at, for each image at its own size."""
     source, probe = prediction.source, prediction.probe
     decoder, names, done = Decoder(), picture_names(source), 0
     classes = dict(probe.classes)

@@ -1,28 +1,134 @@
-"""A run folder gathered into a report, and the report written beside the run."""
+"""The report of a run: what is drawn while it trains and when it ends, what its folder holds, and the page of it."""
 
-from collections.abc import Iterator, Mapping
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from rich.console import Console
 
+from capi.config.schema import Config
+from capi.data.locations import DataLocation, open_images
+from capi.data.recorded import RecordedImagesError, open_recorded
+from capi.data.sources import ImageSource
 from capi.errors import CapiError, counted
+from capi.evals.classification import KnnClassification
+from capi.evals.features import Encoding, OnProgress, silent
+from capi.evals.raw_pixels import raw_pixel_accuracies
 from capi.report.costs import DEFAULT_COSTS, CostAssumptions, cost_of, seconds_of_starts
 from capi.report.doctor import RunReading
+from capi.report.gallery_files import FOLDER, INDEX, NEIGHBORS, write_gallery, write_neighbors
 from capi.report.pages.data import Column, PrototypeStrip, RunReport
 from capi.report.pages.run import page, run_pieces
 from capi.report.picture_files import PIXELS, read_emergence, read_neighbors, read_pixel_scores, read_prototypes
+from capi.report.snapshots import Snapshots
 from capi.runtime.atomic import atomic_write
+from capi.runtime.devices import choose_device
 from capi.runtime.lock import is_being_trained
 from capi.runtime.privacy import hide_path, hide_paths_of_command, hide_paths_of_yaml
+from capi.runtime.progress import EvaluationProgress
+from capi.train.evaluations import build_evaluations
 from capi.train.health import Finding
-from capi.zoo.build import recorded_loss, recorded_target
-from capi.zoo.run_folder import CONFIG, FILE, RECORD
+from capi.train.loop import Evaluation
+from capi.zoo.build import recorded_loss, recorded_target, statistics
+from capi.zoo.checkpoint_files import CheckpointFolder
+from capi.zoo.run_folder import CONFIG, FILE, RECORD, RunFolder, run_config
 
+_LOG = logging.getLogger("capi")
 REPORT = "report.html"
 _STARTS_SHOWN = 20
+
+
+def pictures_over_time(config: Config, source: ImageSource, folder: RunFolder) -> Sequence[Evaluation]:
+    """The snapshots that a config asks for: before the first step, after the last, and evenly in between."""
+    if not config.run.snapshots:
+        return []
+    every = -(-config.optimization.steps // config.run.snapshots)
+    size = config.data.height_and_width
+    return [Snapshots(source, statistics(config), size, folder.pictures / "snapshots", every)]
+
+
+def conclude(run: Path, data: DataLocation, *, finished: bool, device: torch.device) -> Path | None:
+    """The report of a run that has ended. What fails here is logged and does no harm to the run."""
+    try:
+        if finished:
+            write_pixel_scores(run, device)
+            draw_gallery(run, partial(open_images, data), device=device)
+        return write_report(run)
+    except (CapiError, OSError, RuntimeError, MemoryError) as error:
+        _LOG.warning("the report could not be written (%s): the run is complete; try `capi report %s`", error, run)
+        return None
+
+
+def write_pixel_scores(run: Path, device: torch.device) -> None:
+    """What raw pixels score in the k-NN evaluations of a run, best of some sizes and distances, beside its pictures."""
+    folder = RunFolder(run)
+    scores = {}
+    for evaluation in build_evaluations(run_config(folder), device):
+        protocol = evaluation.protocol
+        if isinstance(protocol, KnnClassification):
+            test = next(iter(protocol.data.tests.values()))
+            accuracies = raw_pixel_accuracies(protocol.data.train, test, protocol.encoding, protocol.neighbors[0])
+            scores[evaluation.name] = max(accuracies.values())
+    if scores:
+        folder.pictures.mkdir(exist_ok=True)
+        atomic_write(folder.pictures / PIXELS, json.dumps(scores))
+
+
+def draw_gallery(
+    run: Path, images: Callable[[], ImageSource], *, device: torch.device, progress: OnProgress = silent
+) -> str:
+    """Draw nearest images, and prototypes where the run has any. Returns why its own images cannot be shown, if so."""
+    try:
+        if _clusters(RunFolder(run)):
+            write_gallery(run, images(), encoding=Encoding(device=device, progress=progress))
+        write_neighbors(run, images(), encoding=Encoding(device=device, progress=progress))
+    except CapiError as error:
+        _LOG.warning("prototypes and nearest images could not be drawn: %s", error)
+        return str(error) if isinstance(error, RecordedImagesError) else ""
+    return ""
+
+
+def _clusters(folder: RunFolder) -> bool:
+    return recorded_target(folder.record(), run_config(folder)).clusters
+
+
+def _is_drawn(folder: RunFolder) -> bool:
+    """Whether a run has all the pictures that are drawn at its end, or none can be drawn of it."""
+    try:
+        wanted = (NEIGHBORS, FOLDER) if _clusters(folder) else (NEIGHBORS,)
+    except CapiError:
+        return True
+    return all((folder.pictures / name / INDEX).exists() for name in wanted)
+
+
+def report(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    watts: float | None = None,
+    carbon: float | None = None,
+    device: torch.device | str | None = None,
+    console: Console | None = None,
+) -> Path:
+    """One HTML file about a run that opens anywhere, by default report.html in its folder.
+
+    `watts` of the device and `carbon` in kg of CO2 equivalent a kWh replace what the report would assume. The gallery
+    is drawn if there is none yet and a checkpoint to draw it from.
+    """
+    folder, missing, costs = RunFolder(Path(run)), "", CostAssumptions(watts, carbon)
+    chosen = choose_device(device)
+    record = folder.record(also_newer=True)
+    if not _is_drawn(folder) and CheckpointFolder(folder.checkpoints).steps():
+        with EvaluationProgress(console) as progress:
+            missing = draw_gallery(folder.path, partial(open_recorded, record), device=chosen, progress=progress)
+    return write_report(folder.path, None if out is None else Path(out), costs, missing=missing)
 
 
 def write_report(
@@ -122,9 +228,9 @@ class FollowedRun:
         )
 
     def _for_everyone(self, finding: Finding) -> Finding:
-        """Without paths of this machine; the command that resumes the run is full of them."""
+        """A finding without paths of this machine; the command that resumes the run is full of them."""
         if finding.title == "State":
-            return replace(finding, advice="The command that started it, with --resume, goes on.")
+            return replace(finding, advice="The command that started it, with --resume, continues it.")
         text, advice = (hide_path(part) for part in (finding.text, finding.advice))
         return replace(finding, text=text, advice=advice)
 

@@ -1,8 +1,8 @@
-"""How features emerge: PCA pictures of the same few images again and again while a run goes on.
+"""How features emerge: PCA pictures of the same few images again and again while a run trains.
 
 The components are those of all these images together at that step. So that colours do not jump from one snapshot to
 the next, components are put in the order, and turned to the side, in which they go along best with the colours of the
-snapshot before. That one is read from its pictures: a run that is resumed goes on in the same colours, and a step
+snapshot before. That one is read from its pictures: a run that is resumed continues in the same colours, and a step
 that is repeated gives the same picture. Nothing here draws random numbers or changes the networks.
 """
 

@@ -1,4 +1,4 @@
-"""A small server that shows runs in a browser while they go on.
+"""A small server that shows runs in a browser while they train.
 
 It serves pages that it makes itself, and no file. Bound to loopback it answers only requests that name this machine,
 so that a web page from elsewhere cannot reach it under a name of its own.
@@ -146,7 +146,7 @@ def watch(
     carbon: float | None = None,
     announce: Callable[[str], None] = print,
 ) -> None:
-    """Serve the reports of runs while they go on, several compared, until Ctrl-C. `watts`, `carbon`: see `report`.
+    """Serve the reports of runs while they train, several compared, until Ctrl-C. `watts`, `carbon`: see `report`.
 
     Without a port it is the usual one, or a free one where that is taken.
     """
@@ -174,7 +174,7 @@ def distinct_names(runs: Sequence[Path]) -> list[str]:
 class _Handler(BaseHTTPRequestHandler):
     """Answers GET and HEAD with what the server makes, and nothing else."""
 
-    # HTTP/1.0, the default: with connections that stay open, a server that was stopped would go on answering.
+    # HTTP/1.0, the default: with connections that stay open, a server that was stopped would keep answering.
     server_version, sys_version = "capi", ""
     # Seconds after which a connection that says nothing is closed.
     timeout = 30

@@ -47,10 +47,13 @@ class Output:
             self.check_replacing()
 
     def check_folder(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise CapiError(f"{self.path} is a file: --out takes the name of a folder")
+        self.check_no_file()
         if self.path.is_dir() and any(self.path.iterdir()) and not self.overwrite:
             raise CapiError(f"{self.path} is not empty: choose another --out, or give --overwrite")
+
+    def check_no_file(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise CapiError(f"{self.path} is a file: --out takes the name of a folder")
 
     def check_replacing(self) -> None:
         if not self.overwrite:
@@ -270,7 +273,7 @@ def remove_leftovers(folder: Path) -> None:
 
 
 def _remove_leftovers_sometimes(folder: Path) -> None:
-    """At most once a minute, since a folder may hold very many files."""
+    """Remove leftovers at most once a minute, since a folder may hold very many files."""
     looked = _LOOKED.get(os.path.abspath(folder))
     if looked is None or time.monotonic() - looked > _SECONDS_BETWEEN_LOOKS:
         remove_leftovers(folder)

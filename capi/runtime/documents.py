@@ -22,9 +22,11 @@ RECORD_BYTES = 64 * 2**20
 LIST_BYTES = 4 * 2**30
 # Objects and lists within each other. What the package writes has less than ten.
 DEEPEST = 64
+# Threads of a process that read many files at a time and wait for a disk or a server.
+READING_THREADS = 32
 # A name or number of a file as it stands in a message.
 _SHOWN = 60
-# A string that does not end goes on to the end of the text: no other beginning of one is tried, so the time is linear.
+# A string that does not end extends to the end of the text: no other beginning of one is tried, so the time is linear.
 _BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[\]{}]', re.DOTALL)
 
 
@@ -145,7 +147,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Without what the file holds, which may be long."""
+    """The reason without what the file holds, which may be long."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, line {error.lineno}"
     if isinstance(error, RepeatedKeyError):

@@ -161,7 +161,7 @@ def in_one_line(error: Exception) -> str:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Under a name of its own, so that a file torch.py replaces nothing; classes look themselves up by it."""
+    """Import a file under a name of its own, by which classes look themselves up: a file torch.py replaces nothing."""
     place = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:8]
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}_{place}", path)
     assert spec is not None

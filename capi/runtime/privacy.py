@@ -44,7 +44,9 @@ def hide_path(text: str) -> str:
     if not _START.search(text):
         return text
     before, *options = _OPTION.split(text)
-    return _shortened(before) + "".join(part if _OPTION.fullmatch(part) else _last_part(part) for part in options)
+    if start := _START.search(before):
+        before = before[: start.start()] + _last_part(before[start.start() :])
+    return before + "".join(part if _OPTION.fullmatch(part) else _last_part(part) for part in options)
 
 
 def name_of_data(place: str) -> str:
@@ -87,12 +89,6 @@ def hide_paths_of_command(words: Sequence[Any]) -> str:
         except CapiError:
             shown.append(hide_path(word))
     return " ".join(shown)
-
-
-def _shortened(text: str) -> str:
-    """The text without what lies between the beginning of its first path and its last slash."""
-    start = _START.search(text)
-    return text if start is None else text[: start.start()] + _last_part(text[start.start() :])
 
 
 def _last_part(path: str) -> str:

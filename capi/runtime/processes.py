@@ -110,7 +110,7 @@ class Processes:
         return {name: mean.view(value.shape) for (name, value), mean in zip(values.items(), means, strict=True)}
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Of each flag, whether it is raised in any process."""
+        """Whether each flag is raised in any process."""
         if self.size == 1:
             return flags
         with lost_process_is_an_error():
@@ -279,7 +279,7 @@ def _join() -> None:
     # Tensors of each device over its own network, whatever device the first command was for.
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-    # The library waits longer than asked, or for ever where another program answers.
+    # The library waits longer than asked, or forever where another program answers.
     watch = threading.Timer(TIMEOUT.total_seconds(), _give_up, [where])
     watch.daemon = True
     watch.start()
@@ -301,7 +301,7 @@ def _not_met(where: str, reason: str) -> str:
 
 
 def _give_up(where: str) -> None:
-    """From a thread, since the main one is inside the library."""
+    """End the process from a thread, since the main one is inside the library."""
     minutes = TIMEOUT.total_seconds() / 60
     sys.stderr.write(f"Error: {_not_met(where, f'not all came within {minutes:.0f} minutes')}\n")
     sys.stderr.flush()
@@ -323,7 +323,7 @@ def lost_process_is_an_error() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    """Without the place in the library's source that gloo begins with, and its guesses."""
+    """The message without the place in the library's source that gloo begins with, and its guesses."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[[^]]*\.cc:\d+\]\s*", "", line).split(". This is")[0][:160]
 

@@ -122,7 +122,7 @@ class TaskProgress(ShowsBar):
             _LOG.warning("%s: stopped after %d of %d", self.what, self.done, self.total)
 
     def advance(self, count: int = 1) -> None:
-        """So many more are done."""
+        """Count so many more as done."""
         with self.counting:
             self.done += count
         if self.bar:

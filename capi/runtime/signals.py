@@ -18,7 +18,7 @@ _SECONDS_OF_ONE_REQUEST = 2.0
 
 
 class StopRequest:
-    """Within it the first signal asks for an end; a Ctrl-C after it ends at once, as does one outside of training.
+    """Signals as requests: the first asks for an end, a Ctrl-C after it ends at once, as does one outside of training.
 
     One within another is the same: whoever ends the whole process has it last until then, so that neither a signal
     before the first step nor one after the last, which torchrun sends when another process has left, ends it otherwise.
@@ -55,8 +55,8 @@ class StopRequest:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def turn_deaf(self) -> None:
-        """For a process that has saved and is about to end with a code of its own."""
+    def ignore(self) -> None:
+        """Ignore signals, in a process that has saved and is about to end with a code of its own."""
         for number in self._before:
             signal.signal(number, signal.SIG_IGN)
         self._before = {}

@@ -1,4 +1,4 @@
-"""From a config to what trains: learner, batches and the settings of the loop. Networks come from `zoo.build`."""
+"""What trains, from a config: learner, batches and the settings of the loop. Networks come from `zoo.build`."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ def check_components(config: Config) -> None:
 
 
 def refuse_idle_adapt(config: Config) -> None:
-    """What is said of weights to start from has no meaning without any."""
+    """Refuse options of the first weights where there are none."""
     default = AdaptConfig()
     changed = [name for name, value in config.adapt if value != getattr(default, name)]
     if changed and config.init.encoder is None:
@@ -123,7 +123,7 @@ def hold_frozen(student: Student, config: Config) -> None:
 
 
 def refuse_layers(config: Config) -> None:
-    """Not every target is made from the teacher's layers."""
+    """Refuse options of the teacher's layers for targets that are not made from them."""
     for key, default in (("layers", "last"), ("normalize", "none")):
         if getattr(config.target, key) != default and not target_class(config).reads_teacher:
             raise CapiError(
@@ -237,8 +237,9 @@ def describe_precision(config: Config, device: torch.device) -> str:
     return f"networks: {run}\nclustering: {choose_products(config.clustering.precision, device, run)}"
 
 
-def mask_sampler(config: Config) -> MaskSampler:
-    """The masks of a config, once it is sure that they fit its grid."""
+def mask_sampler(config: Config | None = None) -> MaskSampler:
+    """The masks of a config, by default of one without settings, checked against its grid."""
+    config = config or Config()
     masking = config.masking
     # Imports it, where it is code of the user's own.
     component("masking.kind", config)

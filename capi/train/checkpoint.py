@@ -217,10 +217,10 @@ class Checkpoints(CheckpointFolder):
                 self._remove(self.path(step))
 
     def _remove(self, checkpoint: Path) -> None:
-        """Under a name that is no checkpoint's, so that an interrupted removal leaves none half there."""
-        doomed = self.folder / f"{_PARTIAL}old-{checkpoint.name}"
-        checkpoint.rename(doomed)
-        shutil.rmtree(doomed)
+        """Remove a checkpoint under another name, so that an interrupted removal leaves none half there."""
+        removed = self.folder / f"{_PARTIAL}old-{checkpoint.name}"
+        checkpoint.rename(removed)
+        shutil.rmtree(removed)
 
     def load(self, learner: Learner, step: int | None = None) -> Position:
         """Fill the learner from a checkpoint, the newest if none is named."""

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import nn
 
 from capi.config.schema import Config
 from capi.models.layers import TransformerBlock
@@ -38,7 +37,10 @@ def distribute(
     precision = build.choose_precision(config.run.precision, device)
     recompute(networks.blocks, config.run.activation_checkpointing)
     for network in (networks.student, networks.teacher):
-        shard(network, _units(network, precision), mesh)
+        # Put together by themselves: blocks, and the head, which a teacher hardly ever needs and float32 suits.
+        units = {module: precision for module in network.modules() if isinstance(module, TransformerBlock)}
+        heads = {part: torch.float32 for name, part in network.named_modules() if name.rpartition(".")[2] == "head"}
+        shard(network, units | heads, mesh)
     sources = (None, None, None) if whole is None else (whole.student, whole.teacher, whole.target)
     for part, source in zip(networks, sources, strict=True):
         part.to_empty(device=device)
@@ -72,10 +74,3 @@ def whole_view(
 def _without_weights(config: Config, frozen_encoder: VisionEncoder | None, processes: int = 1) -> Networks:
     with torch.device("meta"):
         return build.build_networks(config, "meta", frozen_encoder, processes)
-
-
-def _units(network: nn.Module, precision: torch.dtype) -> dict[nn.Module, torch.dtype]:
-    """What is put together by itself: blocks, and the head, which a teacher hardly ever needs and float32 suits."""
-    blocks = {module: precision for module in network.modules() if isinstance(module, TransformerBlock)}
-    heads = {module: torch.float32 for name, module in network.named_modules() if name.rpartition(".")[2] == "head"}
-    return blocks | heads

@@ -29,7 +29,7 @@ _RECENT, _ENOUGH = 5, 3
 # Values whose median stands for a time of the run, how many a loss must have, and the share of the run before which
 # losses and scores are not judged.
 _FEW, _ENOUGH_LOSSES, _EARLY = 5, 12, 0.2
-# A loss that fell by less than this has not fallen; one that fell by less in the last half stands still.
+# A loss that fell by less than this has not fallen; one that fell by less in the last half has stopped.
 _FALL, _STANDSTILL = 0.01, 0.005
 # Scores of few images vary by chance: so many are judged together. All of them this far below the best have fallen.
 _LAST_SCORES, _LOST = 3, 0.8
@@ -460,19 +460,17 @@ class Watchman:
 
     def findings(self) -> list[Finding]:
         """One for each metric that can be judged, as things stand: ranges, losses, scores, then the others."""
-        judged = [rule.key for rule in self.rules] + [
-            metric.key for metric in METRICS if metric.is_loss and self._has(metric)
-        ]
+        # The losses that a run has; without a config those that were logged.
+        logged = {"student_loss", *self.series}
+        losses = [metric for metric in METRICS if metric.is_loss]
+        judged = [rule.key for rule in self.rules]
+        judged += [loss.key for loss in losses if (loss.is_measured(self.facts) if self.facts else loss.key in logged)]
         judged += [key for key in self.series if is_score(key) and key not in judged]
         if not any(map(is_score, judged)):
             judged.append("scores")
         judged += [key for key in self.series if key not in judged]
         findings = [self._judged(key) for key in judged]
         return [finding for finding in findings if finding is not None]
-
-    def _has(self, loss: Metric) -> bool:
-        """Whether a run has this loss; without a config, whether it was logged."""
-        return loss.is_measured(self.facts) if self.facts else loss.key in self.series or loss.key == "student_loss"
 
     @property
     def _is_early(self) -> bool:
@@ -609,7 +607,7 @@ def _nan_text(series: Series) -> str:
 
 
 def _noting_nan(finding: Finding, series: Series) -> Finding:
-    """Values that were NaN on the way are worth a look where all is well now."""
+    """Values that were NaN on the way are worth a look even if they are over."""
     if not series.missing or finding.state not in {"well", "unknown"}:
         return finding
     return replace(finding, state="look", text=f"{finding.text}; {_nan_text(series)}")

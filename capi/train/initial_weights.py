@@ -59,7 +59,7 @@ class LoadedPart:
 
     @property
     def sentence(self) -> str:
-        """In one line."""
+        """The outcome in one line."""
         faults = (
             ("fresh (not there)", self.missing),
             ("fresh (another shape)", self.misshapen),
@@ -336,7 +336,7 @@ def _refuse_misfits(source: str, differing: list[_Difference], wanted: Architect
 
 
 def _copy(part: LoadedPart, own: nn.Module, given: nn.Module | None) -> None:
-    """In place, since the optimiser knows the parameters as they are."""
+    """Copy in place, since the optimiser knows the parameters as they are."""
     if given is None:
         return
     into, out_of = own.state_dict(), given.state_dict()
@@ -364,8 +364,7 @@ def _newest_checkpoint(source: str) -> StoredTensors | None:
     folder = RunFolder(Path(source))
     if not folder.exists:
         return None
-    checkpoints = CheckpointFolder(folder.checkpoints)
-    return StoredTensors(checkpoints.path(checkpoints.steps()[-1]))
+    return StoredTensors(CheckpointFolder(folder.checkpoints).newest)
 
 
 def _statistics_note(config: Config, given: VisionEncoder) -> list[str]:

@@ -102,13 +102,13 @@ class Loop:
             self.stop.training = True
             if self.position.step == 0:
                 self._evaluate()
-            # Only skipping goes on after a bad batch; otherwise the first one closes the guard.
+            # Only skipping continues after a bad batch; otherwise the first one closes the guard.
             guard, settings = self.learner.guard, self.settings
             guard.patience = settings.non_finite_limit if settings.non_finite == "skip" else 0
             guard.reopen(min(self.position.skipped, guard.patience))
             try:
                 while self.position.step < self.settings.total_steps and self.ending is None:
-                    # Comes back early only to go on from elsewhere in the data, after a roll-back.
+                    # Comes back early only to continue elsewhere in the data, after a roll-back.
                     self._iterate()
             except (CheckpointError, LostProcessError):
                 raise
@@ -188,7 +188,7 @@ class Loop:
             self._fail_together(failure)
 
     def _fail_together(self, failure: CapiError | None) -> NoReturn:
-        """One sentence for all processes; a checkpoint that cannot be saved is not tried again."""
+        """One sentence for all processes; a checkpoint that cannot be saved is not retried."""
         try:
             self.processes.fail_together(failure)
         except SharedError as error:
@@ -303,7 +303,7 @@ class Loop:
         self.last_saved = time.monotonic()
 
     def _handle_non_finite(self) -> bool:
-        """Stop, go on (False) or go back (True), if the loss of a step since the last look was not finite.
+        """Stop, continue (False) or roll back (True), if the loss of a step since the last look was not finite.
 
         The first such batch is kept for replay. All updates since a stop or a return were held back by the guard.
         """
@@ -320,7 +320,7 @@ class Loop:
         what = f"the loss of step {step} is not finite (its batch is in {self._keep_for_replay(step)})"
         if seen.closed_at is None:
             others = f", nor are {seen.number - 1} later ones up to step {position.step - 1}" if seen.number > 1 else ""
-            _LOG.warning("%s%s; nothing was updated, and the run goes on", what, others)
+            _LOG.warning("%s%s; nothing was updated, and the run continues", what, others)
             return False
         precise = "" if self.learner.precision == torch.float32 else ", or use run.precision=float32"
         advice = f"lower optimization.learning_rate{precise}"

@@ -45,7 +45,7 @@ class JsonLines:
         self._file.flush()
 
     def cut_after(self, step: int) -> None:
-        """Forget what a roll-back takes back."""
+        """Forget the records that a roll-back discards."""
         self._file.close()
         cut_after(self.path, step)
         self._file = open_nofollow(self.path, "a", encoding="utf-8")

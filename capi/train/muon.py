@@ -61,7 +61,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Where `found_inf` is 1 nothing changes."""
+        """Update the matrices; where `found_inf` is 1 nothing changes."""
         assert closure is None, "gradients are there before a step"
         self.adamw.found_inf = self.found_inf
         self.adamw.step()
@@ -106,7 +106,7 @@ class Muon(Optimizer):
 
 
 def orthogonal(matrices: Float[Tensor, "m r c"]) -> Float[Tensor, "m r c"]:
-    """For each matrix nearly the orthogonal one that is nearest to it: singular values between about 0.7 and 1.2."""
+    """Nearly the orthogonal matrix nearest to each one: singular values between about 0.7 and 1.2."""
     a, b, c = COEFFICIENTS
     # Noise of rounding does no harm, as Muon's authors found; a CPU would be slower in bfloat16.
     x = matrices.bfloat16() if is_accelerator(matrices.device) else matrices.float()
@@ -120,6 +120,6 @@ def orthogonal(matrices: Float[Tensor, "m r c"]) -> Float[Tensor, "m r c"]:
 
 
 def orthogonal_flop(rows: int, columns: int) -> int:
-    """Of one matrix: in each step one product of the short sides alone, two with the long one."""
+    """FLOP of one matrix: in each step one product of the short sides alone, two with the long one."""
     short, long = sorted((rows, columns))
     return STEPS * 2 * (2 * short * short * long + short**3)

@@ -7,7 +7,7 @@ An optimizer of the student is a class that keeps the contract `Optimizer`, and 
 `capi.train.build`; code outside of the package calls `register_optimizer`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -35,7 +35,7 @@ class Optimizer(torch.optim.Optimizer):
     processes (DTensor).
     """
 
-    # Whether it heeds the `pull` of a group, towards the weights that a run started from.
+    # Whether it reads the `pull` of a group, towards the weights that a run started from.
     pulls: ClassVar[bool] = False
     # Whether `capi adapt` leaves it where a recipe names it: weights that Adam trained are better left with Adam.
     adapts: ClassVar[bool] = True
@@ -74,7 +74,7 @@ class AdamW(torch.optim.AdamW, Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Where `found_inf` is 1 nothing changes."""
+        """Update the parameters; where `found_inf` is 1 nothing changes."""
         assert closure is None, "gradients are there before a step"
         for group in self.param_groups:
             if group.get("pull"):
@@ -105,7 +105,7 @@ class Adaptation:
     """How much an encoder may change that a run starts from."""
 
     frozen_steps: int = 0
-    """First steps in which it stands still; its rate then rises for as many."""
+    """First steps in which it is frozen; its rate then rises for as many."""
     rate_multiplier: float = 1.0
     layer_decay: float = 1.0
     """The rate of a block in units of the next one's: block l of L has decay^(L - l), the embedding decay^(L + 1)."""
@@ -140,7 +140,9 @@ def student_optimizer(
     adaptation = adaptation or Adaptation()
     matrices, rates = {id(weight) for weight in block_matrices(student)}, adaptation.rates(student.encoder)
     groups: dict[tuple[float, float, bool, int, float], list[nn.Parameter]] = {}
-    for module, name, parameter in _owned_parameters(student):
+    modules = student.modules()
+    owned = ((module, *pair) for module in modules for pair in module.named_parameters(recurse=False))
+    for module, name, parameter in owned:
         if not parameter.requires_grad:
             continue
         decay, rate = weight_decay, 1.0
@@ -177,7 +179,7 @@ def block_matrices(student: Student) -> list[nn.Parameter]:
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float, step: int = 0) -> None:
-    """Set the rate of this step, each group at its own multiple, or 0 while it stands still."""
+    """Set the rate of this step, each group at its own multiple, or 0 while it is frozen."""
     for group in optimizer.param_groups:
         frozen = group.get("frozen_steps", 0)
         risen = min(max((step - frozen + 1) / frozen, 0.0), 1.0) if frozen else 1.0
@@ -188,10 +190,3 @@ def clip_gradients(optimizer: Optimizer, limit: float) -> None:
     """Scale all gradients of an optimizer down until they are no longer than `limit` together, over all processes."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     clip_grads_with_norm_(parameters, limit, gradient_norm(parameters))
-
-
-def _owned_parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Every parameter once, with the module that owns it and its name there."""
-    for owner in module.modules():
-        for name, parameter in owner.named_parameters(recurse=False):
-            yield owner, name, parameter

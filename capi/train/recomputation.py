@@ -1,6 +1,6 @@
 """Activation checkpointing: memory of the forward pass against time of the backward pass.
 
-What a block computes on the way to its output is thrown away and recomputed when its gradient is needed (Chen
+What a block computes on the way to its output is discarded and recomputed when its gradient is needed (Chen
 et al., 2016). `full` keeps a block's input alone; `selective` also keeps what matrix products and attention gave, so
 that only the cheap rest is computed twice. Results do not change: random draws are repeated as they were.
 """
@@ -27,7 +27,7 @@ _KEPT = [
 
 
 def recompute(blocks: Iterable[nn.Module], kind: Checkpointing) -> None:
-    """Let blocks forget in place; names of parameters stay as they are."""
+    """Recompute what blocks compute in their backward pass. Changes them in place; names of parameters stay."""
     again = partial(checkpoint, use_reentrant=False)
     if kind == "selective":
         again = partial(again, context_fn=partial(create_selective_checkpoint_contexts, _KEPT))

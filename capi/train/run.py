@@ -380,6 +380,9 @@ class _Run:
         config, source, processes = self.config, self.given.source, self.processes
         workers = choose_workers(config.data.workers, self.device, processes=processes.count_on_machine())
         batches = build.training_batches(config, source, workers, processes)
+        # Of what `checkpoint.best` names, over what earlier starts of the run wrote.
+        records = read_metrics(self.folder.path / FILE) if config.checkpoint.best else []
+        scores = [record.get(str(config.checkpoint.best)) for record in records if 0 < record["step"] <= position.step]
         loop = Loop(
             learner=self.learner,
             settings=build.loop_settings(config),
@@ -392,7 +395,7 @@ class _Run:
             loggers=loggers,
             evaluations=evaluations,
             progress=progress,
-            best_score=self._best_score(position.step),
+            best_score=max((score for score in scores if isinstance(score, float)), default=-math.inf),
             watchman=self._watchman() if processes.is_main else None,
             processes=processes,
             peak_images_per_second=peak_images_per_second(config, self.learner, self.device, processes.size),
@@ -400,12 +403,6 @@ class _Run:
         if processes.size > 1:
             loop.view = whole_view(config, processes, self.device, self.given.frozen_encoder)
         return loop
-
-    def _best_score(self, step: int) -> float:
-        """Of what `checkpoint.best` names, over what earlier starts of the run wrote."""
-        records = read_metrics(self.folder.path / FILE) if self.config.checkpoint.best else []
-        scores = [record.get(str(self.config.checkpoint.best)) for record in records if 0 < record["step"] <= step]
-        return max((score for score in scores if isinstance(score, float)), default=-math.inf)
 
     def _watchman(self) -> Watchman:
         """Knows what earlier starts of the run wrote."""

@@ -29,5 +29,5 @@ class Schedule:
         return peak * 0.5 * (1 + math.cos(math.pi * self.cosine_kept * progress))
 
     def teacher_momentum(self, step: int, *, peak: float) -> float:
-        """1 - momentum follows the learning rate's curve, so a warm-up starts with a teacher that stands still."""
+        """1 - momentum follows the learning rate's curve, so a warm-up starts with a constant teacher."""
         return 1 - self.learning_rate(step, peak=1 - peak)

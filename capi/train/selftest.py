@@ -72,7 +72,7 @@ _QUIET = [
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """Of one check: a sentence for people, numbers for programs."""
+    """The result of one check: a sentence for people, numbers for programs."""
 
     name: str
     status: CheckStatus
@@ -113,7 +113,7 @@ class _Skipped(Exception):  # noqa: N818 - no error
     """A check that this machine has no use for; the message says why."""
 
 
-Found = tuple[str, dict[str, Any]]
+SentenceAndNumbers = tuple[str, dict[str, Any]]
 
 
 def selftest(
@@ -141,7 +141,7 @@ def selftest(
         return SelfTest(machine.described(), outcomes)
 
 
-def _outcome(name: str, check: Callable[[], Found]) -> CheckOutcome:
+def _outcome(name: str, check: Callable[[], SentenceAndNumbers]) -> CheckOutcome:
     start, status = time.perf_counter(), "passed"
     numbers: dict[str, Any] = {}
     try:
@@ -191,7 +191,7 @@ class _CheckedMachine:
             "date": time.strftime("%Y-%m-%d"),
         }
 
-    def install(self) -> Found:
+    def install(self) -> SentenceAndNumbers:
         """Packages in the range they are tested in, and a product on the device beside one in float64 on the CPU."""
         if wrong := [line for line in metadata.requires("capi") or [] if "extra" not in line and not _is_met(line)]:
             raise CapiError(f"installed are other releases than {', '.join(wrong)}: install the package again")
@@ -205,7 +205,7 @@ class _CheckedMachine:
         said = f"torch {torch.__version__}, {gib:.0f} GiB, bfloat16 {'yes' if rounded else 'no'}"
         return said, {"product_apart": apart, "bfloat16": rounded}
 
-    def exactness(self) -> Found:
+    def exactness(self) -> SentenceAndNumbers:
         """Steps on the device beside the same on the CPU; a CPU goes the way of an accelerator instead."""
         config = load_config("mini", [*_TINY, "optimization.batch_size=16", *_RUN[2:], "clustering.precision=float32"])
         wanted, weights = _trained(config, torch.device("cpu"))
@@ -228,7 +228,7 @@ class _CheckedMachine:
 
     @cached_property
     def gpu(self) -> Gpu:
-        """With the peak of its data sheet, where there is one."""
+        """The device with the peak of its data sheet, where there is one."""
         name = torch.cuda.get_device_name(self.device) if self.large else ""
         gpu = gpu_of_device(name, memory_of(self.device))
         # Two boards of one name may differ in memory.
@@ -252,7 +252,7 @@ class _CheckedMachine:
             raise _Skipped("8 images of no recipe fit the memory")
         return measurements
 
-    def step(self) -> Found:
+    def step(self) -> SentenceAndNumbers:
         """The best of a few steps without torch.compile, and the share of the peak that their required FLOP are."""
         peak = "a large product" if self.gpu.measured else "the data sheet"
         numbers = {
@@ -266,7 +266,7 @@ class _CheckedMachine:
         )
         return said, numbers
 
-    def memory(self) -> Found:
+    def memory(self) -> SentenceAndNumbers:
         """The peak of those steps beside `capi plan`."""
         numbers = {
             name: {"measured": each.peak_bytes, "planned": each.plan.memory.peak}
@@ -283,7 +283,7 @@ class _CheckedMachine:
             raise CapiError(f"{said}: more than {MEMORY_APART:.0%} apart")
         return said, numbers
 
-    def compile(self) -> Found:
+    def compile(self) -> SentenceAndNumbers:
         """Compiled networks beside plain ones: the same losses, and how much faster they are."""
         if warning := compiler_warning(self.device):
             if self.large:
@@ -323,7 +323,7 @@ class _CheckedMachine:
         run.pretrain(load_config("mini", [*_TINY, *_RUN, *_QUIET]), data=self.images, out=out, device=self.device)
         return _state(out)
 
-    def resume(self) -> Found:
+    def resume(self) -> SentenceAndNumbers:
         """A run that is stopped half-way and resumed, beside one that was not."""
         out, config = self.folder / "resumed", load_config("mini", [*_TINY, *_RUN, *_QUIET])
 
@@ -344,7 +344,7 @@ class _CheckedMachine:
         same = "bit by bit" if not apart else f"but for {apart:.1e}"
         return f"a run resumed at step 4 of 6 is the uninterrupted one {same}", {"apart": apart}
 
-    def processes(self) -> Found:
+    def processes(self) -> SentenceAndNumbers:
         """A sharded run over all GPUs (two processes of a CPU) beside one process: its weights, and its speed."""
         if self.device.type == "mps" or (self.large and self.count == 1):
             raise _Skipped("there is one device, and each process needs its own")

@@ -69,7 +69,7 @@ class Learner:
 
 
 class StepMetrics(NamedTuple):
-    """Of a batch before the update, as tensors so that nothing waits for them."""
+    """Losses and metrics of a batch before the update, as tensors so that nothing waits for them."""
 
     student_loss: Float[Tensor, ""]
     # The loss of the target's own parameters; 0 where it has none.

@@ -1,4 +1,4 @@
-"""From a config to the components that it names: the student and its target, and encoders for evaluation."""
+"""Components that a config names: the student and its target, and encoders for evaluation."""
 
 import itertools
 import logging

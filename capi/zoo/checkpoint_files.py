@@ -1,25 +1,22 @@
 """Reading checkpoints: which are complete, and their tensors, by any number of processes, without trusting them."""
 
 import io
-import logging
 import os
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from capi.errors import CapiError
+from capi.errors import CapiError, warn_once
 from capi.runtime.documents import open_regular, read_object
 from capi.runtime.tensor_file import TensorEntry, read_tensor
 from capi.zoo import old_checkpoint
 from capi.zoo.checkpoint_index import Chunk, Stored, TensorShape, read_index
 
-_LOG = logging.getLogger("capi")
 STATE = "state.json"
 _NAME = re.compile(r"step_(\d+)")
 BEST = "best"
@@ -42,6 +39,16 @@ class CheckpointFolder:
         return self.folder / f"step_{step:08d}"
 
     @property
+    def newest(self) -> Path:
+        """The newest complete checkpoint; a run without any is an error."""
+        steps = self.steps()
+        if not steps:
+            raise CapiError(
+                f"{self.folder.parent} holds no checkpoint yet: wait for the first one, or train with --resume"
+            )
+        return self.path(steps[-1])
+
+    @property
     def best(self) -> int | None:
         """The step of the checkpoint that did best by `checkpoint.best`."""
         link = self.folder / BEST
@@ -62,14 +69,8 @@ def _is_complete(path: Path) -> bool:
     there = {file.name: file.stat().st_size for file in path.iterdir() if file.is_file()}
     lost = [str(name)[:80] for name, size in sizes.items() if there.get(name) != size]
     if lost:
-        _tell_lost(path, lost[0])
+        warn_once(f"{path} is passed over: {lost[0]} is not as it was saved")
     return not lost
-
-
-@cache
-def _tell_lost(path: Path, name: str) -> None:
-    """Once, however often it is looked at."""
-    _LOG.warning("%s is passed over: %s is not as it was saved", path, name)
 
 
 class StoredTensors:
@@ -152,7 +153,7 @@ def _cut(part: Tensor, offsets: TensorShape, begin: list[int], end: list[int]) -
 
 
 def damaged(path: Path, error: Exception | None = None) -> CapiError:
-    """What is said of a checkpoint that cannot be read."""
+    """The error for a checkpoint that cannot be read."""
     text = getattr(error, "strerror", None) or str(error or "")
     reason = f" ({' '.join(text.split())[:200]})" if text else ""
     return CapiError(f"{path} is damaged{reason}: move it away, which leaves the checkpoint before it if there is one")

@@ -59,7 +59,7 @@ def load(model: str | Path, *, weights: WeightsName = "teacher", trust: Trust = 
     that a run has its predictor from.
     """
     with trusting(trust):
-        return _open_baseline(str(model)) if is_baseline(str(model)) else load_weights(model, weights)
+        return _open_baseline(str(model)) if is_baseline(str(model)) else open_capi_encoder(model, weights)
 
 
 def _open_baseline(name: str) -> PlainViT:
@@ -69,8 +69,8 @@ def _open_baseline(name: str) -> PlainViT:
     return open_baseline(name)
 
 
-def load_weights(model: str | Path | Trainee, weights: WeightsName = "teacher") -> CapiEncoder:
-    """The frozen encoder of a path or of a name; `TRAINED` says which there are. Published models are downloaded."""
+def open_capi_encoder(model: str | Path | Trainee, weights: WeightsName = "teacher") -> CapiEncoder:
+    """The frozen encoder of a CAPI model by its path or name; `TRAINED` lists the forms. It may be downloaded."""
     if isinstance(model, Trainee):
         check_weights(weights)
         return model.as_encoder(weights)
@@ -130,12 +130,12 @@ def _similar(name: str) -> str:
 def open_encoder(
     model: str | Path | VisionEncoder | Trainee, *, weights: WeightsName = "teacher", device: torch.device | str = "cpu"
 ) -> VisionEncoder:
-    """The encoder that a name stands for, that of a learner, or one that is given as it is.
+    """Any encoder: by its name (`ENCODER_FORMS` lists the forms), of a learner, or given as it is.
 
     A module is set to evaluate on the device.
     """
     if isinstance(model, Trainee):
-        model = load_weights(model, weights)
+        model = open_capi_encoder(model, weights)
     encoder = _open(str(model), weights) if isinstance(model, str | Path) else model
     _check_encoder(encoder)
     if isinstance(encoder, nn.Module):
@@ -206,7 +206,7 @@ def _check_encoder(encoder: VisionEncoder) -> None:
 
 def _open(name: str, weights: WeightsName) -> VisionEncoder:
     if Path(name).exists():
-        return load_weights(Path(name), weights)
+        return open_capi_encoder(Path(name), weights)
     if is_baseline(name):
         return _open_baseline(name)
     kind, colon, rest = name.rpartition(":")

@@ -13,7 +13,7 @@ from capi.models.features import CapiEncoder
 from capi.models.plain_vit import PlainNetwork
 from capi.runtime.atomic import Output
 from capi.runtime.protocol import PAPER_SIZE
-from capi.zoo.encoders import Trainee, load_weights
+from capi.zoo.encoders import Trainee, open_capi_encoder
 from capi.zoo.huggingface.files import write_transformers
 from capi.zoo.onnx import OLDEST_OPSET, OnnxExported, OnnxPrecision, write_onnx
 from capi.zoo.run_folder import RunFolder
@@ -95,14 +95,14 @@ def _refuse_idle_options(format: str, options: ExportOptions) -> None:
 
 
 def _safetensors(model: str | Path | Trainee, out: Path, weights: WeightsName, _: ExportOptions) -> Exported:
-    """Of a run the whole config goes along; of anything else what its weights tell."""
+    """Write a safetensors file: the whole config of a run goes along, of anything else what its weights tell."""
     if isinstance(model, str | Path) and RunFolder(Path(model)).exists:
         return Exported(export_run(Path(model), out, weights))
-    return Exported(export_encoder(load_weights(model, weights), out, "safetensors"))
+    return Exported(export_encoder(open_capi_encoder(model, weights), out, "safetensors"))
 
 
 def _released(model: str | Path | Trainee, out: Path, weights: WeightsName, _: ExportOptions) -> Exported:
-    encoder = load_weights(model, weights)
+    encoder = open_capi_encoder(model, weights)
     size = image_size_of(encoder)
     if size != PAPER_SIZE:
         _LOG.warning("the released layout holds no image size: give %d x %d when you use %s", *size, out.name)
@@ -110,20 +110,20 @@ def _released(model: str | Path | Trainee, out: Path, weights: WeightsName, _: E
 
 
 def _transformers(model: str | Path | Trainee, out: Path, weights: WeightsName, options: ExportOptions) -> Exported:
-    encoder = load_weights(model, weights)
+    encoder = open_capi_encoder(model, weights)
     size = options.image_size or image_size_of(encoder)
     return Exported(write_transformers(encoder, out, image_size=size, overwrite=True))
 
 
 def _onnx(model: str | Path | Trainee, out: Path, weights: WeightsName, options: ExportOptions) -> Exported:
-    encoder: CapiEncoder = load_weights(model, weights)
+    encoder: CapiEncoder = open_capi_encoder(model, weights)
     opset = OLDEST_OPSET if options.opset is None else options.opset
     done = write_onnx(encoder, out, opset=opset, precision=options.precision, pooled=options.pooled, overwrite=True)
     return Exported(done.path, done)
 
 
 def _original(model: str | Path | Trainee, out: Path, weights: WeightsName, options: ExportOptions) -> Exported:
-    encoder = load_weights(model, weights)
+    encoder = open_capi_encoder(model, weights)
     if not isinstance(encoder.encoder, PlainNetwork):
         # The layout that CAPI's published weights have, where it can hold what was added.
         reason = unreleasable(architecture_of(encoder))

@@ -137,21 +137,19 @@ def _plain(value: Any, size: int, depth: int, seen: dict[tuple[int, int], Any]) 
     """Dicts and tensors without what a file may have hung on them, such as attributes that hide their methods."""
     if isinstance(value, Tensor):
         plain = Tensor.detach(value)
-        # Its shape alone, so that the checkpoint is still recognized.
-        return plain if _is_backed(plain, size) else torch.empty_like(plain, device="meta")
+        counts = plain.layout is torch.strided and not plain.is_meta
+        needed = plain.numel() * plain.element_size() if counts else 0
+        if needed and not needed <= plain.untyped_storage().nbytes() <= size:
+            # A file of so many bytes cannot hold every number: strides of 0 repeat a few without end. What is left is
+            # the shape, by which the checkpoint is still recognized.
+            return torch.empty_like(plain, device="meta")
+        return plain
     if not isinstance(value, dict) or depth > _DEEPEST:
         return value
     if (id(value), depth) not in seen:
         items = dict.items(value)
         seen[id(value), depth] = {key: _plain(each, size, depth + 1, seen) for key, each in items}
     return seen[id(value), depth]
-
-
-def _is_backed(value: Tensor, size: int) -> bool:
-    """Whether a file of `size` bytes can hold every number of a tensor: strides of 0 repeat a few without end."""
-    if value.layout is not torch.strided or value.is_meta or not value.numel():
-        return True
-    return value.numel() * value.element_size() <= value.untyped_storage().nbytes() <= size
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

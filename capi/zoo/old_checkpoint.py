@@ -96,6 +96,11 @@ class _Machine:
         values, self.stack = self.stack, self.marks.pop()
         self.stack.append(kind(values))
 
+    def extend_marked(self) -> None:
+        """Put all values since the last mark into the list or dict below it."""
+        self.unmark()
+        self.replace(2, _extended)
+
     def note(self, number: int) -> None:
         self.memo[number] = self.stack[-1]
 
@@ -114,16 +119,11 @@ def _built(made: Any, state: Any) -> _Object:
 
 
 def _extended(values: Any, items: list[Any]) -> Any:
-    """A list with elements, or a dict with keys and values by turns."""
+    """A list with elements, or a dict with alternating keys and values."""
     if type(values) not in (list, _Dict):
         raise TypeError("items for something that has none")
     values.extend(items if type(values) is list else zip(items[::2], items[1::2], strict=True))
     return values
-
-
-def _extend_marked(machine: _Machine, _: Any) -> None:
-    machine.unmark()
-    machine.replace(2, _extended)
 
 
 _LITERALS = ("BININT", "BININT1", "BININT2", "LONG1", "SHORT_BINUNICODE", "BINUNICODE")
@@ -151,7 +151,7 @@ _OPCODES: dict[str, Callable[[_Machine, Any], None]] = {
     "TUPLE": lambda machine, _: machine.unmark(tuple),
     "APPEND": lambda machine, _: machine.replace(2, lambda values, item: _extended(values, [item])),
     "SETITEM": lambda machine, _: machine.replace(3, lambda values, *item: _extended(values, [*item])),
-    **dict.fromkeys(("APPENDS", "SETITEMS"), _extend_marked),
+    **dict.fromkeys(("APPENDS", "SETITEMS"), lambda machine, _: machine.extend_marked()),
 }
 
 

@@ -43,7 +43,7 @@ OnnxPrecision = Literal["float32", "float16", "int8"]
 OUTPUTS = ("pooled", "registers", "feature_map")
 # torch writes graphs in the operators of 18 and later; its way down to older sets gives up on some of ours.
 OLDEST_OPSET, NEWEST_OPSET = 18, 23
-# Sizes of the images that tracing follows. No two of them may be alike, nor 0 or 1, lest they be taken for the same.
+# Sizes of the images that tracing follows. No two may be equal, nor 0 or 1, or they would be taken for the same.
 _BATCH, _ROWS, _COLUMNS = 2, 5, 7
 
 
@@ -102,7 +102,7 @@ def trace(encoder: CapiEncoder, *, opset: int, pooled: bool) -> "ONNXProgram":
 
 
 def refuse_opset(opset: int) -> None:
-    """Only sets of operators that torch can write."""
+    """Refuse sets of operators that torch cannot write."""
     if not OLDEST_OPSET <= opset <= NEWEST_OPSET:
         advice = (
             "use a newer runtime, and opset 18" if opset < OLDEST_OPSET else "newer runtimes read older ones as well"
@@ -130,7 +130,7 @@ def facts(encoder: CapiEncoder, precision: OnnxPrecision) -> dict[str, str]:
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the warnings and log lines of the libraries at work, which are about themselves."""
+    """Silence the warnings and log lines of the libraries at work, which are about themselves."""
     before, handlers = logging.root.manager.disable, list(logging.root.handlers)
     logging.disable(logging.WARNING)
     try:
@@ -404,7 +404,7 @@ def _quantize(encoder: CapiEncoder, plain: Path, small: Path) -> None:
 
 
 def _put(made: OnnxExported, out: Path) -> OnnxExported:
-    """To its place; weights first, so that the file never stands there without them."""
+    """Move a file into place; weights first, so that the file never stands there without them."""
     if _beside(made.path).exists():
         move_into_place(_beside(made.path), _beside(out))
     move_into_place(made.path, out)

@@ -109,7 +109,7 @@ class RunFolder:
         return record
 
     def refuse_unless_free(self) -> None:
-        """Only an empty or missing folder may become a run."""
+        """Refuse a folder that holds anything: only an empty or missing one may become a run."""
         if self.exists:
             raise CapiError(f"{self.path} holds a run already: --resume continues it, --overwrite starts again")
         if self.path.exists() and not self.path.is_dir():
@@ -175,7 +175,7 @@ def run_config(folder: RunFolder) -> Config:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and what the computation rests on."""
+    """Versions of Python and of what the computation rests on."""
     releases = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -186,10 +186,13 @@ def versions() -> dict[str, str]:
 
 
 def _this_start(step: int, device: str) -> dict[str, Any]:
+    # What was typed: `python -m capi` and the path of the script are the command capi too.
+    program = Path(sys.argv[0])
+    is_command = program.name == "capi" or program.parts[-2:] == ("capi", "__main__.py")
     return {
         "step": step,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "command": _command(),
+        "command": ["capi", *sys.argv[1:]] if is_command else list(sys.argv),
         "folder": str(Path.cwd()),
         "machine": _machine(device),
         "device": device,
@@ -197,13 +200,6 @@ def _this_start(step: int, device: str) -> dict[str, Any]:
         "numerics": NUMERICS,
         "git": _git_state(),
     }
-
-
-def _command() -> list[str]:
-    """What was typed: `python -m capi` and the path of the script are the command capi too."""
-    program = Path(sys.argv[0])
-    started = program.name == "capi" or program.parts[-2:] == ("capi", "__main__.py")
-    return ["capi", *sys.argv[1:]] if started else list(sys.argv)
 
 
 def _warn_of_other_numerics(record: dict[str, Any], step: int) -> None:

@@ -49,12 +49,10 @@ def load_run(path: Path, weights: WeightsName = "teacher") -> CapiEncoder:
     checkpoint = path if (path / STATE).is_file() else None
     folder = RunFolder(path.absolute().parent.parent if checkpoint else path)
     config = run_config(folder)
-    checkpoints = CheckpointFolder(folder.checkpoints)
-    if not checkpoint and not checkpoints.steps():
-        raise CapiError(f"{path} holds no checkpoint yet: wait for the first one, or train with --resume")
+    checkpoint = checkpoint or CheckpointFolder(folder.checkpoints).newest
     record = folder.record()
     check_code(record, config, ["model.predictor.kind"], resumed=False)
-    stored, prefix = StoredTensors(checkpoint or checkpoints.path(checkpoints.steps()[-1])), _PREFIX[weights]
+    stored, prefix = StoredTensors(checkpoint), _PREFIX[weights]
     names = [name.removeprefix(prefix) for name in stored.weightless if name.startswith(prefix)]
     model = _empty(config, names, str(path), recorded_target(record, config))
     taken = stored.take({prefix + name: value for name, value in model.state_dict().items()})
@@ -113,7 +111,7 @@ def load_exported(path: Path) -> CapiEncoder | None:
 
 
 def _check_shapes(model: CapiEncoder, header: Header, path: Path) -> None:
-    """Before the weights are read, by the header alone."""
+    """Compare shapes before the weights are read, by the header alone."""
     for name, value in model.state_dict().items():
         if name in header.entries and header.entries[name].shape != tuple(value.shape):
             raise CapiError(

@@ -51,9 +51,10 @@ def tensors_arrive() -> bool:
             exchange.send(0, {"from": last}, list(SENT.values()))
         if not processes.is_main:
             return True
-        note, found = exchange.receive(last)
+        note, tensors = exchange.receive(last)
     same = [
-        one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(found, SENT.values(), strict=True)
+        value.dtype == other.dtype and torch.equal(value, other)
+        for value, other in zip(tensors, SENT.values(), strict=True)
     ]
     return note == {"from": last} and all(same)
 

@@ -46,7 +46,7 @@ def test__another_table_shares_the_default_run(done: Study, data: Path) -> None:
     assert next(job for job in other.jobs if job.name == "default-seed0") == shared["default-seed0"]
 
 
-def test__a_run_that_breaks_off_is_a_result_and_the_study_goes_on(
+def test__a_run_that_breaks_off_is_a_result_and_the_study_continues(
     done: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = dataclasses.replace(done.jobs[-1], out=tmp_path)
@@ -108,8 +108,8 @@ def test__labels_that_do_not_fit_are_reported_by_the_first_evaluation(data: Path
 def test__several_runs_at_once_give_the_same_scores(done: Study, data: Path, tmp_path: Path) -> None:
     ablate("sinkhorn", SMALL, data=data, out=tmp_path, scale="smoke", options=QUICK, device="cpu", jobs=2)
     other = plan_study("sinkhorn", SMALL, data=str(data), out=tmp_path, scale="smoke", options=QUICK)
-    found = [[run.scores for row in gather(study).everything for run in row.runs] for study in (done, other)]
-    assert found[0] == [pytest.approx(scores, abs=1e-6) for scores in found[1]]
+    scores_of_both = [[run.scores for row in gather(study).everything for run in row.runs] for study in (done, other)]
+    assert scores_of_both[0] == [pytest.approx(scores, abs=1e-6) for scores in scores_of_both[1]]
 
 
 def test__scores_of_other_settings_are_no_part_of_a_study(done: Study, data: Path) -> None:

@@ -29,14 +29,14 @@ def test__a_folder_with_a_csv_gives_its_training_images_and_both_tasks(tmp_path:
 )
 def test__columns_decide_what_is_judged(tmp_path: Path, columns: str, tasks: dict[str, str | None]) -> None:
     (tmp_path / "labels.csv").write_text(f"{columns}\n")
-    found = find_data(str(tmp_path)).datasets
-    assert {task: options.get("label") for task, (_, options) in found.items()} == tasks
+    data_sets = find_data(str(tmp_path)).datasets
+    assert {task: options.get("label") for task, (_, options) in data_sets.items()} == tasks
 
 
 def test__an_option_names_the_column_of_the_class(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("file,split,breed\n")
-    found = find_data(str(tmp_path), ["seed=1", "label=breed"])
-    assert found.datasets["classification"][1]["label"] == "breed"
+    data = find_data(str(tmp_path), ["seed=1", "label=breed"])
+    assert data.datasets["classification"][1]["label"] == "breed"
     with pytest.raises(CapiError, match=r"nor one of colour, label, class, class_id: .* `options` label=COLUMN"):
         find_data(str(tmp_path), ["label=colour"])
 
@@ -76,15 +76,18 @@ def _written(folder: Path, content: str) -> Path:
 def test__options_go_to_the_benchmarks_that_know_them(tmp_path: Path) -> None:
     data = find_data(str(labeled_photos(tmp_path)))
     columns = score_columns(data, SMOKE.scores, ["label=kind", "class_names=[a,b,c]", "seed=3"], 32)
-    found = {column.name: column.config for column in columns}
-    assert list(found) == ["csv/knn-segmentation", "csv/logistic-segmentation", "csv/attentive"]
-    assert found["csv/attentive"].label == "kind"
-    assert found["csv/knn-segmentation"].label is None
-    assert found["csv/knn-segmentation"].class_names == ("a", "b", "c")
-    assert {config.seed for config in found.values()} == {3}
-    assert {config.image_size for config in found.values()} == {32}
+    configs = {column.name: column.config for column in columns}
+    assert list(configs) == ["csv/knn-segmentation", "csv/logistic-segmentation", "csv/attentive"]
+    assert configs["csv/attentive"].label == "kind"
+    assert configs["csv/knn-segmentation"].label is None
+    assert configs["csv/knn-segmentation"].class_names == ("a", "b", "c")
+    assert {config.seed for config in configs.values()} == {3}
+    assert {config.image_size for config in configs.values()} == {32}
     on_the_way = curve_evaluations(data, SMOKE.curves, ["label=kind"], 5)
-    assert [(one.benchmark, one.every_steps) for one in on_the_way] == [("csv/knn-segmentation", 5), ("csv/knn", 5)]
+    assert [(evaluation.benchmark, evaluation.every_steps) for evaluation in on_the_way] == [
+        ("csv/knn-segmentation", 5),
+        ("csv/knn", 5),
+    ]
     assert on_the_way[1].options["label"] == "kind"
 
 

@@ -25,7 +25,7 @@ def test__runs_are_evaluated_on_the_way_and_keep_two_pictures(tmp_path: Path) ->
     data = labeled_photos(tmp_path / "data")
     study = plan_study("sinkhorn", SMALL, data=str(data), out=tmp_path / "out", scale="smoke")
     config = study.jobs[-1].config
-    assert [(one.benchmark, one.every_steps) for one in config.evaluations] == [
+    assert [(evaluation.benchmark, evaluation.every_steps) for evaluation in config.evaluations] == [
         ("csv/knn-segmentation", 2),
         ("csv/knn", 2),
     ]

@@ -26,10 +26,10 @@ def test__a_finished_study_has_scores_curves_costs_and_pictures(done: Study) -> 
 
 
 def test__photos_can_be_left_out(done: Study) -> None:
-    (kept, *_), (left_out, *_) = (outcome_of(done.jobs[-1], photos=photos).pictures for photos in (True, False))
-    assert kept.photo is not None
+    (with_photos, *_), (left_out, *_) = (outcome_of(done.jobs[-1], photos=photos).pictures for photos in (True, False))
+    assert with_photos.photo is not None
     assert left_out.photo is None
-    assert left_out.pictures == kept.pictures
+    assert left_out.pictures == with_photos.pictures
 
 
 def test__scores_are_those_of_the_results(done: Study) -> None:
@@ -54,7 +54,7 @@ def test__a_run_that_broke_off_counts_as_done(done: Study, tmp_path: Path) -> No
     assert outcome_of(job).done
 
 
-def test__the_clock_leaves_out_evaluations_and_goes_on_when_a_run_is_resumed() -> None:
+def test__the_clock_leaves_out_evaluations_and_continues_when_a_run_is_resumed() -> None:
     records = [
         {"step": 1, "seconds": 10.0, "evaluation_seconds": 0.0},
         {"step": 1, "score": 1},

@@ -65,12 +65,12 @@ def small(data: Path) -> list[str]:
 
 def test__every_model_is_scored_on_every_benchmark(colored: Path, tmp_path: Path) -> None:
     benchmarks = [BenchmarkColumn("one neighbour", load_benchmark("folder/knn")), "folder/knn"]
-    found = compare(["pixels:4", "pixels:8"], benchmarks, small(colored), out=tmp_path / "out")
-    assert {key: cell.value for key, cell in found.cells.items()} == {
+    comparison = compare(["pixels:4", "pixels:8"], benchmarks, small(colored), out=tmp_path / "out")
+    assert {key: cell.value for key, cell in comparison.cells.items()} == {
         (model, name): 1.0 for model in ("pixels:4", "pixels:8") for name in ("folder/knn", "one neighbour")
     }
-    assert not found.failed
-    assert all((tmp_path / "out" / cell.folder / "results.json").is_file() for cell in found.cells.values())
+    assert not comparison.failed
+    assert all((tmp_path / "out" / cell.folder / "results.json").is_file() for cell in comparison.cells.values())
 
 
 def test__finished_cells_are_kept_and_new_ones_added(
@@ -159,27 +159,27 @@ def test__an_encoder_without_weights_to_know_it_by_is_never_kept_and_the_page_sa
     (tmp_path / "own.py").write_text(OWN_ENCODER.format(base="", scale=1))
     model = f"{tmp_path / 'own.py'}:Scaled"
     for _ in range(2):
-        found = compare([model], ["folder/knn"], small(colored), out=tmp_path / "out")
+        comparison = compare([model], ["folder/knn"], small(colored), out=tmp_path / "out")
     assert len(computed) == 2
-    assert found.unrecognized == [model]
+    assert comparison.unrecognized == [model]
     for ending in ("md", "html"):
         assert "computed again every time" in (tmp_path / "out" / f"comparison.{ending}").read_text("utf-8")
 
 
-def test__a_cell_that_fails_says_why_and_the_rest_goes_on(colored: Path, tmp_path: Path) -> None:
+def test__a_cell_that_fails_says_why_and_the_rest_continues(colored: Path, tmp_path: Path) -> None:
     (tmp_path / "gone.yaml").write_text(f"benchmark: folder/knn\ndata: {tmp_path / 'nowhere'}\n")
     models = ["no-such-encoder", "pixels:4"]
     good = BenchmarkColumn("good", load_benchmark("folder/knn", small(colored)))
-    found = compare(models, [tmp_path / "gone.yaml", good], out=tmp_path / "out")
-    statuses = {key: cell.status for key, cell in found.cells.items()}
+    comparison = compare(models, [tmp_path / "gone.yaml", good], out=tmp_path / "out")
+    statuses = {key: cell.status for key, cell in comparison.cells.items()}
     assert statuses == {(model, name): "failed" for model in models for name in ("gone", "good")} | {
         ("pixels:4", "good"): "done"
     }
-    assert "no encoder no-such-encoder" in found.cells["no-such-encoder", "good"].reason
-    assert str(tmp_path / "nowhere") in found.cells["pixels:4", "gone"].reason
+    assert "no encoder no-such-encoder" in comparison.cells["no-such-encoder", "good"].reason
+    assert str(tmp_path / "nowhere") in comparison.cells["pixels:4", "gone"].reason
 
 
-def test__failed_cells_are_tried_again(colored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test__failed_cells_are_retried(colored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.\n GPU 0 has ...")
 
@@ -198,9 +198,9 @@ def test__what_the_machine_lacks_is_the_failure_of_one_cell(
         raise error
 
     monkeypatch.setattr(comparing, "evaluate", fail)
-    found = compare(["pixels:4", "pixels:8"], ["folder/knn"], small(colored), out=tmp_path / "out")
-    assert [cell.status for cell in found.in_order] == ["failed", "failed"]
-    assert all(cell.reason and "\n" not in cell.reason for cell in found.in_order)
+    comparison = compare(["pixels:4", "pixels:8"], ["folder/knn"], small(colored), out=tmp_path / "out")
+    assert [cell.status for cell in comparison.in_order] == ["failed", "failed"]
+    assert all(cell.reason and "\n" not in cell.reason for cell in comparison.in_order)
 
 
 def test__an_interruption_leaves_what_is_finished(
@@ -229,7 +229,7 @@ def test__pages_are_written_after_every_cell(colored: Path, tmp_path: Path, monk
         write_pages(comparison)
         cells = json.loads((out / "comparison.json").read_text())["cells"]
         texts = [(out / f"comparison.{ending}").read_text("utf-8").count("100.00 %") for ending in ("md", "html")]
-        seen.append(([one["status"] for one in cells], [count > 0 for count in texts]))
+        seen.append(([cell["status"] for cell in cells], [count > 0 for count in texts]))
 
     monkeypatch.setattr(comparing, "write_pages", look)
     compare(["pixels:4", "pixels:8"], ["folder/knn"], small(colored), out=out)
@@ -305,17 +305,19 @@ def test__columns_have_names_that_tell_them_apart(tmp_path: Path) -> None:
 
 
 def test__a_model_given_twice_is_one_row(colored: Path, tmp_path: Path) -> None:
-    found = compare(["pixels:4", "pixels:4"], ["folder/knn"], small(colored), out=tmp_path / "out")
-    assert found.models == ("pixels:4",)
+    comparison = compare(["pixels:4", "pixels:4"], ["folder/knn"], small(colored), out=tmp_path / "out")
+    assert comparison.models == ("pixels:4",)
 
 
 def test__whatever_goes_wrong_in_an_encoder_is_reported_in_its_cell(colored: Path, tmp_path: Path) -> None:
     call = "def __call__(self, images, *, pooled=True):\n        return [][1]\n"
     code = f"class Wrong:\n    width, patch_size = 3, 8\n    {call}"
     (tmp_path / "wrong.py").write_text(code)
-    found = compare([f"{tmp_path}/wrong.py:Wrong", "pixels:4"], ["folder/knn"], small(colored), out=tmp_path / "out")
-    assert [cell.status for cell in found.in_order] == ["failed", "done"]
-    assert "index out of range" in found.failed[0].reason
+    comparison = compare(
+        [f"{tmp_path}/wrong.py:Wrong", "pixels:4"], ["folder/knn"], small(colored), out=tmp_path / "out"
+    )
+    assert [cell.status for cell in comparison.in_order] == ["failed", "done"]
+    assert "index out of range" in comparison.failed[0].reason
 
 
 @pytest.mark.parametrize("name", sorted(set(DATASETS) - {"demo"}))

@@ -63,7 +63,7 @@ def test__resuming_a_finished_demo_tells_it_again(tmp_path: Path) -> None:
 
 
 def test__the_recipe_is_within_five_minutes_of_two_cores() -> None:
-    """As many images as docs/measurements/small-data.md measured for five minutes."""
+    """The run sees as many images as docs/measurements/small-data.md measured for five minutes."""
     optimization = load_config("demo").optimization
     assert optimization.batch_size * optimization.steps <= 110_000
 

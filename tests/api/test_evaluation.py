@@ -38,7 +38,7 @@ class Told(EvaluationProgress):
         self.tell(what, done, total)
 
 
-def told(tell: Callable[..., None]) -> Execution:
+def watched(tell: Callable[..., None]) -> Execution:
     return Execution(ALONE, torch.device("cpu"), Told(tell))
 
 
@@ -161,7 +161,7 @@ def test__any_encoder_fits(classes: list[str], tmp_path: Path) -> None:
 
 
 def test__a_module_is_evaluated_as_it_will_be_used(model: CapiEncoder, classes: list[str]) -> None:
-    """In training mode layers would be dropped at random."""
+    """Layers would be dropped at random in training mode."""
     model.train()
     evaluate(model, "folder/knn", classes)
     assert not model.training
@@ -221,9 +221,9 @@ def test__features_on_disk_are_removed_also_after_an_error(
     in_memory = evaluate("pixels:2", "masks/knn-segmentation", masks).record["scores"]
     if fails:
         with pytest.raises(CapiError, match="stopped"):
-            evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, execution=told(watch))
+            evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, execution=watched(watch))
     else:
-        done = evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, execution=told(watch))
+        done = evaluate("pixels:2", "masks/knn-segmentation", little, out=tmp_path, execution=watched(watch))
         assert done.record["scores"] == in_memory
         # What was fitted outlives the files.
         assert load_probe(tmp_path / "probe.safetensors").model.bank.isfinite().all()
@@ -233,9 +233,12 @@ def test__features_on_disk_are_removed_also_after_an_error(
 
 def test__progress_tells_what_is_done(classes: list[str]) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
-    execution = told(lambda what, *done: seen.setdefault(what, []).append(done))
+    execution = watched(lambda what, *done: seen.setdefault(what, []).append(done))
     evaluate("pixels:4", "folder/knn", classes, execution=execution)
-    assert {what: told[-1] for what, told in seen.items()} == {"training images": (18, 18), "test images (val)": (6, 6)}
+    assert {what: counts[-1] for what, counts in seen.items()} == {
+        "training images": (18, 18),
+        "test images (val)": (6, 6),
+    }
 
 
 def test__a_picture_shows_the_photo_with_both_labels(masks: list[str], mask_folders: Path, tmp_path: Path) -> None:
@@ -352,8 +355,8 @@ def test__an_unseen_class_is_reported_once(tmp_path: Path, class_folders: Path) 
     shutil.move(tmp_path / "data" / "train" / "cat", tmp_path / "cat")
     done = evaluate("pixels:4", "folder/knn", [f"data={tmp_path / 'data'}", "image_size=8"])
     lines = [line for kind in ("deviations", "warnings") for line in done.record[kind]]
-    told = [line for line in lines if "cat occur" in line or "only in test" in line]
-    assert told == ["val: cat occur in the test but not in training, and cannot be recognised"]
+    warnings = [line for line in lines if "cat occur" in line or "only in test" in line]
+    assert warnings == ["val: cat occur in the test but not in training, and cannot be recognised"]
 
 
 @pytest.mark.parametrize(("benchmark", "held_out"), [("folder/knn", 1), ("folder/linear", 1), ("folder/attentive", 1)])

@@ -36,11 +36,11 @@ def test__an_encoder_of_one_s_own_goes_all_the_way(
     image = class_folders / "val" / "bee" / "deep" / "1.jpg"
     with pytest.raises(capi.CapiError, match="does not say which model made it: name the model"):
         capi.nearest(file, image)
-    found = capi.nearest(file, image, model=model, count=2, out=tmp_path / "new" / "sheet.webp")
-    assert found.left_out is not None
-    assert found.left_out.name == "val/bee/deep/1.jpg"
-    assert len(found) == 2
-    assert "val/bee/deep/1.jpg" not in {match.name for match in found}
+    matches = capi.nearest(file, image, model=model, count=2, out=tmp_path / "new" / "sheet.webp")
+    assert matches.left_out is not None
+    assert matches.left_out.name == "val/bee/deep/1.jpg"
+    assert len(matches) == 2
+    assert "val/bee/deep/1.jpg" not in {match.name for match in matches}
     assert (tmp_path / "new" / "sheet.webp").is_file()
 
 

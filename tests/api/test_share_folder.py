@@ -39,8 +39,8 @@ def with_config(run: Path, changes: dict[str, dict[str, Any]]) -> None:
 
 def results(folder: Path, **changes: Any) -> Path:
     folder.mkdir(parents=True)
-    known = {"version": 1, "benchmark": "pets/knn", "scores": {"val": 0.25}, "deviations": [], "weights": "teacher"}
-    (folder / "results.json").write_text(json.dumps(known | changes))
+    record = {"version": 1, "benchmark": "pets/knn", "scores": {"val": 0.25}, "deviations": [], "weights": "teacher"}
+    (folder / "results.json").write_text(json.dumps(record | changes))
     return folder
 
 
@@ -69,9 +69,9 @@ def test__the_folder_holds_all_that_is_promised(trained: Path, tmp_path: Path) -
 def test__its_weights_are_those_of_the_run(trained: Path, tmp_path: Path, weights: Any) -> None:
     text = prepared(trained, tmp_path / "out", weights=weights)
     assert f"(the {weights})" in text
-    found, expected = read_transformers(tmp_path / "out").state_dict(), load_run(trained, weights).state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    weights_read, expected = read_transformers(tmp_path / "out").state_dict(), load_run(trained, weights).state_dict()
+    assert weights_read.keys() == expected.keys()
+    assert all(torch.equal(weights_read[name], value) for name, value in expected.items())
     assert ("| demo/knn | 20.00 % | 50.00 % | 60 |" in text) == (weights == "student")
 
 
@@ -80,10 +80,10 @@ def test__it_names_no_place_of_this_machine(run: Path, tmp_path: Path) -> None:
     tree = yaml.safe_load((run / "config.yaml").read_text()) | {"evaluations": [evaluation]}
     (run / "config.yaml").write_text(dump_config(parse_config(tree)))
     with_config(run, {"init": {"encoder": "../secret/older"}})
-    known = json.loads((run / "run.json").read_text())
-    known["data"]["path"] = "/home/ana/secret/fruit_photos"
-    known["init"] = {"encoder": "../secret/older", "sha256": "ab" * 32}
-    (run / "run.json").write_text(json.dumps(known))
+    record = json.loads((run / "run.json").read_text())
+    record["data"]["path"] = "/home/ana/secret/fruit_photos"
+    record["init"] = {"encoder": "../secret/older", "sha256": "ab" * 32}
+    (run / "run.json").write_text(json.dumps(record))
     text = prepared(run, tmp_path / "out")
     assert "a folder called fruit\\_photos" in text
     assert f"It started from the weights of older (sha256 of the tensors {'ab' * 8})" in text
@@ -96,16 +96,16 @@ def test__it_names_no_place_of_this_machine(run: Path, tmp_path: Path) -> None:
 
 
 def test__several_sources_are_reported_without_their_places(run: Path, tmp_path: Path) -> None:
-    known = json.loads((run / "run.json").read_text())
+    record = json.loads((run / "run.json").read_text())
     places = [
         "/home/ana/secret/fruit",
         "/home/ana/secret/{00..12}.tar",
         "hf://owner/name?split=train",
         "hf:///secret/set",
     ]
-    known["data"]["sources"] = [{"path": place, "weight": None} for place in places]
-    known["data"]["path"] = ", ".join(places)
-    (run / "run.json").write_text(json.dumps(known))
+    record["data"]["sources"] = [{"path": place, "weight": None} for place in places]
+    record["data"]["path"] = ", ".join(places)
+    (run / "run.json").write_text(json.dumps(record))
     text = prepared(run, tmp_path / "out")
     assert (
         "images of a folder called fruit and files called {00..12}.tar and the data set owner/name?split=train" in text
@@ -131,7 +131,7 @@ def test__a_run_that_was_not_finished_says_so(run: Path, tmp_path: Path) -> None
 
 def test__a_run_in_bad_health_says_so(run: Path, tmp_path: Path) -> None:
     bad = [record(step, effective_rank=1.0) for step in range(5, 61, 5)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in bad))
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in bad))
     assert "At the end of training something was not well: " in prepared(run, tmp_path / "out")
 
 

@@ -63,17 +63,17 @@ def test__each_table_runs_from_end_to_end(
 ) -> None:
     done = compare_table(name, models, COMMON + options, out=tmp_path / "out", data_root=data_root)
     assert [cell.reason for cell in done.failed] == []
-    found = json.loads((tmp_path / "out" / "comparison.json").read_text())["table"]
+    table_written = json.loads((tmp_path / "out" / "comparison.json").read_text())["table"]
     table = table_named(name)
-    assert found["label"] == number_of(table.label)
-    scores = [score for row in found["rows"] for score in row["ours"] if score is not None]
+    assert table_written["label"] == number_of(table.label)
+    scores = [score for row in table_written["rows"] for score in row["ours"] if score is not None]
     # ImageNet-A alone is not there.
     assert len(scores) == cells
-    reasons = {reason for row in found["rows"] for reason in row["missing"] if reason}
+    reasons = {reason for row in table_written["rows"] for reason in row["missing"] if reason}
     assert reasons <= {f"no data: expected {data_root / 'imagenet-a'}"}
     assert all(0 <= score <= 100 for score in scores)
     printed = {tuple(row.scores) for row in table.rows}
-    assert all(tuple(row["paper"]) in printed for row in found["rows"])
+    assert all(tuple(row["paper"]) in printed for row in table_written["rows"])
 
 
 def test__a_model_stands_beside_the_numbers_of_a_public_board(tmp_path: Path) -> None:

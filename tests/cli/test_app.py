@@ -101,15 +101,15 @@ DEFAULTS = {
 @pytest.mark.parametrize(("command", "option"), DEFAULTS, ids=" ".join)
 def test__a_default_that_lies_deeper_is_shown_by_the_help(command: str, option: str) -> None:
     group: Any = typer.main.get_command(shared.app)
-    told = next(each.help for each in group.commands[command].params if each.name == option)
-    assert re.search(rf"by default .*\b{DEFAULTS[command, option]}\b", told), told
+    shown_help = next(each.help for each in group.commands[command].params if each.name == option)
+    assert re.search(rf"by default .*\b{DEFAULTS[command, option]}\b", shown_help), shown_help
 
 
 def test__the_first_kinds_of_pictures_are_the_default_ones() -> None:
     group: Any = typer.main.get_command(shared.app)
-    told = next(each.help for each in group.commands["visualize"].params if each.name == "kind")
-    assert told.startswith(", ".join(DEFAULT_KINDS))
-    assert told.endswith("by default the first three.")
+    shown_help = next(each.help for each in group.commands["visualize"].params if each.name == "kind")
+    assert shown_help.startswith(", ".join(DEFAULT_KINDS))
+    assert shown_help.endswith("by default the first three.")
     assert len(DEFAULT_KINDS) == 3
 
 

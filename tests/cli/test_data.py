@@ -35,10 +35,10 @@ def test__a_folder_is_packed_and_looked_through(photos: Path, run_here: RunHere)
     assert rows["images"] == "12; 11 can be read, 1 cannot"
     assert "photos: 5.png (no image that can be read)" in rows["broken"]
     assert rows["copies"].startswith("5 with the same bytes as another: ")
-    found = json.loads(Path("found.json").read_text())
-    assert found["broken"] == {"photos: 5.png": "no image that can be read"}
-    assert found["readable"] == 11
-    mean = ",".join(f"{value:.3f}" for value in found["mean"])
+    report = json.loads(Path("found.json").read_text())
+    assert report["broken"] == {"photos: 5.png": "no image that can be read"}
+    assert report["readable"] == 11
+    mean = ",".join(f"{value:.3f}" for value in report["mean"])
     assert f"data.mean=[{mean}]" in ran.stdout
 
 
@@ -116,7 +116,7 @@ def test__an_interrupted_check_says_what_it_had_found(
 
 # A machine may have fewer cores than workers.
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test__masks_beside_photos_are_told_by_every_command_that_looks_at_images(
+def test__masks_beside_photos_are_reported_by_every_command_that_looks_at_images(
     photos: Path, run_here: RunHere, tmp_path: Path
 ) -> None:
     scenes = tmp_path / "scenes"

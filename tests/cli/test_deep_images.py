@@ -70,10 +70,10 @@ def test__pages_are_channels_for_every_command(tmp_path: Path, run_here: RunHere
     for number in range(5):
         tifffile.imwrite(images / f"{number}.tif", many_channels(number), **STACKS[kind])
     ran = run_here("data", "check", images, "--channels", "5", "--workers", "1", "--json", tmp_path / "found.json")
-    found = json.loads((tmp_path / "found.json").read_text())
+    report = json.loads((tmp_path / "found.json").read_text())
     expected = np.mean([many_channels(number).mean((1, 2)) / 65535 for number in range(5)], axis=0)
-    assert (found["readable"], len(found["mean"])) == (5, 5)
-    np.testing.assert_allclose(found["mean"], expected, atol=0.02)
+    assert (report["readable"], len(report["mean"])) == (5, 5)
+    np.testing.assert_allclose(report["mean"], expected, atol=0.02)
     assert "5 can be read, 0 cannot" in ran.stdout
     ran = run_here("pretrain", "tiny4", *SHORT, *MANY, "--data", images, "--out", tmp_path / "run", "--device", "cpu")
     assert ran.code == 0, ran

@@ -70,8 +70,8 @@ def test__maps_of_large_images_come_with_their_pictures(run_here: RunHere, work:
     assert (
         run_here("extract", "pixels:4", "scenes/one.png", "--tile", "16", "--overlap", "4", "--out", "alone").code == 0
     )
-    one, other = (read_features(work / name / "one.png.safetensors").array("patch") for name in ("maps", "alone"))
-    assert one.equal(other)
+    patches, other = (read_features(work / name / "one.png.safetensors").array("patch") for name in ("maps", "alone"))
+    assert patches.equal(other)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test__options_of_tiles_that_do_not_fit_are_reported(
     ],
     ids=["extract", "tiles", "compare"],
 )
-def test__an_interruption_says_how_to_go_on(
+def test__an_interruption_says_how_to_continue(
     run_here: RunHere, work: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], name: str
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
@@ -118,7 +118,7 @@ def test__an_interruption_says_how_to_go_on(
     assert ran.stderr == ""
 
 
-def test__an_extraction_goes_on_after_control_c(run_here: RunHere, work: Path) -> None:
+def test__an_extraction_continues_after_control_c(run_here: RunHere, work: Path) -> None:
     (work / "slow.py").write_text(SLOW)
     words = ["extract", "slow.py:Slow", "classes", "--image-size", "8", "--batch-size", "1", "--out", "f.safetensors"]
     command = [sys.executable, "-m", "capi", *words, "--device", "cpu"]

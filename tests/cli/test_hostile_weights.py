@@ -25,7 +25,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refused_at_once(run_here: RunHere, words: list[object], message: str) -> None:
-    """In one sentence, within seconds, and in little more memory than before."""
+    """The answer comes in one sentence, within seconds, and in little more memory than before."""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     ran = run_here(*words)
     assert time.monotonic() - start < 5

@@ -154,8 +154,8 @@ def test__each_model_of_a_comparison_has_its_own_size_and_the_table_says_it(
     assert f'<td class="number">{own}</td>' in (tmp_path / "out" / "comparison.html").read_text()
     # Cells that were computed at another default are not kept.
     for identity in (tmp_path / "out").glob("cells/*/identity.json"):
-        known = json.loads(identity.read_text())
-        identity.write_text(json.dumps({name: value for name, value in known.items() if name != "image_size"}))
+        record = json.loads(identity.read_text())
+        identity.write_text(json.dumps({name: value for name, value in record.items() if name != "image_size"}))
     assert run_here(*words).code == 0
     cells = json.loads((tmp_path / "out" / "comparison.json").read_text())["cells"]
     assert [cell["kept"] for cell in cells] == [False, False]

@@ -36,14 +36,14 @@ def test__a_plan_says_what_is_assumed_and_how_far_the_paper_is(run_here: RunHere
 
 def test__json_has_the_same_numbers(run_here: RunHere) -> None:
     ran = run_here("plan", "vits16", "--gpu", "rtx4090", "--mfu", "0.5", "optimization.steps=10", "--json")
-    found = json.loads(ran.stdout)
-    flop = sum(found["flop_an_image"].values())
-    assert found["effort"]["seconds_a_step"] == pytest.approx(flop * 512 / (165.2e12 * 0.5))
-    assert found["effort"]["hours"] == pytest.approx(10 * found["effort"]["seconds_a_step"] / 3600)
-    held = sum(part["bytes"] for part in found["memory"]["parts"] if part["phase"] in ("always", "student"))
-    assert held == found["memory"]["phases"]["student"] == found["memory"]["peak"]
-    assert found["fits"]
-    assert "paper" not in found
+    plan = json.loads(ran.stdout)
+    flop = sum(plan["flop_an_image"].values())
+    assert plan["effort"]["seconds_a_step"] == pytest.approx(flop * 512 / (165.2e12 * 0.5))
+    assert plan["effort"]["hours"] == pytest.approx(10 * plan["effort"]["seconds_a_step"] / 3600)
+    held = sum(part["bytes"] for part in plan["memory"]["parts"] if part["phase"] in ("always", "student"))
+    assert held == plan["memory"]["phases"]["student"] == plan["memory"]["peak"]
+    assert plan["fits"]
+    assert "paper" not in plan
 
 
 def test__a_batch_that_does_not_fit_gets_advice_how_to_reach_it(run_here: RunHere) -> None:
@@ -58,12 +58,12 @@ def test__steps_on_this_machine_are_compared(run_here: RunHere, monkeypatch: pyt
     small = ["model.width=32", "model.depth=1", "clustering.prototypes=16"]
     ran = run_here("plan", "demo", *small, "--measure", "--images", "4", "--json")
     assert ran.code == 0, ran.stderr
-    found = json.loads(ran.stdout)
-    assert found["batch_size"] == 4
-    names = [row["name"] for row in found["measured"]["comparisons"]]
+    plan = json.loads(ran.stdout)
+    assert plan["batch_size"] == 4
+    names = [row["name"] for row in plan["measured"]["comparisons"]]
     assert names[0] == "seconds a step"
-    assert all(row["measured"] > 0 for row in found["measured"]["comparisons"])
-    assert found["gpu"]["measured"]
+    assert all(row["measured"] > 0 for row in plan["measured"]["comparisons"])
+    assert plan["gpu"]["measured"]
 
 
 def test__a_suggestion_ends_with_a_command_that_loads(run_here: RunHere, class_folders: Path) -> None:
@@ -73,9 +73,9 @@ def test__a_suggestion_ends_with_a_command_that_loads(run_here: RunHere, class_f
     assert words[:3] == ["capi", "pretrain", "tiny4"]
     load_config(words[2], [word for word in words[3:] if "=" in word])
     assert "rule of thumb" in ran.stdout
-    found = json.loads(run_here("plan", "--suggest", class_folders, "--gpu", "l4", "--json").stdout)
-    assert shlex.split(found["command"]) == words
-    assert found["images"]["count"] == 24
+    suggestion = json.loads(run_here("plan", "--suggest", class_folders, "--gpu", "l4", "--json").stdout)
+    assert shlex.split(suggestion["command"]) == words
+    assert suggestion["images"]["count"] == 24
 
 
 @pytest.mark.parametrize("command", [("plan", "vitl14", "--gpu", "h200"), ("plan", "--gpu", "list"), ("recipes",)])

@@ -47,15 +47,15 @@ class Places:
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
-    found = Places(tmp_path)
-    found.project.mkdir(parents=True)
-    monkeypatch.setenv("HOME", str(found.home))
+    places_here = Places(tmp_path)
+    places_here.project.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(places_here.home))
     for name in ("USER", "LOGNAME", "USERNAME"):
         monkeypatch.setenv(name, USER)
     monkeypatch.setenv("HOSTNAME", HOST)
     monkeypatch.setattr(platform, "node", lambda: HOST)
     monkeypatch.setattr(socket, "gethostname", lambda: HOST)
-    return found
+    return places_here
 
 
 @pytest.fixture

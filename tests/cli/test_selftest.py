@@ -21,12 +21,12 @@ def test__this_machine_passes_all_checks(run_here: RunHere, tmp_path: Path) -> N
     file = tmp_path / "found.json"
     ran = run_here("selftest", "--device", "cpu", "--out", file)
     assert ran.code == 0, ran
-    found = checks(file)
-    assert list(found) == list(selftest.CHECKS)
+    results = checks(file)
+    assert list(results) == list(selftest.CHECKS)
     # A machine without a compiler skips that check.
-    assert {check["status"] for name, check in found.items() if name != "compile"} == {"passed"}
-    assert found["compile"]["status"] != "failed"
-    assert found["processes"]["numbers"]["processes"] == 2
+    assert {check["status"] for name, check in results.items() if name != "compile"} == {"passed"}
+    assert results["compile"]["status"] != "failed"
+    assert results["processes"]["numbers"]["processes"] == 2
     assert ran.stdout.startswith("capi ")
     assert all(name in ran.stdout for name in selftest.CHECKS)
     assert str(Path.home()) not in ran.stdout + file.read_text()
@@ -49,14 +49,14 @@ def test__products_of_another_precision_and_lost_moments_are_failures(
     ran = run_here("selftest", *some, "--device", "cpu", "--out", file, "--json")
     assert ran.code == 1
     assert json.loads(ran.stdout) == json.loads(file.read_text())
-    found = checks(file)
-    assert {name: check["status"] for name, check in found.items()} == {
+    results = checks(file)
+    assert {name: check["status"] for name, check in results.items()} == {
         "install": "passed",
         "exactness": "failed",
         "resume": "failed",
     }
-    assert "the losses" in found["exactness"]["sentence"]
-    assert "resumed at step 4 of 6" in found["resume"]["sentence"]
+    assert "the losses" in results["exactness"]["sentence"]
+    assert "resumed at step 4 of 6" in results["resume"]["sentence"]
 
 
 def test__what_cannot_be_checked_or_written_is_refused_before_anything_runs(run_here: RunHere, tmp_path: Path) -> None:

@@ -185,9 +185,9 @@ def test__resuming_a_run_of_older_numerics_says_so_once(run_here: RunHere, image
     record = json.loads(file.read_text())
     assert record.pop("numerics") == record["starts"][0].pop("numerics") == 4
     file.write_text(json.dumps(record))
-    told = run(*command, "--resume").stderr
-    assert told.count("numerics") == 1
-    assert "this run has numerics 1, this capi 4: crops are cut before resizing;" in told
+    warnings = run(*command, "--resume").stderr
+    assert warnings.count("numerics") == 1
+    assert "this run has numerics 1, this capi 4: crops are cut before resizing;" in warnings
     assert "numerics" not in run_here(*command, "--resume").stderr
     # The run keeps the number it began with, each start has its own.
     record = json.loads(file.read_text())

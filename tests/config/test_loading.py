@@ -303,8 +303,8 @@ def test__merge_goes_section_by_section() -> None:
 def test__differences_name_the_key_and_both_values() -> None:
     before = load_config("tiny4")
     after = load_config("tiny4", ["seed=4", "model.depth=3", "checkpoint.keep=9", "data.workers=2"])
-    found = differences(before, after, free=["checkpoint", "data.workers"])
-    assert found == ["seed was 0, is 4", "model.depth was 12, is 3"]
+    changes = differences(before, after, free=["checkpoint", "data.workers"])
+    assert changes == ["seed was 0, is 4", "model.depth was 12, is 3"]
     assert differences(before, before) == []
 
 

@@ -111,7 +111,10 @@ def test__the_student_of_a_distillation_is_smaller_than_its_teacher_on_the_same_
     assert config.target.frozen.width == teacher.model.width
     assert (config.grid, config.model.patch_size) == (teacher.grid, teacher.model.patch_size)
     with torch.device("meta"):
-        sizes = [sum(one.numel() for one in build_student(each).encoder.parameters()) for each in (config, teacher)]
+        sizes = [
+            sum(parameter.numel() for parameter in build_student(each).encoder.parameters())
+            for each in (config, teacher)
+        ]
     assert sizes[0] < sizes[1] / 10
 
 

@@ -47,7 +47,7 @@ def test__sizes_are_the_paper_s_also_for_models_that_have_their_own() -> None:
     }
     assert sizes.pop("high-res") == {224, 448}
     assert (sizes.pop("imagenette"), sizes.pop("cifar10")) == ({128}, {32})
-    assert all(found == {224} for found in sizes.values()), sizes
+    assert all(size == {224} for size in sizes.values()), sizes
 
 
 def test__an_option_goes_only_to_protocols_that_have_it() -> None:

@@ -9,7 +9,10 @@ from capi.errors import CapiError
 def sections(section: type[BaseModel]) -> list[type[BaseModel]]:
     inner = [field.annotation for field in section.model_fields.values()]
     return [section] + [
-        found for kind in inner if isinstance(kind, type) and issubclass(kind, BaseModel) for found in sections(kind)
+        section
+        for kind in inner
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for section in sections(kind)
     ]
 
 

@@ -32,7 +32,7 @@ def test__a_limit_of_zero_stops_at_the_first() -> None:
 
 
 def test__what_was_known_before_counts_and_is_not_changed() -> None:
-    known = {f"{number}.jpg": "truncated" for number in range(10)}
+    reasons = {f"{number}.jpg": "truncated" for number in range(10)}
     with pytest.raises(CapiError, match="11 of 100"):
-        BrokenImages(total=100, limit=0.1, reasons=known).note({"new.jpg": "empty"})
-    assert len(known) == 10
+        BrokenImages(total=100, limit=0.1, reasons=reasons).note({"new.jpg": "empty"})
+    assert len(reasons) == 10

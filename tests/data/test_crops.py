@@ -146,8 +146,8 @@ def test__brightness_contrast_and_saturation_are_those_of_pillow(
     image[10:] = 255 - image[:10]
     expected = np.asarray(enhance(Image.fromarray(image)).enhance(1 + change)).astype(np.float32)
     pixels = torch.from_numpy(image).permute(2, 0, 1)[None]
-    found = recolor(pixels, changed_alone(monkeypatch, which, change))[0].permute(1, 2, 0).numpy()
-    np.testing.assert_allclose(found, expected, atol=1.5)
+    recolored = recolor(pixels, changed_alone(monkeypatch, which, change))[0].permute(1, 2, 0).numpy()
+    np.testing.assert_allclose(recolored, expected, atol=1.5)
 
 
 def test__hue_turns_red_green_and_blue_into_each_other_and_leaves_gray(monkeypatch: pytest.MonkeyPatch) -> None:

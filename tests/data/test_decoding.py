@@ -67,10 +67,10 @@ def test__lossy_formats_are_close_to_what_was_stored(kind: str) -> None:
 def test__gray_fills_all_channels_and_color_becomes_gray_for_one() -> None:
     gray = Decoder().open(encoded(COLOR[:, :, 0], "PNG"))
     assert np.array_equal(gray.crop(whole(COLOR), (21, 34)), np.stack([COLOR[:, :, 0]] * 3))
-    one = Decoder(channels=1).open(encoded(COLOR, "PNG")).crop(whole(COLOR), (21, 34))
-    assert one.shape == (1, 21, 34)
+    single_channel = Decoder(channels=1).open(encoded(COLOR, "PNG")).crop(whole(COLOR), (21, 34))
+    assert single_channel.shape == (1, 21, 34)
     # The weights of ITU-R 601.
-    assert np.abs(one[0] - COLOR @ np.array([0.299, 0.587, 0.114])).max() < 1
+    assert np.abs(single_channel[0] - COLOR @ np.array([0.299, 0.587, 0.114])).max() < 1
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA"])
@@ -187,8 +187,8 @@ def test__a_crop_that_is_cut_first_is_pillows_crop_and_resize(kind: str, size: t
     for box in (Box(11, 7, 97, 71), Box(0, 0, 64, 64), Box(60, 30, 120, 90)):
         cut = Image.fromarray(image).crop(tuple(map(int, box)))
         expected = np.asarray(cut.resize((size[1], size[0]), Image.Resampling.BICUBIC)).transpose(2, 0, 1)
-        found = Decoder(crop_first=True).open(encoded(image, kind)).crop(box, size)
-        assert np.array_equal(found, expected)
+        crop = Decoder(crop_first=True).open(encoded(image, kind)).crop(box, size)
+        assert np.array_equal(crop, expected)
         assert not np.array_equal(Decoder().open(encoded(image, kind)).crop(box, size), expected)
 
 

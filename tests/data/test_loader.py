@@ -35,11 +35,11 @@ def batches(
 
 def same(left: LoadedBatch, right: LoadedBatch) -> bool:
     tensors = zip(left[:3], right[:3], strict=True)
-    return all(torch.equal(one, other) for one, other in tensors) and left[3:] == right[3:]
+    return all(torch.equal(tensor, other) for tensor, other in tensors) and left[3:] == right[3:]
 
 
 def shown(batch: LoadedBatch) -> list[int]:
-    """Which of the plain images a batch holds."""
+    """The plain images that a batch holds."""
     assert (batch.images == batch.images[:, :1, :1, :1]).all()
     return batch.images[:, 0, 0, 0].tolist()
 
@@ -115,10 +115,10 @@ def test__flipped_images_are_mirrors_of_the_others() -> None:
 def test__broken_images_are_replaced_alike_for_everyone_and_reported() -> None:
     spoilt = [b"no image" if number in (3, 8, 20) else content for number, content in enumerate(PLAIN)]
     good, repaired = (batches(contents, BatchShare(23), cache=10**6) for contents in (PLAIN, spoilt))
-    wanted, found = shown(good[0]), shown(repaired[0])
-    replaced = [new for old, new in zip(wanted, found, strict=True) if old != new]
+    wanted, shown_instead = shown(good[0]), shown(repaired[0])
+    replaced = [new for old, new in zip(wanted, shown_instead, strict=True) if old != new]
     assert len(replaced) == 3
-    assert not {3, 8, 20} & set(found)
+    assert not {3, 8, 20} & set(shown_instead)
     assert repaired[0].broken == dict.fromkeys(["3.png", "8.png", "20.png"], "no image that can be read")
     assert repaired[0].failure is None
     # In parts, and in another order.

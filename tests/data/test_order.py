@@ -38,8 +38,8 @@ def test__folders_are_shuffled_as_ever() -> None:
 def test__in_windows_every_image_comes_once_a_pass(window: int) -> None:
     order = WindowShuffle(ENDS, 3, window)
     passes = [take(order, 33 * number, 33 * (number + 1)) for number in range(4)]
-    assert all(sorted(one) == list(range(33)) for one in passes)
-    assert len({tuple(one) for one in passes}) == 4
+    assert all(sorted(images) == list(range(33)) for images in passes)
+    assert len({tuple(images) for images in passes}) == 4
     assert take(WindowShuffle(ENDS, 4, window), 0, 33) != passes[0]
 
 
@@ -118,8 +118,8 @@ def test__by_size_every_image_of_every_source_comes_once_a_pass() -> None:
     source = Mixture(["a", "b", "c"], [memory(13), Blocks(21), memory(6)], None)
     order = order_of(source, 1)
     passes = [take(order, 40 * number, 40 * (number + 1)) for number in range(3)]
-    assert all(sorted(one) == list(range(40)) for one in passes)
-    assert len({tuple(one) for one in passes}) == 3
+    assert all(sorted(images) == list(range(40)) for images in passes)
+    assert len({tuple(images) for images in passes}) == 3
 
 
 def test__weights_are_kept_in_every_stretch_and_each_source_has_passes_of_its_own() -> None:

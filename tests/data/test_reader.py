@@ -147,7 +147,7 @@ def test__a_source_that_cannot_be_read_is_a_broken_image(monkeypatch: pytest.Mon
         ImageReader(EncodedImages(["a"], [b""]), Decoder()).size(0)
 
 
-def test__a_read_that_fails_for_a_moment_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test__a_read_that_fails_for_a_moment_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     errors, read = [OSError(5, "Input/output error"), OSError(116, "Stale file handle")], EncodedImages.read
     monkeypatch.setattr(
         EncodedImages, "read", lambda self, index: _raise(errors.pop()) if errors else read(self, index)

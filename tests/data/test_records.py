@@ -37,7 +37,7 @@ def test__a_run_trains_on_them(tmp_path: Path) -> None:
     assert run.finished
 
 
-def test__a_missing_or_cut_file_is_told(tmp_path: Path) -> None:
+def test__a_missing_or_cut_file_is_reported(tmp_path: Path) -> None:
     build_binary(tmp_path, "cifar10")
     path = tmp_path / "cifar-10-batches-bin" / "data_batch_3.bin"
     os.truncate(path, 1000)

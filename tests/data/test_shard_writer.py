@@ -55,8 +55,8 @@ def test__the_shards_hold_all_images_with_names_and_labels_and_webdataset_reads_
     source = image_folder(photos)
     wanted = {source.name(number): content for number, content in enumerate(contents(source))}
     theirs = with_webdataset(packed.pattern)
-    found = {json.loads(sample["json"])["name"]: sample["png"] for sample in theirs}
-    assert found == wanted
+    packed_images = {json.loads(sample["json"])["name"]: sample["png"] for sample in theirs}
+    assert packed_images == wanted
     manifest = json.loads((tmp_path / "out" / "shards.json").read_text())
     assert manifest["classes"] == ["cat", "dog"]
     for sample in theirs:
@@ -113,15 +113,15 @@ def test__a_size_bounds_the_shards(tmp_path: Path) -> None:
         [f"{number}.png" for number in range(50)], [b"\xff\xd8\xff" + b"x" * (size - 3) for size in sizes.tolist()]
     )
     packed = pack(source, tmp_path, PackingSettings(shard_megabytes=0.2))
-    found = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
-    assert len(found) == packed.shards == -(-(sizes.sum() + 50 * shard_writer._OVERHEAD) // 200_000)
-    assert max(found) < 200_000 + 60_000 + tarfile.RECORDSIZE
+    file_sizes = [path.stat().st_size for path in sorted(tmp_path.glob("*.tar"))]
+    assert len(file_sizes) == packed.shards == -(-(sizes.sum() + 50 * shard_writer._OVERHEAD) // 200_000)
+    assert max(file_sizes) < 200_000 + 60_000 + tarfile.RECORDSIZE
     assert packed.images == 50
 
 
 def test__the_same_command_keeps_what_is_complete_and_mends_the_rest(photos: Path, tmp_path: Path) -> None:
     capi.pack_shards(photos, tmp_path, per_shard=8)
-    expected, kept = digests(tmp_path), (tmp_path / "000001.tar").stat().st_mtime_ns
+    expected, written_at = digests(tmp_path), (tmp_path / "000001.tar").stat().st_mtime_ns
     (tmp_path / "000000.tar").unlink()
     with (tmp_path / "000002.tar").open("r+b") as file:
         file.truncate(5000)
@@ -130,7 +130,7 @@ def test__the_same_command_keeps_what_is_complete_and_mends_the_rest(photos: Pat
     again = capi.pack_shards(photos, tmp_path, per_shard=8)
     assert (again.reused, again.images) == (1, COUNT)
     assert digests(tmp_path) == expected
-    assert (tmp_path / "000001.tar").stat().st_mtime_ns == kept
+    assert (tmp_path / "000001.tar").stat().st_mtime_ns == written_at
     assert not list(tmp_path.glob(".*"))
 
 
@@ -157,13 +157,13 @@ def test__other_settings_or_images_in_the_same_folder_are_refused(photos: Path, 
     assert not (tmp_path / "new").exists()
 
 
-def test__images_that_cannot_be_read_are_left_out_and_counted_also_when_it_goes_on(tmp_path: Path) -> None:
+def test__images_that_cannot_be_read_are_left_out_and_counted_also_when_it_continues(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.png").write_bytes(plain(1))
     source = Files(tmp_path / "in", ["a.png", "gone.png", "also gone.png"])
-    for kept in (0, 3):
+    for reused in (0, 3):
         packed = pack(source, tmp_path / "out", PackingSettings(per_shard=1))
-        assert (packed.images, packed.reused) == (1, kept)
+        assert (packed.images, packed.reused) == (1, reused)
         assert set(packed.left_out) == {"gone.png", "also gone.png"}
         assert "No such file" in packed.left_out["gone.png"]
     assert len(open_images(tmp_path / "out")) == 1
@@ -229,7 +229,7 @@ shard_writer.pack(image_folder(Path(sys.argv[1])), Path(sys.argv[2]), settings, 
 """
 
 
-def test__a_killed_process_leaves_what_the_next_one_goes_on_with(photos: Path, tmp_path: Path) -> None:
+def test__a_killed_process_leaves_what_the_next_one_continues_from(photos: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _KILLED, str(photos), str(tmp_path / "out")]
     ended = subprocess.run(command, check=False, capture_output=True, cwd=Path(__file__).parents[2])
     assert ended.returncode == -signal.SIGKILL, ended.stderr
@@ -244,7 +244,7 @@ def test__a_killed_process_leaves_what_the_next_one_goes_on_with(photos: Path, t
     assert not list((tmp_path / "out").glob(".*.partial"))
 
 
-def test__a_full_disk_ends_all_threads_and_the_command_goes_on_later(
+def test__a_full_disk_ends_all_threads_and_the_command_continues_later(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add, written = shard_writer._Tar.add, []

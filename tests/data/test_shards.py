@@ -130,7 +130,7 @@ def test__neither_workers_nor_a_restart_change_the_order(tmp_path: Path) -> None
         assert loaded == expected[start:]
 
 
-def test__a_shard_that_shrinks_gives_broken_images_and_the_rest_goes_on(source: Shards) -> None:
+def test__a_shard_that_shrinks_gives_broken_images_and_the_rest_continues(source: Shards) -> None:
     shard = source.paths[4]
     with shard.open("r+b") as file:
         file.truncate(shard.stat().st_size // 2)

@@ -149,19 +149,19 @@ def test__a_csv_without_images_is_reported(tmp_path: Path, content: str | None, 
 def test__files_and_folders_have_names_of_their_own(tmp_path: Path) -> None:
     fill(tmp_path, ["one/a.png", "two/a.png", "two/deep é/b c.png", "c.PNG"])
 
-    def found(*places: str) -> list[tuple[str, Path]]:
+    def named(*places: str) -> list[tuple[str, Path]]:
         files = find_images([tmp_path / place for place in places])
         return [(files.name(number), Path(files.read(number))) for number in range(len(files))]
 
-    assert [name for name, _ in found("two")] == ["a.png", "deep é/b c.png"]
-    assert [name for name, _ in found("one", "two", "c.PNG")] == [
+    assert [name for name, _ in named("two")] == ["a.png", "deep é/b c.png"]
+    assert [name for name, _ in named("one", "two", "c.PNG")] == [
         "one/a.png",
         "two/a.png",
         "two/deep é/b c.png",
         "c.PNG",
     ]
-    assert [name for name, _ in found("c.PNG", "one/a.png")] == ["c.PNG", "a.png"]
-    for name, path in found("one", "two", "c.PNG"):
+    assert [name for name, _ in named("c.PNG", "one/a.png")] == ["c.PNG", "a.png"]
+    for name, path in named("one", "two", "c.PNG"):
         assert path.is_file()
         assert path.name == name.split("/")[-1]
 

@@ -75,15 +75,15 @@ def test__no_more_than_the_sample_is_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "text"),
     [
         ([0.0020714, 0.485, 0.5], "0.00207,0.485,0.5"),
         ([0.000012345, 0.0, 1.0], "0.0000123,0,1"),
         ([12.3456], "12.3"),
     ],
 )
-def test__numbers_have_three_significant_digits_and_no_exponent(values: list[float], told: str) -> None:
-    assert significant(values) == told
+def test__numbers_have_three_significant_digits_and_no_exponent(values: list[float], text: str) -> None:
+    assert significant(values) == text
 
 
 @pytest.mark.parametrize(
@@ -114,11 +114,11 @@ def test__only_images_far_from_what_they_are_normalized_with_are_warned_of(
 
 def test__a_quick_look_is_the_same_each_time_and_near_the_whole() -> None:
     images = [photo(64, 64, seed=seed) for seed in range(QUICK_SAMPLE + 20)]
-    found, whole = quick_statistics(reader(images)), summarize(reader(images))
-    assert found is not None
-    np.testing.assert_allclose(found.mean, whole.mean, atol=0.05)
-    np.testing.assert_allclose(found.std, whole.std, atol=0.05)
-    assert quick_statistics(reader(images)) == found
+    statistics, whole = quick_statistics(reader(images)), summarize(reader(images))
+    assert statistics is not None
+    np.testing.assert_allclose(statistics.mean, whole.mean, atol=0.05)
+    np.testing.assert_allclose(statistics.std, whole.std, atol=0.05)
+    assert quick_statistics(reader(images)) == statistics
     assert quick_statistics(reader([b"no image"])) is None
 
 

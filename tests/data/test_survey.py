@@ -27,26 +27,26 @@ def mixed() -> EncodedImages:
 
 
 def test__everything_is_counted(mixed: EncodedImages) -> None:
-    found = survey(mixed, Decoder(reduced=True))
-    assert (found.total, found.looked_at, found.readable) == (18, 18, 16)
-    assert found.formats == {"JPEG": 9, "PNG": 6, "WEBP": 1}
-    assert found.broken["16.png"] == "no image that can be read"
-    assert set(found.broken) == {"16.png", "17.png"}
-    assert found.bytes == sum(len(content) for content in mixed.contents[:16])
+    data = survey(mixed, Decoder(reduced=True))
+    assert (data.total, data.looked_at, data.readable) == (18, 18, 16)
+    assert data.formats == {"JPEG": 9, "PNG": 6, "WEBP": 1}
+    assert data.broken["16.png"] == "no image that can be read"
+    assert set(data.broken) == {"16.png", "17.png"}
+    assert data.bytes == sum(len(content) for content in mixed.contents[:16])
     heights = [96 + 2 * number for number in (*range(12), 0, 5, 0)] + [75]
     for share in (0, 5, 50, 95, 100):
-        assert found.heights[str(share)] == np.percentile(heights, share)
-    assert found.widths["100"] == 128
-    assert found.images_per_second > 0
-    assert found.as_record()["images_per_second"] == found.images_per_second
+        assert data.heights[str(share)] == np.percentile(heights, share)
+    assert data.widths["100"] == 128
+    assert data.images_per_second > 0
+    assert data.as_record()["images_per_second"] == data.images_per_second
 
 
 def test__copies_and_images_that_look_alike_are_named(mixed: EncodedImages) -> None:
-    found = survey(mixed, Decoder(reduced=True))
-    assert found.copies == 3
-    assert found.copied == [["00.png", "12.png", "14.png"], ["05.png", "13.png"]]
-    assert found.alike == 1
-    assert found.looking_alike == [["02.png", "15.png"]]
+    data = survey(mixed, Decoder(reduced=True))
+    assert data.copies == 3
+    assert data.copied == [["00.png", "12.png", "14.png"], ["05.png", "13.png"]]
+    assert data.alike == 1
+    assert data.looking_alike == [["02.png", "15.png"]]
 
 
 def test__close_bits_are_joined_as_by_comparing_all() -> None:
@@ -58,17 +58,17 @@ def test__close_bits_are_joined_as_by_comparing_all() -> None:
         for bit in generator.choice(64, number % 8, replace=False).tolist():
             looks[number] ^= np.int64(1) << np.int64(bit)
     groups, expected = _joined(looks), list(range(40))
-    apart = [[bin(int(one ^ other) & (2**64 - 1)).count("1") for other in looks] for one in looks]
+    apart = [[bin(int(image ^ other) & (2**64 - 1)).count("1") for other in looks] for image in looks]
     for _ in range(40):
-        expected = [min(expected[other] for other in range(40) if apart[one][other] <= 4) for one in range(40)]
+        expected = [min(expected[other] for other in range(40) if apart[image][other] <= 4) for image in range(40)]
     assert groups.tolist() == expected
     assert 10 < len(set(expected)) < 40
 
 
 def test__the_statistics_are_those_that_auto_takes(mixed: EncodedImages) -> None:
-    found, auto = survey(mixed, Decoder(reduced=True)), summarize(ImageReader(mixed, Decoder(reduced=True)))
-    assert found.mean == pytest.approx(auto.mean, abs=1e-12)
-    assert found.std == pytest.approx(auto.std, abs=1e-12)
+    data, auto = survey(mixed, Decoder(reduced=True)), summarize(ImageReader(mixed, Decoder(reduced=True)))
+    assert data.mean == pytest.approx(auto.mean, abs=1e-12)
+    assert data.std == pytest.approx(auto.std, abs=1e-12)
 
 
 # A machine may have fewer cores than workers.
@@ -84,19 +84,19 @@ def test__workers_change_nothing(mixed: EncodedImages, monkeypatch: pytest.Monke
 
 def test__a_limit_spreads_evenly() -> None:
     contents = [encoded(np.full((8, 8, 3), number, dtype=np.uint8), "PNG") for number in range(100)]
-    found = survey(memory(contents), Decoder(), limit=5)
-    assert (found.total, found.looked_at, found.readable) == (100, 5, 5)
-    assert found.mean == pytest.approx([(0 + 24 + 49 + 74 + 99) / 5 / 255] * 3)
+    data = survey(memory(contents), Decoder(), limit=5)
+    assert (data.total, data.looked_at, data.readable) == (100, 5, 5)
+    assert data.mean == pytest.approx([(0 + 24 + 49 + 74 + 99) / 5 / 255] * 3)
 
 
 def test__when_nothing_can_be_read_it_says_so() -> None:
-    found = survey(memory([b"no image", b"nor this"]), Decoder())
-    assert (found.readable, len(found.broken), found.mean, found.copies) == (0, 2, [], 0)
+    data = survey(memory([b"no image", b"nor this"]), Decoder())
+    assert (data.readable, len(data.broken), data.mean, data.copies) == (0, 2, [], 0)
 
 
 def test__gray_and_many_channels(tmp_path: Path) -> None:
-    found = survey(memory([encoded(noise(20, 20), "PNG")]), Decoder(channels=1))
-    assert len(found.mean) == 1
+    data = survey(memory([encoded(noise(20, 20), "PNG")]), Decoder(channels=1))
+    assert len(data.mean) == 1
 
 
 def test__an_error_of_reading_is_a_broken_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,12 +123,12 @@ def test__the_range_is_that_of_the_pixels_and_not_of_thumbnails(tmp_path: Path) 
     values = np.zeros((256, 256, 5), dtype=np.uint16)
     values[128, 128] = [100, 200, 300, 400, 3000]
     tifffile.imwrite(tmp_path / "a.tif", values, planarconfig="contig", metadata={"axes": "YXS"})
-    found = survey(image_folder(tmp_path), Decoder(channels=5))
-    assert found.lowest == [0.0] * 5
-    assert found.highest == pytest.approx([value / 65535 for value in (100, 200, 300, 400, 3000)])
-    told = found.summary()[1]["range"]
-    assert "data.mean=auto data.std=auto" in told
-    assert "0.0458" in told
+    data = survey(image_folder(tmp_path), Decoder(channels=5))
+    assert data.lowest == [0.0] * 5
+    assert data.highest == pytest.approx([value / 65535 for value in (100, 200, 300, 400, 3000)])
+    shown_range = data.summary()[1]["range"]
+    assert "data.mean=auto data.std=auto" in shown_range
+    assert "0.0458" in shown_range
 
 
 def test__one_odd_image_does_not_outvote_the_others_and_is_named(tmp_path: Path) -> None:
@@ -137,9 +137,9 @@ def test__one_odd_image_does_not_outvote_the_others_and_is_named(tmp_path: Path)
         values = np.random.default_rng(number).integers(0, 4096, (64, 64, 5), dtype=np.uint16)
         tifffile.imwrite(tmp_path / f"{number}.tif", values, planarconfig="contig", metadata={"axes": "YXS"})
     Image.fromarray(photo(40, 40, 0)).save(tmp_path / "a.jpg")
-    found = check_data(tmp_path, workers=1)
-    assert (found.readable, len(found.mean), found.broken) == (5, 5, {"a.jpg": "3 channels in place of 5"})
-    assert found.summary()[1]["others"] == (
+    data = check_data(tmp_path, workers=1)
+    assert (data.readable, len(data.mean), data.broken) == (5, 5, {"a.jpg": "3 channels in place of 5"})
+    assert data.summary()[1]["others"] == (
         "1 of 6 images that were looked at has other than 5 channels (a.jpg: 3): move it elsewhere, since a run with "
         "model.channels=5 cannot read it"
     )
@@ -149,7 +149,7 @@ def test__one_odd_image_does_not_outvote_the_others_and_is_named(tmp_path: Path)
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGB", "I;16"])
-def test__masks_alone_are_told_from_photos(tmp_path: Path, mode: str) -> None:
+def test__masks_alone_are_distinguished_from_photos(tmp_path: Path, mode: str) -> None:
     for number in range(6):
         labels = np.zeros((90, 120), dtype=np.uint16 if mode == "I;16" else np.uint8)
         labels[number : 40 + number, 10:70] = 3 + number
@@ -159,9 +159,9 @@ def test__masks_alone_are_told_from_photos(tmp_path: Path, mode: str) -> None:
             mask = mask.convert("P")
             mask.putpalette([part for value in range(256) for part in (value, 255 - value, value * 7 % 256)])
         mask.save(tmp_path / f"{number}.png")
-    found = survey(image_folder(tmp_path), Decoder(reduced=True))
-    assert found.masks is not None
-    assert found.masks.startswith("6 of 6 images look like masks, areas of few values")
+    data = survey(image_folder(tmp_path), Decoder(reduced=True))
+    assert data.masks is not None
+    assert data.masks.startswith("6 of 6 images look like masks, areas of few values")
     for number in range(6):
         Image.fromarray(photo(90, 120, number)).save(tmp_path / f"photo{number}.png")
     assert survey(image_folder(tmp_path), Decoder(reduced=True)).masks is None

@@ -55,8 +55,8 @@ def test__a_row_group_is_decoded_once_while_it_is_kept(tmp_path: Path) -> None:
     for limit, expected in ((tables.GROUP_CACHE_BYTES, [0, 1, 2]), (1, [0, 1, 0, 1, 2, 0])):
         source, asked = open_parquet_files(files), []
         group = source._group
-        source._groups.make = lambda block, asked=asked, group=group: (asked.append(block), group(block))[1]
-        source._groups.limit = limit
+        source._columns.make = lambda block, asked=asked, group=group: (asked.append(block), group(block))[1]
+        source._columns.limit = limit
         for number in (0, 5, 1, 6, 11, 2, 0):
             assert source.read(number) == plain(number)
         assert asked == expected
@@ -88,7 +88,7 @@ def schema(**columns: Any) -> pyarrow.Schema:
 
 
 @pytest.mark.parametrize(
-    ("columns", "wanted", "found"),
+    ("columns", "wanted", "name"),
     [
         ({"a": pyarrow.int64(), "b": pyarrow.binary()}, None, "b"),
         ({"a": pyarrow.binary(), "b": PAIR}, None, "b"),
@@ -97,8 +97,8 @@ def schema(**columns: Any) -> pyarrow.Schema:
         ({"a": pyarrow.large_binary()}, None, "a"),
     ],
 )
-def test__the_column_of_images_is_found(columns: dict[str, Any], wanted: str | None, found: str) -> None:
-    assert image_column(schema(**columns), wanted, "x.parquet") == found
+def test__the_column_of_images_is_found(columns: dict[str, Any], wanted: str | None, name: str) -> None:
+    assert image_column(schema(**columns), wanted, "x.parquet") == name
 
 
 @pytest.mark.parametrize(
@@ -163,8 +163,8 @@ def test__the_fingerprint_follows_rows_and_column(tmp_path: Path) -> None:
 
 def test__memory_for_row_groups_is_bounded_by_bytes(tmp_path: Path) -> None:
     source = open_parquet_files(write_parquet(tmp_path, [40], group=1))
-    source._groups.limit = 5 * int(source._group(0).nbytes)
+    source._columns.limit = 5 * int(source._group(0).nbytes)
     for number in np.random.default_rng(0).permutation(40):
         source.read(int(number))
-        assert source._groups.used <= source._groups.limit
+        assert source._columns.used <= source._columns.limit
     assert tables.GROUP_CACHE_BYTES == 2**30

@@ -63,8 +63,13 @@ def test__a_zip_is_the_folder_that_was_packed(folder: Path, tmp_path: Path, meth
 
 def test__several_processes_read_a_zip_as_they_read_the_folder(folder: Path, tmp_path: Path) -> None:
     archive = packed(tmp_path / "photos.zip", {name: (folder / name).read_bytes() for name in NAMES})
-    one, other = check_data(str(archive), workers=2), check_data(str(folder), workers=0)
-    assert (one.readable, one.mean, one.std, one.fingerprint) == (4, other.mean, other.std, other.fingerprint)
+    archived, other = check_data(str(archive), workers=2), check_data(str(folder), workers=0)
+    assert (archived.readable, archived.mean, archived.std, archived.fingerprint) == (
+        4,
+        other.mean,
+        other.std,
+        other.fingerprint,
+    )
     source = open_images(str(archive))
     assert count_copies(source) == count_copies(image_folder(folder)) == 0
     twice = {f"{name}{number}.png": (folder / NAMES[0]).read_bytes() for name in "ab" for number in range(2)}

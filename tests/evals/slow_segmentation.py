@@ -60,7 +60,7 @@ class Reference:
         return np.array(rows), blocks, labels
 
     def standard(self, fit: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Of all patches of these images, also of those whose label is ignored."""
+        """Mean and std of all patches of these images, also of those whose label is ignored."""
         features = self.features(self.data.train, fit)
         features = features.reshape(-1, features.shape[-1])
         width = features.shape[1]
@@ -107,9 +107,9 @@ class Reference:
         features, _, labels = self.patches(fit)
         mean, deviation = self.standard(fit if of is None else of)
         model = LogisticRegression(C=strength, tol=1e-10, max_iter=10_000).fit((features - mean) / deviation, labels)
-        found = self.features(images, numbers)
-        chosen = model.predict(((found - mean) / deviation).reshape(-1, found.shape[-1]))
-        return [in_patches(each) for each in chosen.reshape(found.shape[:3])]
+        patches = self.features(images, numbers)
+        chosen = model.predict(((patches - mean) / deviation).reshape(-1, patches.shape[-1]))
+        return [in_patches(each) for each in chosen.reshape(patches.shape[:3])]
 
     def mean_iou(self, predicted: list[np.ndarray], images: MaskedImages, numbers: Any) -> float:
         true = np.concatenate([images.masks.read(int(number)).flatten() for number in numbers]).astype(int)

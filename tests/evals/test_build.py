@@ -64,7 +64,7 @@ PROTOCOL = {
     "weight_decays": ([0.0], "weight_decays", (0.0,)),
     "features": (["mean_patch"], "features", ("mean_patch",)),
 }
-# Tested below, or heeded by who writes the results.
+# Tested below, or read by what writes the results.
 ELSEWHERE = {"dataset", "data", "protocol", "limit_train", "limit_tests", "save_probe"}
 
 
@@ -156,11 +156,11 @@ def test__images_are_counted_and_identified(class_folders: Path, mask_folders: P
     classes = load_data(load_benchmark("folder/knn", [f"data={class_folders}"]))
     masks = load_data(load_benchmark("masks/knn-segmentation", [f"data={mask_folders}", "ignored=[255]"]))
     assert (count_images(classes), count_images(masks)) == (24, 16)
-    found = build.fingerprints(classes), build.fingerprints(masks)
-    assert [list(each) for each in found] == [["train", "val"], ["train", "val"]]
+    identities = build.fingerprints(classes), build.fingerprints(masks)
+    assert [list(each) for each in identities] == [["train", "val"], ["train", "val"]]
     # Images and masks both count.
-    assert all(len(set(each.split("/"))) == 2 for each in found[1].values())
-    assert len({*found[0].values(), *found[1].values()}) == 4
+    assert all(len(set(each.split("/"))) == 2 for each in identities[1].values())
+    assert len({*identities[0].values(), *identities[1].values()}) == 4
 
 
 @pytest.fixture
@@ -202,11 +202,11 @@ def test__teacher_and_student_are_scored_and_left_as_they_were(evaluated: Config
     assert learner.student.training
     assert not learner.teacher.average.training
     after = (*learner.student.parameters(), *learner.teacher.parameters())
-    assert all(torch.equal(value, known) for value, known in zip(after, before, strict=True))
+    assert all(torch.equal(value, earlier) for value, earlier in zip(after, before, strict=True))
     assert all(value.requires_grad for value in learner.student.parameters())
 
 
-def test__after_an_error_the_student_goes_on_training(evaluated: Config) -> None:
+def test__after_an_error_the_student_trains_on(evaluated: Config) -> None:
     (evaluation,) = build_evaluations(evaluated, CPU)
     learner = build_learner(evaluated)
     with torch.no_grad():

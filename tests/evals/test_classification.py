@@ -142,8 +142,8 @@ def test__many_unseen_classes_are_counted_and_mapped_ones_are_numbers() -> None:
     mapped = replace(test, answer_of_class=torch.tensor([5, 6, *range(7)]))
     assert class_warnings(replace(data, tests={"own": mapped}))[0].startswith("own: answer 0, answer 1,")
     # Answers that no class of the head stands for are not asked of it either.
-    known = replace(test, answers=torch.tensor([[5, 6]] * 9), answer_of_class=mapped.answer_of_class)
-    assert class_warnings(replace(data, tests={"own": known})) == []
+    mapped_test = replace(test, answers=torch.tensor([[5, 6]] * 9), answer_of_class=mapped.answer_of_class)
+    assert class_warnings(replace(data, tests={"own": mapped_test})) == []
 
 
 def test__several_answers_subsets_and_maps_are_scored() -> None:

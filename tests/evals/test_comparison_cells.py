@@ -43,12 +43,12 @@ def test__best_are_all_that_read_the_same_as_the_highest(values: dict[str, float
 
 
 def test__a_remark_is_listed_once_and_names_its_models_unless_all_have_it() -> None:
-    found = comparison(
+    compared = comparison(
         finished("a", "folder/knn", 0.1, warnings=["only a", "all"]),
         finished("b", "folder/knn", 0.1, warnings=["all", "two"]),
         finished("c", "folder/knn", 0.1, warnings=["two", "all"]),
     )
-    assert list(found.remarks("folder/knn", "warnings").items()) == [
+    assert list(compared.remarks("folder/knn", "warnings").items()) == [
         ("all", []),
         ("only a", ["a"]),
         ("two", ["b", "c"]),
@@ -85,16 +85,16 @@ def test__a_model_whose_weights_changed_between_cells_is_known() -> None:
             ("other", "csv/knn", "2"),
         )
     ]
-    found = comparison(*cells)
-    assert found.changed == ["other"]
-    assert found.model_notes("same") == []
-    assert len(found.model_notes("other")) == 1
+    compared = comparison(*cells)
+    assert compared.changed == ["other"]
+    assert compared.model_notes("same") == []
+    assert len(compared.model_notes("other")) == 1
 
 
 def test__a_score_is_named_with_its_images_and_mean_iou_has_its_own_name() -> None:
-    found = comparison(finished("a", "folder/knn", 0.1), finished("a", "masks/knn-segmentation", 0.1))
-    assert found.score_name("folder/knn") == "test accuracy of 40 images"
-    assert found.score_name("masks/knn-segmentation") == "test of 40 images"
+    compared = comparison(finished("a", "folder/knn", 0.1), finished("a", "masks/knn-segmentation", 0.1))
+    assert compared.score_name("folder/knn") == "test accuracy of 40 images"
+    assert compared.score_name("masks/knn-segmentation") == "test of 40 images"
 
 
 def test__long_paths_are_shown_by_their_end_as_long_as_that_tells_them_apart() -> None:

@@ -43,11 +43,11 @@ def test__the_guess_is_the_inverse_of_a_kronecker_product_and_the_penalty() -> N
     curvature = Curvature.of(covariance, PENALTY, CLASSES)
     curvature.refresh(spread, EVERYONE)
     vector = vectors()
-    found, squared = curvature(vector, EVERYONE), curvature.squared(vector, EVERYONE)
+    product, squared = curvature(vector, EVERYONE), curvature.squared(vector, EVERYONE)
     for number in range(PROBLEMS):
         hessian = dense_hessian(covariance, spread[number], float(PENALTY[number]))
         expected = torch.linalg.solve(hessian, vector[number].flatten())
-        torch.testing.assert_close(found[number].flatten(), expected)
+        torch.testing.assert_close(product[number].flatten(), expected)
         torch.testing.assert_close(squared[number], expected @ vector[number].flatten())
 
 
@@ -73,10 +73,10 @@ def test__directions_without_variance_do_not_divide_by_nothing() -> None:
 
 def dense_inverse(start: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Tensor:
     """The update of BFGS, written out."""
-    inverse, one = start, torch.eye(len(start), dtype=torch.float64)
+    inverse, identity = start, torch.eye(len(start), dtype=torch.float64)
     for step, change in pairs:
         rho = 1 / (step @ change)
-        left = one - rho * torch.outer(step, change)
+        left = identity - rho * torch.outer(step, change)
         inverse = left @ inverse @ left.T + rho * torch.outer(step, step)
     return inverse
 
@@ -93,7 +93,7 @@ def test__directions_are_those_of_bfgs_with_the_last_pairs(pairs: int) -> None:
         history.add(EVERYONE, step, change, curvature)
         remembered.append((step, change))
     gradient = vectors(seed=99)
-    found = history.direction(gradient, EVERYONE, curvature)
+    direction = history.direction(gradient, EVERYONE, curvature)
     size = CLASSES * (WIDTH + 1)
     for problem in range(PROBLEMS):
         hessian = dense_hessian(positive(WIDTH), spreads()[problem], float(PENALTY[problem]))
@@ -101,9 +101,9 @@ def test__directions_are_those_of_bfgs_with_the_last_pairs(pairs: int) -> None:
         if remembered:
             step, change = (part[problem].flatten() for part in remembered[-1])
             start = start * (step @ change) / (change @ start @ change)
-        kept = [tuple(part[problem].flatten() for part in pair) for pair in remembered[-logistic._MEMORY :]]
-        expected = -dense_inverse(start, kept) @ gradient[problem].flatten()
-        torch.testing.assert_close(found[problem].flatten(), expected, rtol=1e-8, atol=1e-8 * size)
+        last_pairs = [tuple(part[problem].flatten() for part in pair) for pair in remembered[-logistic._MEMORY :]]
+        expected = -dense_inverse(start, last_pairs) @ gradient[problem].flatten()
+        torch.testing.assert_close(direction[problem].flatten(), expected, rtol=1e-8, atol=1e-8 * size)
 
 
 def test__a_pair_along_which_the_slope_falls_is_not_remembered() -> None:
@@ -131,19 +131,19 @@ class Bowl:
 
 
 def descended(problem: Bowl, *, tolerance: float = 1e-16, most: int = 500) -> Descent:
-    found = Descent(torch.zeros_like(problem.lowest), Curvature.of(positive(WIDTH), PENALTY, CLASSES))
-    found.run(problem, tolerance, most, 1e-13)
-    return found
+    descent = Descent(torch.zeros_like(problem.lowest), Curvature.of(positive(WIDTH), PENALTY, CLASSES))
+    descent.run(problem, tolerance, most, 1e-13)
+    return descent
 
 
 def test__the_lowest_point_of_every_problem_is_found() -> None:
     problem = Bowl()
-    found = descended(problem)
-    assert found.converged.all()
-    torch.testing.assert_close(found.value, torch.ones(PROBLEMS, dtype=torch.float64), rtol=1e-12, atol=0)
-    torch.testing.assert_close(found.weights, problem.lowest, rtol=0, atol=1e-4)
+    descent = descended(problem)
+    assert descent.converged.all()
+    torch.testing.assert_close(descent.value, torch.ones(PROBLEMS, dtype=torch.float64), rtol=1e-12, atol=0)
+    torch.testing.assert_close(descent.weights, problem.lowest, rtol=0, atol=1e-4)
     # The first look at all of them, then one for each trial.
-    assert (problem.asked - 1).tolist() == found.iterations.tolist()
+    assert (problem.asked - 1).tolist() == descent.iterations.tolist()
 
 
 def test__a_loose_tolerance_ends_earlier_and_says_that_it_is_met() -> None:
@@ -170,9 +170,9 @@ def test__the_goal_is_a_share_of_the_penalty_but_not_less_than_rounding_allows()
 
 
 def test__what_does_not_converge_in_time_ends_and_says_so() -> None:
-    found = descended(Bowl(), most=3)
-    assert found.iterations.tolist() == [3] * PROBLEMS
-    assert not found.converged.any()
+    descent = descended(Bowl(), most=3)
+    assert descent.iterations.tolist() == [3] * PROBLEMS
+    assert not descent.converged.any()
 
 
 def test__a_problem_does_not_depend_on_those_beside_it() -> None:
@@ -182,12 +182,12 @@ def test__a_problem_does_not_depend_on_those_beside_it() -> None:
         part = slice(number, number + 1)
         alone.matrix, alone.lowest = whole.matrix[part], whole.lowest[part]
 
-        def one(weights: Tensor, which: Tensor, spread: bool, number: int = number) -> LossAndGradient:
+        def one_problem(weights: Tensor, which: Tensor, spread: bool, number: int = number) -> LossAndGradient:
             value, gradient, _ = alone(weights, which, False)
             return LossAndGradient(value, gradient, spreads()[which + number] if spread else None)
 
         single = Descent(torch.zeros_like(alone.lowest), Curvature.of(positive(WIDTH), PENALTY[part], CLASSES))
-        single.run(one, 1e-14, 500, 1e-13)
+        single.run(one_problem, 1e-14, 500, 1e-13)
         torch.testing.assert_close(single.weights, together.weights[part], rtol=1e-6, atol=1e-5)
 
 
@@ -203,10 +203,10 @@ def test__a_step_that_is_too_long_is_shortened() -> None:
 
     class Watched(Steep):
         def __call__(self, weights: Tensor, which: Tensor, spread: bool) -> LossAndGradient:
-            found = super().__call__(weights, which, spread)
-            values.append(found.value)
-            return found
+            point = super().__call__(weights, which, spread)
+            values.append(point.value)
+            return point
 
-    found = descended(Watched())
+    point = descended(Watched())
     assert (values[1] > values[0]).all()
-    torch.testing.assert_close(found.value, torch.ones(PROBLEMS, dtype=torch.float64), rtol=1e-6, atol=0)
+    torch.testing.assert_close(point.value, torch.ones(PROBLEMS, dtype=torch.float64), rtol=1e-6, atol=0)

@@ -121,7 +121,7 @@ def test__the_batch_size_changes_neither_order_nor_features(tmp_path: Path, sour
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.parquet"])
-def test__an_interrupted_extraction_goes_on_to_the_same_bytes(
+def test__an_interrupted_extraction_continues_to_the_same_bytes(
     tmp_path: Path, source: Files, model: CapiEncoder, name: str
 ) -> None:
     seen: list[int] = []
@@ -133,11 +133,11 @@ def test__an_interrupted_extraction_goes_on_to_the_same_bytes(
         extract_features(model, source, Output(parts), encoding=at_size(progress=interrupting(9)), **settings)
     assert not parts.exists()
     seen.clear()
-    told: list[tuple[int, int]] = []
-    again = at_size(progress=lambda _, done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    again = at_size(progress=lambda _, done, total: progress.append((done, total)))
     assert extract_features(model, source, Output(parts), encoding=again, **settings).resumed_at == 6
     assert sum(seen) == COUNT - 6
-    assert told == [(6, COUNT), (9, COUNT), (COUNT, COUNT)]
+    assert progress == [(6, COUNT), (9, COUNT), (COUNT, COUNT)]
     assert parts.read_bytes() == whole.read_bytes()
     assert not partial_of(parts).exists()
 
@@ -160,7 +160,7 @@ def test__what_was_written_after_the_last_note_is_written_again(
     assert parts.read_bytes() == whole.read_bytes()
 
 
-def test__progress_is_noted_while_the_work_goes_on(
+def test__progress_is_noted_while_the_work_continues(
     tmp_path: Path, source: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(extraction, "SECONDS_BETWEEN_SAVES", 0.0)
@@ -241,12 +241,12 @@ def test__other_images_are_not_taken_for_those_it_was_started_with(tmp_path: Pat
 
 def test__encoders_without_fingerprint_are_distinguished_by_what_is_said_of_them(tmp_path: Path, source: Files) -> None:
     out = tmp_path / "x.safetensors"
-    one = {"model": Path("one"), "layers": (1, 2)}
+    about_one = {"model": Path("one"), "layers": (1, 2)}
     with pytest.raises(InterruptionError):
-        extract_features(Counting(), source, Output(out), encoding=at_size(progress=interrupting(5)), about=one)
+        extract_features(Counting(), source, Output(out), encoding=at_size(progress=interrupting(5)), about=about_one)
     with pytest.raises(CapiError, match="of another encoder"):
-        extract_features(Counting(), source, Output(out), encoding=at_size(), about=one | {"model": "two"})
-    assert extract_features(Counting(), source, Output(out), encoding=at_size(), about=one).resumed_at == 3
+        extract_features(Counting(), source, Output(out), encoding=at_size(), about=about_one | {"model": "two"})
+    assert extract_features(Counting(), source, Output(out), encoding=at_size(), about=about_one).resumed_at == 3
     assert read_features(out).facts.about["model"] == "one"
 
 

@@ -81,11 +81,11 @@ def test__without_labels_there_are_none(tmp_path: Path, name: str) -> None:
 def test__safetensors_alone_reads_the_features(tmp_path: Path) -> None:
     values = features(facts())
     written(tmp_path / "x.safetensors", facts(), values)
-    found = load_file(tmp_path / "x.safetensors")
+    arrays = load_file(tmp_path / "x.safetensors")
     for kind, rows in values.items():
-        assert torch.equal(found[kind], rows)
-    assert found["names"].numpy().tobytes().decode() == "".join(NAMES)
-    assert found["labels"].tolist() == [sorted(set(LABELS)).index(label) for label in LABELS]
+        assert torch.equal(arrays[kind], rows)
+    assert arrays["names"].numpy().tobytes().decode() == "".join(NAMES)
+    assert arrays["labels"].tolist() == [sorted(set(LABELS)).index(label) for label in LABELS]
 
 
 def test__tensors_begin_at_multiples_of_their_items(tmp_path: Path) -> None:

@@ -82,8 +82,8 @@ def test__features_are_those_of_the_encoder_for_normalized_images(model: CapiEnc
     center, scale = (torch.tensor(values)[:, None, None] for values in (MEAN, STD))
     with torch.no_grad():
         expected = model((images / 255 - center) / scale)
-    found = encode(normalized(model), images, SMALL, pooled=True)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    features = encode(normalized(model), images, SMALL, pooled=True)
+    torch.testing.assert_close(features, expected, rtol=1e-4, atol=1e-5)
     assert encode(model, images, SMALL).pooled is None
 
 
@@ -96,7 +96,7 @@ def test__lower_precision_gives_float32_features_that_are_near(model: CapiEncode
 
 
 def test__vectors_of_each_kind_are_means_pooled_vectors_or_both(model: CapiEncoder, source: EncodedImages) -> None:
-    found = image_vectors(model, source, SMALL, ("mean_patch", "pooled", "both"), "images")
+    vectors = image_vectors(model, source, SMALL, ("mean_patch", "pooled", "both"), "images")
     means, pooled = [], []
     with torch.no_grad():
         for number in range(7):
@@ -104,9 +104,9 @@ def test__vectors_of_each_kind_are_means_pooled_vectors_or_both(model: CapiEncod
             patches = [batch.features.feature_map[0, row, column] for row in range(3) for column in range(4)]
             means.append(sum(patches) / 12)
             pooled.append(batch.features.pooled[0])
-    torch.testing.assert_close(found["mean_patch"], torch.stack(means))
-    torch.testing.assert_close(found["pooled"], torch.stack(pooled))
-    torch.testing.assert_close(found["both"], torch.cat([torch.stack(means), torch.stack(pooled)], 1))
+    torch.testing.assert_close(vectors["mean_patch"], torch.stack(means))
+    torch.testing.assert_close(vectors["pooled"], torch.stack(pooled))
+    torch.testing.assert_close(vectors["both"], torch.cat([torch.stack(means), torch.stack(pooled)], 1))
 
 
 def test__without_patches_vectors_are_the_same_bit_for_bit(model: CapiEncoder, source: EncodedImages) -> None:
@@ -114,11 +114,11 @@ def test__without_patches_vectors_are_the_same_bit_for_bit(model: CapiEncoder, s
         list(encoded_batches(model, source, SMALL, pooled=True, patches=wanted, registers=wanted))
         for wanted in (True, False)
     )
-    for one, other in zip(whole, slim, strict=True):
-        assert one.features.registers.shape[1] == 4
+    for batch, other in zip(whole, slim, strict=True):
+        assert batch.features.registers.shape[1] == 4
         assert (other.features.feature_map.shape[1:3], other.features.registers.shape[1]) == ((1, 1), 0)
         for kind in ("mean_patch", "pooled"):
-            assert torch.equal(vectors_of(one.features, kind), vectors_of(other.features, kind))
+            assert torch.equal(vectors_of(batch.features, kind), vectors_of(other.features, kind))
 
 
 def test__a_team_encodes_where_there_is_one(model: CapiEncoder, source: EncodedImages) -> None:
@@ -133,9 +133,9 @@ def test__a_team_encodes_where_there_is_one(model: CapiEncoder, source: EncodedI
                 yield from list(encoded_here(encoder, job, range(item, item + 1), encoding)) * 2
 
     alone = list(encoded_batches(model, source, SMALL))
-    found = list(encoded_batches(model, source, replace(SMALL, team=Twice())))
+    batches = list(encoded_batches(model, source, replace(SMALL, team=Twice())))
     assert asked == [len(alone)]
-    assert [batch.read.numbers.tolist() for batch in found] == [
+    assert [batch.read.numbers.tolist() for batch in batches] == [
         batch.read.numbers.tolist() for batch in alone for _ in range(2)
     ]
 
@@ -201,8 +201,8 @@ def test__an_encoder_that_gives_no_features_or_too_many_is_an_error(images: Tens
 
     class Doubled(PatchColors):
         def __call__(self, images: Tensor, *, pooled: bool = True) -> Features:
-            found = super().__call__(images)
-            return found._replace(feature_map=torch.cat([found.feature_map] * 2))
+            features = super().__call__(images)
+            return features._replace(feature_map=torch.cat([features.feature_map] * 2))
 
     with pytest.raises(CapiError, match=r"expected Features"):
         encode(Bare(), images, SMALL)
@@ -321,14 +321,14 @@ def test__no_more_images_are_kept_than_memory_is_meant_for(
 
 def test__rows_are_the_same_in_memory_and_in_a_file(tmp_path: Path) -> None:
     values = torch.arange(60, dtype=torch.float32).view(10, 2, 3)
-    found = []
+    rows_filled = []
     for folder in (None, tmp_path / "new"):
         rows = FeatureRows(12, Encoding(folder=folder, memory_bytes=100), "numbers")
         for part in values.split(4):
             rows.append(part)
-        found.append(rows.filled)
+        rows_filled.append(rows.filled)
     assert (tmp_path / "new" / "numbers.bin").stat().st_size == 12 * 6 * 4
-    assert all(torch.equal(each, values) for each in found)
+    assert all(torch.equal(each, values) for each in rows_filled)
 
 
 def test__few_rows_stay_in_memory(tmp_path: Path) -> None:

@@ -96,31 +96,31 @@ def slow_vote(labels: list[int], closeness: list[float], vote: str, temperature:
 def test__neighbors_vote_as_a_slow_count_says(vote: str) -> None:
     labels = torch.randint(3, (60, 8))
     closeness = torch.rand(60, 8, dtype=torch.float64).sort(1, descending=True).values
-    found = vote_confidences(labels, closeness, neighbors=6, classes=5, vote=vote, temperature=0.1)
+    confidences = vote_confidences(labels, closeness, neighbors=6, classes=5, vote=vote, temperature=0.1)
     rows = zip(labels[:, :6].tolist(), closeness[:, :6].tolist(), strict=True)
     expected = [slow_vote(row, near, vote, 0.1) for row, near in rows]
-    assert found.argmax(1).tolist() == expected
-    torch.testing.assert_close(found.sum(1), torch.ones(60, dtype=torch.float64))
+    assert confidences.argmax(1).tolist() == expected
+    torch.testing.assert_close(confidences.sum(1), torch.ones(60, dtype=torch.float64))
 
 
 def test__confidences_are_shares_of_the_votes() -> None:
     labels, closeness = torch.tensor([[2, 0, 0, 2, 1]]), torch.linspace(1, 0.8, 5).double()[None]
-    found = vote_confidences(labels, closeness, neighbors=4, classes=4, vote="majority", temperature=0.07)
-    torch.testing.assert_close(found, torch.tensor([[0.5, 0, 0.5, 0]]).double(), atol=1e-8, rtol=0)
+    confidences = vote_confidences(labels, closeness, neighbors=4, classes=4, vote="majority", temperature=0.07)
+    torch.testing.assert_close(confidences, torch.tensor([[0.5, 0, 0.5, 0]]).double(), atol=1e-8, rtol=0)
 
 
 def test__at_a_low_temperature_the_nearest_neighbor_decides() -> None:
     labels, closeness = torch.tensor([[1, 0, 0]]), torch.tensor([[1.0, 0.9, 0.8]]).double()
-    found = vote_confidences(labels, closeness, neighbors=3, classes=2, vote="weighted", temperature=1e-3)
-    torch.testing.assert_close(found, torch.tensor([[0.0, 1.0]]).double(), atol=1e-8, rtol=0)
+    confidences = vote_confidences(labels, closeness, neighbors=3, classes=2, vote="weighted", temperature=1e-3)
+    torch.testing.assert_close(confidences, torch.tensor([[0.0, 1.0]]).double(), atol=1e-8, rtol=0)
 
 
 def test__a_tie_goes_to_the_class_of_the_nearest_neighbor() -> None:
     closeness = torch.ones(2, 4, dtype=torch.float64)
     labels = torch.tensor([[2, 0, 0, 2], [0, 2, 2, 0]])
     for vote in ("majority", "weighted"):
-        found = vote_confidences(labels, closeness, neighbors=4, classes=3, vote=vote, temperature=0.07)
-        assert found.argmax(1).tolist() == [2, 0]
+        confidences = vote_confidences(labels, closeness, neighbors=4, classes=3, vote=vote, temperature=0.07)
+        assert confidences.argmax(1).tolist() == [2, 0]
 
 
 def test__the_nearest_training_images_vote() -> None:
@@ -128,9 +128,9 @@ def test__the_nearest_training_images_vote() -> None:
     classifier = knn(bank=bank, labels=torch.tensor([1, 1, 3, 3, 0]), neighbors=3, feature="pooled")
     asked = torch.tensor([[2.0, 0.1], [0.1, 5.0]])
     features = Features(asked, torch.zeros(2, 0, 2), torch.zeros(2, 1, 1, 2))
-    found = classifier.judge(classifier.inputs(features))
-    assert found.argmax(1).tolist() == [1, 3]
-    assert found.shape == (2, 4)
+    confidences = classifier.judge(classifier.inputs(features))
+    assert confidences.argmax(1).tolist() == [1, 3]
+    assert confidences.shape == (2, 4)
     assert (classifier.width, classifier.needs_pooled, classifier.needs_patches) == (2, True, False)
 
 
@@ -144,13 +144,13 @@ def test__a_judge_gives_every_image_once_however_many_are_judged_together() -> N
     parts = list(zip(torch.arange(20).split(3), *(part.split(3) for part in features), strict=True))
     judge, numbers, confidences, sizes = Judge(together), [], [], []
     for number, *part in parts:
-        for judged, found in judge.add(number, Features(*part)):
+        for judged, confidence in judge.add(number, Features(*part)):
             numbers.append(judged)
-            confidences.append(found)
+            confidences.append(confidence)
             sizes.append(len(judged))
-    for judged, found in judge.finish():
+    for judged, confidence in judge.finish():
         numbers.append(judged)
-        confidences.append(found)
+        confidences.append(confidence)
         sizes.append(len(judged))
     assert sizes == [9, 9, 2]
     assert list(judge.finish()) == []
@@ -185,8 +185,8 @@ def slow_segmentation(probe: KnnSegmenter, feature_map: Tensor) -> Tensor:
 def test__neighbors_vote_at_every_pixel_of_a_patch() -> None:
     probe = knn_segmenter(mean=torch.randn(6), scale=torch.rand(6) + 0.5, neighbors=5, ties="nearest")
     features = features_of(2)
-    found = probe.segment(features, (4, 6))
-    assert torch.equal(found, slow_segmentation(probe, features.feature_map))
+    labels_of_pixels = probe.segment(features, (4, 6))
+    assert torch.equal(labels_of_pixels, slow_segmentation(probe, features.feature_map))
     assert isinstance(probe, Segmenter)
     assert not isinstance(probe, Classifier)
     assert probe.width == 6
@@ -210,7 +210,7 @@ def test__patches_that_do_not_tile_the_image_are_an_error() -> None:
 def test__a_logistic_segmenter_gives_each_patch_the_label_of_the_highest_score() -> None:
     probe = LogisticSegmenter(torch.randn(3, 6), torch.randn(3), torch.tensor([0, 4, 300]))
     features = features_of(2)
-    found = probe.segment(features, (4, 9))
+    labels_of_pixels = probe.segment(features, (4, 9))
     for image in range(2):
         for row in range(2):
             for column in range(3):
@@ -219,7 +219,7 @@ def test__a_logistic_segmenter_gives_each_patch_the_label_of_the_highest_score()
                     for weight, bias in zip(probe.weight, probe.bias, strict=True)
                 ]
                 label = probe.labels[scores.index(max(scores))]
-                assert (found[image, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3] == label).all()
+                assert (labels_of_pixels[image, 2 * row : 2 * row + 2, 3 * column : 3 * column + 3] == label).all()
     assert isinstance(probe, Segmenter)
 
 

@@ -69,18 +69,18 @@ def test__random_crops_are_cut_before_they_are_resized() -> None:
     image = noise(60, 80, 3)
     batches = AugmentedBatches(source_of([image]), Frame((16, 12)), torch.tensor([0]), batch_size=8, seed=3)
     keys = sample_keys(3, 0, torch.arange(8))
-    for found, draws, mirrored in zip(batches[0].images, crop_draws(keys), flips(keys), strict=True):
+    for cropped, draws, mirrored in zip(batches[0].images, crop_draws(keys), flips(keys), strict=True):
         box = random_box((60, 80), draws, (0.08, 1.0), (3 / 4, 4 / 3))
         cut = Image.fromarray(image).crop(tuple(map(int, box))).resize((12, 16), Image.Resampling.BICUBIC)
         expected = torch.tensor(np.asarray(cut)).permute(2, 0, 1)
-        assert torch.equal(found, expected.flip(2) if mirrored else expected)
+        assert torch.equal(cropped, expected.flip(2) if mirrored else expected)
 
 
-@pytest.mark.parametrize("kept", [None, 0.875])
-def test__masks_are_cut_as_their_images_are_and_come_with_them(kept: float | None) -> None:
+@pytest.mark.parametrize("share", [None, 0.875])
+def test__masks_are_cut_as_their_images_are_and_come_with_them(share: float | None) -> None:
     arrays = [noise(72, 54, seed=seed) for seed in range(3)]
     images = source_of([array.repeat(3).reshape(*array.shape, 3) for array in arrays])
-    frame = Frame((8, 6), share=kept)
+    frame = Frame((8, 6), share=share)
     batch = StillBatches(images, frame, torch.tensor([2, 0, 1]), 3, Masks(arrays))[0]
     box = frame.box((72, 54))
     # The pixel in the middle of each cell.
@@ -142,10 +142,10 @@ def test__several_workers_give_the_batches_that_none_give() -> None:
     for batches, count in ((still, len(still)), (augmented, 4)):
         alone, together = (list(read_in_order(batches, range(count), workers=workers)) for workers in (0, 2))
         assert len(alone) == len(together) == count
-        for one, other in zip(alone, together, strict=True):
-            assert torch.equal(one.numbers, other.numbers)
-            assert torch.equal(one.images, other.images)
-            assert one.masks is other.masks is None or torch.equal(one.masks, other.masks)
+        for batch, other in zip(alone, together, strict=True):
+            assert torch.equal(batch.numbers, other.numbers)
+            assert torch.equal(batch.images, other.images)
+            assert batch.masks is other.masks is None or torch.equal(batch.masks, other.masks)
 
 
 def test__random_crops_depend_on_seed_and_step_alone() -> None:
@@ -212,7 +212,7 @@ def test__an_image_with_a_mask_is_not_turned(tmp_path: Path) -> None:
     assert torch.equal(alone.images[0].flip(1), with_mask.images[0])
 
 
-def test__other_channels_than_the_models_are_told_with_both_numbers(tmp_path: Path) -> None:
+def test__other_channels_than_the_models_are_reported_with_both_numbers(tmp_path: Path) -> None:
     tifffile = pytest.importorskip("tifffile")
     tifffile.imwrite(tmp_path / "a.tif", noise(20, 20, 5), photometric="minisblack", planarconfig="contig")
     batches = StillBatches(image_folder(tmp_path), Frame((16, 16), channels=3), torch.tensor([0]), 1)

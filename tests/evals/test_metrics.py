@@ -39,10 +39,10 @@ def test__agrees_with_the_definition(kind: torch.dtype) -> None:
         assert score.update(truth[part].to(kind), prediction[part].to(kind)) is score
     ious, mean, accuracy = scored_slowly(truth, prediction, {255})
     assert ious[5] == ious[255] == 0
-    found = score.iou()
-    assert list(found) == [0, 1, 5, 9, 200, 255]
-    assert math.isnan(found.pop(9))
-    assert found == pytest.approx(ious)
+    ious_here = score.iou()
+    assert list(ious_here) == [0, 1, 5, 9, 200, 255]
+    assert math.isnan(ious_here.pop(9))
+    assert ious_here == pytest.approx(ious)
     assert score.mean_iou() == pytest.approx(mean)
     assert score.pixel_accuracy() == pytest.approx(accuracy)
 
@@ -93,9 +93,9 @@ def test__confusion_counts_true_labels_by_row() -> None:
 
 @pytest.mark.parametrize("label", [-1, 2, 300])
 def test__unknown_labels_are_errors(label: int) -> None:
-    known, strange = torch.tensor([0, 1, 255]), torch.tensor([0, label, 255])
+    allowed, strange = torch.tensor([0, 1, 255]), torch.tensor([0, label, 255])
     score = SegmentationScore([0, 1], [255])
-    for pair in ((known, strange), (strange, known)):
+    for pair in ((allowed, strange), (strange, allowed)):
         with pytest.raises(CapiError, match=f"the label {label} is neither a class nor ignored"):
             score.update(*pair)
 

@@ -26,7 +26,7 @@ def labeled_clouds(count: int, offset: float = 0.0) -> tuple[Tensor, Tensor]:
 
 
 def nearest_slowly(features: Tensor, queries: Tensor, k: int, distance: str) -> Tensor:
-    """By differences in float64, one query at a time; of equally distant ones the first."""
+    """The nearest by differences in float64, one query at a time; of equally distant ones the first."""
     bank, points = features.double(), queries.double()
     if distance == "cosine":
         bank, points = (vectors / vectors.norm(dim=1, keepdim=True) for vectors in (bank, points))
@@ -49,19 +49,19 @@ def test__agrees_with_scikit_learn(distance: Distance, k: int, offset: float) ->
     if distance == "cosine" and offset:
         # Its cosines differ by rounding alone this far out.
         nearest, distances = nearest_slowly(features, queries, k, distance).numpy(), distances.round(12)
-    found = NearestNeighbors(k, distance).fit(features).kneighbors(queries)
-    assert found.index.tolist() == nearest.tolist()
-    assert found.index.dtype == torch.long
+    neighbors = NearestNeighbors(k, distance).fit(features).kneighbors(queries)
+    assert neighbors.index.tolist() == nearest.tolist()
+    assert neighbors.index.dtype == torch.long
     closeness = 1 - distances if distance == "cosine" else -distances
-    torch.testing.assert_close(found.closeness, torch.from_numpy(closeness), atol=1e-7, rtol=1e-7)
+    torch.testing.assert_close(neighbors.closeness, torch.from_numpy(closeness), atol=1e-7, rtol=1e-7)
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
 def test__votes_as_scikit_learn_where_the_vote_is_clear(distance: Distance) -> None:
     (features, labels), (queries, _) = labeled_clouds(300), labeled_clouds(200)
     theirs = KNeighborsClassifier(10, metric=SCIKIT_METRIC[distance]).fit(features.double().numpy(), labels.numpy())
-    found = NearestNeighbors(10, distance).fit(features).kneighbors(queries)
-    votes = class_votes(labels[found.index], found.closeness, 10, 5)
+    neighbors = NearestNeighbors(10, distance).fit(features).kneighbors(queries)
+    votes = class_votes(labels[neighbors.index], neighbors.closeness, 10, 5)
     clear = votes.sort().values.diff()[:, -1] > 0
     assert 0.6 < clear.double().mean() < 1
     expected = torch.from_numpy(theirs.predict(queries.double().numpy()))
@@ -118,9 +118,9 @@ def test__a_vector_of_the_bank_finds_itself(distance: Distance, chunk_bytes: int
     features = labeled_clouds(80, offset=300.0)[0]
     features[50:] = features[torch.randint(50, (30,))]
     first = [next(other for other in range(80) if features[other].equal(row)) for row in features]
-    found = NearestNeighbors(3, distance, chunk_bytes=chunk_bytes).fit(features).kneighbors(features)
-    assert found.index[:, 0].tolist() == first
-    assert (found.closeness[:, 0] == (1 if distance == "cosine" else 0)).all()
+    neighbors = NearestNeighbors(3, distance, chunk_bytes=chunk_bytes).fit(features).kneighbors(features)
+    assert neighbors.index[:, 0].tolist() == first
+    assert (neighbors.closeness[:, 0] == (1 if distance == "cosine" else 0)).all()
 
 
 @pytest.mark.parametrize("chunk_bytes", [1500, 2**28])
@@ -136,12 +136,12 @@ def test__equally_distant_neighbors_count_in_the_order_of_the_training_set(chunk
 def test__copies_beyond_the_neighbors_are_dropped_and_only_those() -> None:
     # The second vector is as long as the first, and is no copy of it.
     vectors = torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 3.0]], dtype=torch.float64)[torch.randint(3, (60,))]
-    kept = module._first_copies(vectors, vectors.square().sum(1), 4).tolist()
+    numbers_left = module._first_copies(vectors, vectors.square().sum(1), 4).tolist()
     for copies in ([0.0, 1.0], [1.0, 0.0], [3.0, 3.0]):
         numbers = [number for number, row in enumerate(vectors.tolist()) if row == copies]
-        assert [number for number in kept if number in numbers][:4] == numbers[:4]
-    assert kept == sorted(kept)
-    assert len(kept) < 60
+        assert [number for number in numbers_left if number in numbers][:4] == numbers[:4]
+    assert numbers_left == sorted(numbers_left)
+    assert len(numbers_left) < 60
 
 
 @pytest.mark.parametrize("distance", DISTANCES)
@@ -177,8 +177,8 @@ def test__vectors_are_standardised_on_the_way(distance: Distance) -> None:
     mean, scale = features.mean(0), torch.rand(12) + 0.1
     expected = NearestNeighbors(8, distance).fit((features.double() - mean) / scale)
     before = features.clone()
-    found = NearestNeighbors(8, distance).fit(features, mean=mean, scale=scale).kneighbors(queries)
-    for ours, theirs in zip(found, expected.kneighbors((queries.double() - mean) / scale), strict=True):
+    neighbors = NearestNeighbors(8, distance).fit(features, mean=mean, scale=scale).kneighbors(queries)
+    for ours, theirs in zip(neighbors, expected.kneighbors((queries.double() - mean) / scale), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
     assert torch.equal(features, before)
 
@@ -204,9 +204,9 @@ def test__a_bank_that_there_is_room_for_is_prepared_once(
     search = NearestNeighbors(3, "l2", chunk_bytes=8000, bank_bytes=bank_bytes).fit(bank)
     blocks = -(-60 // search.block_rows_)
     assert blocks > 2
-    found = [search.kneighbors(part).index for part in asked.split(3)]
+    indices = [search.kneighbors(part).index for part in asked.split(3)]
     assert len(prepared) == times * blocks
-    assert torch.equal(torch.cat(found), torch.cdist(asked.double(), bank.double()).topk(3, largest=False).indices)
+    assert torch.equal(torch.cat(indices), torch.cdist(asked.double(), bank.double()).topk(3, largest=False).indices)
 
 
 def test__a_bank_is_prepared_again_for_other_features() -> None:
@@ -218,10 +218,10 @@ def test__a_bank_is_prepared_again_for_other_features() -> None:
 
 def test__vectors_without_direction_are_at_a_right_angle_to_all() -> None:
     features = torch.tensor([[0.0, 0.0], [-1.0, 0.0], [1.0, 0.1], [0.0, 0.0]])
-    found = NearestNeighbors(4).fit(features).kneighbors(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
-    assert found.index.tolist() == [[0, 1, 2, 3], [2, 0, 3, 1]]
-    assert found.closeness[0].tolist() == [0, 0, 0, 0]
-    assert found.closeness[1, [1, 2, 3]].tolist() == pytest.approx([0, 0, -1])
+    neighbors = NearestNeighbors(4).fit(features).kneighbors(torch.tensor([[0.0, 0.0], [2.0, 0.0]]))
+    assert neighbors.index.tolist() == [[0, 1, 2, 3], [2, 0, 3, 1]]
+    assert neighbors.closeness[0].tolist() == [0, 0, 0, 0]
+    assert neighbors.closeness[1, [1, 2, 3]].tolist() == pytest.approx([0, 0, -1])
 
 
 def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,12 +235,12 @@ def test__low_precision_of_training_does_not_reach_the_search(monkeypatch: pytes
     )
     try:
         with torch.autocast("cpu", torch.bfloat16):
-            found = NearestNeighbors(5, "l2").fit(features).kneighbors(queries)
+            neighbors = NearestNeighbors(5, "l2").fit(features).kneighbors(queries)
         assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision(precision)
     assert set(seen) == {"highest"}
-    assert torch.equal(found.index, nearest_slowly(features, queries, 5, "l2"))
+    assert torch.equal(neighbors.index, nearest_slowly(features, queries, 5, "l2"))
 
 
 def test__all_rounding_errors_are_within_the_bound() -> None:

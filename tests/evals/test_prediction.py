@@ -35,9 +35,9 @@ def test__labels_and_confidences_are_the_probe_s(images: Path) -> None:
     probe = linear_probe(encoder)
     assert isinstance(probe.model, LinearClassifier)
     weight = probe.model.weight.double().numpy()
-    found = list(Prediction(encoder, probe, image_folder(images), Encoding(batch_size=3)).labels())
-    assert [number for number, _, _ in found] == list(range(10))
-    for number, label, confidence in found:
+    predictions = list(Prediction(encoder, probe, image_folder(images), Encoding(batch_size=3)).labels())
+    assert [number for number, _, _ in predictions] == list(range(10))
+    for number, label, confidence in predictions:
         with Image.open(images / f"{number}.png") as image:
             # Of an 8 x 8 image the middle is 7 x 7 pixels, resized.
             box = (0.5, 0.5, 7.5, 7.5)
@@ -65,7 +65,7 @@ def test__another_encoder_is_refused(images: Path, model: CapiEncoder) -> None:
 def test__a_broken_image_is_noted_and_counted(images: Path) -> None:
     (images / "broken.png").write_text("")
     seen: list[Any] = []
-    encoder, encoding = PixelEncoder(4), Encoding(batch_size=4, progress=lambda *told: seen.append(told))
+    encoder, encoding = PixelEncoder(4), Encoding(batch_size=4, progress=lambda *numbers: seen.append(numbers))
     prediction = Prediction(encoder, linear_probe(encoder), image_folder(images), encoding)
     assert [number for number, _, _ in prediction.labels()] == list(range(10))
     assert list(prediction.failed) == ["broken.png"]

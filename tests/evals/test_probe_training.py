@@ -261,14 +261,14 @@ def test__one_pass_trains_several_kinds_of_probes() -> None:
             yield {"attentive": tokens, "mean": tokens.mean(1)}, labels
 
     together = {"attentive": new_trainer(AttentiveProbes), "mean": new_trainer(LinearProbes)}
-    told = []
-    train_probes(together, (parts_of(number) for number in range(8)), on_step=lambda *seen: told.append(seen))
-    assert asked == [number for number, _ in told] == list(range(8))
+    progress = []
+    train_probes(together, (parts_of(number) for number in range(8)), on_step=lambda *seen: progress.append(seen))
+    assert asked == [number for number, _ in progress] == list(range(8))
     apart = {"attentive": new_trainer(AttentiveProbes), "mean": new_trainer(LinearProbes)}
     for number, (tokens, labels) in enumerate(data):
         for name, inputs in (("attentive", tokens), ("mean", tokens.mean(1))):
             losses = apart[name].step([(inputs, labels)], number)
-            torch.testing.assert_close(told[number][1][name], losses, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(progress[number][1][name], losses, rtol=1e-5, atol=1e-5)
     for name, trainer in together.items():
         assert_close_states(trainer.probes, apart[name].probes)
 

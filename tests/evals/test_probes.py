@@ -95,16 +95,16 @@ def test__autograd_keeps_weights_and_pooled_tokens_and_little_else() -> None:
     settings, images, count, width, heads = 4, 6, 50, 128, 2
     probes, tokens = AttentiveProbes(settings=settings, width=width, classes=3), torch.randn(images, count, width)
     owned = {tensor.untyped_storage().data_ptr() for tensor in (tokens, *probes.parameters())}
-    kept: dict[int, Tensor] = {}
+    saved: dict[int, Tensor] = {}
 
     def note(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor
+        saved[tensor.untyped_storage().data_ptr()] = tensor
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         logits = probes(tokens)
     assert logits.requires_grad
-    extra = sum(tensor.numel() for place, tensor in kept.items() if place not in owned)
+    extra = sum(tensor.numel() for place, tensor in saved.items() if place not in owned)
     weights, pooled = images * count * heads * settings, images * heads * settings * width
     values, directions = settings * images * width, settings * heads * width
     # No copy of the tokens (38400 numbers), and none of their keys and values (as many again for each setting).
@@ -129,13 +129,13 @@ def test__linear_probes_are_linear_maps() -> None:
 
 @pytest.mark.parametrize("kind", [AttentiveProbes, LinearProbes])
 def test__settings_start_alike_whatever_their_number(kind: type[torch.nn.Module]) -> None:
-    three, one, again, other = (
+    three, single, again, other = (
         kind(settings=settings, width=64, classes=40, seed=seed).state_dict()
         for settings, seed in ((3, 5), (1, 5), (3, 5), (3, 6))
     )
     for name, value in three.items():
         assert torch.equal(value, again[name])
-        assert torch.equal(value, one[name].expand_as(value))
+        assert torch.equal(value, single[name].expand_as(value))
         if name.endswith("bias"):
             assert (value == 0).all()
         else:

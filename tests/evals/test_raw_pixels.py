@@ -31,7 +31,7 @@ def small(source: EncodedImages, side: int) -> Tensor:
 def test__every_size_and_distance_is_scored_as_scikit_learn_scores_it() -> None:
     train, labels = noisy_shades(50, 1)
     test, answers = noisy_shades(40, 2)
-    found = raw_pixel_accuracies(LabeledImages(train, labels), AnsweredImages(test, answers[:, None]), ENCODING)
+    accuracies = raw_pixel_accuracies(LabeledImages(train, labels), AnsweredImages(test, answers[:, None]), ENCODING)
     expected = {}
     for side in (4, 8, 16, 32):
         center = small(train, side).mean(0)
@@ -40,7 +40,7 @@ def test__every_size_and_distance_is_scored_as_scikit_learn_scores_it() -> None:
             score = theirs.score((small(test, side) - center).numpy(), answers.numpy())
             expected[f"{side} px, {distance}"] = score
     assert len(set(expected.values())) > 1
-    assert found == pytest.approx(expected)
+    assert accuracies == pytest.approx(expected)
 
 
 def test__answers_are_mapped_as_for_every_other_classifier() -> None:

@@ -85,10 +85,10 @@ def test__labels_that_can_be_seen_are_all_right(kind: str, encoder: VisionEncode
 
 
 @pytest.mark.parametrize(
-    ("kind", "one"), [("knn", {"neighbors": (1,), "distances": ("l2",)}), ("logistic", {"strengths": (1.0,)})]
+    ("kind", "setting"), [("knn", {"neighbors": (1,), "distances": ("l2",)}), ("logistic", {"strengths": (1.0,)})]
 )
-def test__a_single_setting_is_not_chosen_by_held_out_images(kind: str, one: dict[str, Any]) -> None:
-    outcome = protocol(kind, plain_data(), **one).run(PatchColors())
+def test__a_single_setting_is_not_chosen_by_held_out_images(kind: str, setting: dict[str, Any]) -> None:
+    outcome = protocol(kind, plain_data(), **setting).run(PatchColors())
     assert outcome.details["held-out images"] == 0
     assert outcome.warnings == []
 
@@ -223,8 +223,8 @@ def test__results_do_not_depend_on_how_images_are_read_or_kept(kind: str, tmp_pa
     ):
         other = protocol(kind, data, pictures=99, encoding=replace(SMALL, **changes)).run(encoder)
         assert (other.grid, other.scores, other.details) == (first.grid, first.scores, first.details)
-        for one, two in zip(first.pictures, other.pictures, strict=True):
-            assert torch.equal(one.prediction, two.prediction)
+        for picture, two in zip(first.pictures, other.pictures, strict=True):
+            assert torch.equal(picture.prediction, two.prediction)
     assert sorted(path.name for path in (tmp_path / kind).iterdir()) == ["blocks.bin", "features.bin", "labels.bin"]
 
 

@@ -61,12 +61,12 @@ def test__matches_are_those_of_a_plain_computation(
     assert vector is not None
     expected = cosine_similarity(file.array(kind or "mean_patch").flatten(1).double(), vector.double())
     order = expected.argsort(descending=True)[:4].tolist()
-    found = find_similar(file, model, query, count=4, kind=kind, encoding=Encoding(size=(224, 224)))
-    assert [match.number for match in found] == order
-    assert [match.name for match in found] == [f"{number}.png" for number in order]
-    assert [match.label for match in found] == ["abcabcabc"[number] for number in order]
-    np.testing.assert_allclose([match.similarity for match in found], expected[order], atol=1e-6)
-    assert not any(match.itself or match.patch for match in found)
+    matches = find_similar(file, model, query, count=4, kind=kind, encoding=Encoding(size=(224, 224)))
+    assert [match.number for match in matches] == order
+    assert [match.name for match in matches] == [f"{number}.png" for number in order]
+    assert [match.label for match in matches] == ["abcabcabc"[number] for number in order]
+    np.testing.assert_allclose([match.similarity for match in matches], expected[order], atol=1e-6)
+    assert not any(match.itself or match.patch for match in matches)
 
 
 @pytest.mark.parametrize("name", ["x.safetensors", "x.parquet"])
@@ -78,15 +78,15 @@ def test__patches_are_searched_over_all_images_however_the_bank_is_cut(
     assert len(list(file.parts("patch"))) == 5
     framing, image = file.facts.framing, source.root / "3.png"
     left, top, right, bottom = framing.patch_box((39, 50), 2, 4)
-    found = find_similar(file, model, image, count=40, at=((left + right) / 2, (top + bottom) / 2), encoding=ENCODING)
+    matches = find_similar(file, model, image, count=40, at=((left + right) / 2, (top + bottom) / 2), encoding=ENCODING)
     bank = file.array("patch").flatten(0, 2).double()
     expected = cosine_similarity(bank, feature_map(model, image)[2, 4][None].double())
     order = expected.argsort(descending=True)[:40]
-    np.testing.assert_allclose([match.similarity for match in found], expected[order], atol=1e-6)
-    assert [(match.number, match.patch) for match in found] == [
+    np.testing.assert_allclose([match.similarity for match in matches], expected[order], atol=1e-6)
+    assert [(match.number, match.patch) for match in matches] == [
         (row // 24, (row % 24 // 6, row % 6)) for row in order.tolist()
     ]
-    assert [match.itself for match in found] == [True] + [False] * 39
+    assert [match.itself for match in matches] == [True] + [False] * 39
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -94,22 +94,22 @@ def test__an_image_of_the_file_comes_first_even_after_its_copies(source: Files, 
     for name in ("0-copy.png", "7-copy.png"):
         (source.root / name).write_bytes((source.root / "5.png").read_bytes())
     file = features_file(model, image_folder(source.root), dtype=dtype)
-    found = find_similar(file, model, source.root / ".." / "images" / "5.png", count=3, encoding=ENCODING)
-    assert [(match.name, match.itself) for match in found] == [
+    matches = find_similar(file, model, source.root / ".." / "images" / "5.png", count=3, encoding=ENCODING)
+    assert [(match.name, match.itself) for match in matches] == [
         ("5.png", True),
         ("0-copy.png", False),
         ("7-copy.png", False),
     ]
-    assert [match.similarity for match in found] == pytest.approx([1, 1, 1], abs=1e-5)
+    assert [match.similarity for match in matches] == pytest.approx([1, 1, 1], abs=1e-5)
 
 
 def test__an_image_that_has_changed_is_not_put_first(source: Files) -> None:
     encoder = PixelEncoder(4)
     file = features_file(encoder, source)
     (source.root / "5.png").write_bytes((source.root / "2.png").read_bytes())
-    found = find_similar(file, encoder, source.root / "5.png", count=COUNT, encoding=ENCODING)
-    assert found[0].name == "2.png"
-    assert [match.name for match in found if match.itself] == ["5.png"]
+    matches = find_similar(file, encoder, source.root / "5.png", count=COUNT, encoding=ENCODING)
+    assert matches[0].name == "2.png"
+    assert [match.name for match in matches if match.itself] == ["5.png"]
 
 
 def test__equally_similar_images_come_in_the_order_of_the_file(tmp_path: Path) -> None:
@@ -123,17 +123,17 @@ def test__equally_similar_images_come_in_the_order_of_the_file(tmp_path: Path) -
     )
     (tmp_path / "blue.png").write_bytes(contents["blue"])
     file = read_features(tmp_path / "x.safetensors")
-    found = find_similar(file, PixelEncoder(4), tmp_path / "blue.png", encoding=ENCODING)
-    assert [match.number for match in found] == [1, 2, 4, 5, 0, 3]
+    matches = find_similar(file, PixelEncoder(4), tmp_path / "blue.png", encoding=ENCODING)
+    assert [match.number for match in matches] == [1, 2, 4, 5, 0, 3]
 
 
 def test__the_mean_of_patches_need_not_be_stored(source: Files, model: CapiEncoder) -> None:
     both = features_file(model, source)
     patches = features_file(model, source, "patches.safetensors", kinds=["patch"])
     expected = find_similar(both, model, source.root / "1.png", encoding=ENCODING)
-    found = find_similar(patches, model, source.root / "1.png", encoding=ENCODING)
-    assert [match.number for match in found] == [match.number for match in expected]
-    assert [match.similarity for match in found] == pytest.approx([match.similarity for match in expected], abs=1e-6)
+    matches = find_similar(patches, model, source.root / "1.png", encoding=ENCODING)
+    assert [match.number for match in matches] == [match.number for match in expected]
+    assert [match.similarity for match in matches] == pytest.approx([match.similarity for match in expected], abs=1e-6)
 
 
 def test__features_without_direction_are_at_right_angles_to_all(tmp_path: Path) -> None:
@@ -143,9 +143,9 @@ def test__features_without_direction_are_at_right_angles_to_all(tmp_path: Path) 
     extract_features(encoder, source, Output(tmp_path / "x.safetensors"), encoding=ENCODING)
     file = read_features(tmp_path / "x.safetensors")
     Image.new("RGB", (20, 20), "purple").save(tmp_path / "q.png")
-    found = find_similar(file, encoder, tmp_path / "q.png", encoding=ENCODING)
-    assert [match.number for match in found] == [1, 2, 0, 3]
-    assert [match.similarity for match in found] == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0], abs=1e-6)
+    matches = find_similar(file, encoder, tmp_path / "q.png", encoding=ENCODING)
+    assert [match.number for match in matches] == [1, 2, 0, 3]
+    assert [match.similarity for match in matches] == pytest.approx([0.5**0.5, 0.5**0.5, 0, 0], abs=1e-6)
 
 
 @pytest.mark.parametrize("other", [PixelEncoder(8), PixelEncoder(4, IMAGENET._replace(mean=(0.0, 0.0, 0.0)))])

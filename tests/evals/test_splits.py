@@ -22,7 +22,7 @@ def test__both_parts_ascend() -> None:
 def test__the_split_follows_from_count_and_seed_alone() -> None:
     first = hold_out(60, 0.2, seed=3)
     torch.manual_seed(99)
-    assert all(torch.equal(one, other) for one, other in zip(first, hold_out(60, 0.2, seed=3), strict=True))
+    assert all(torch.equal(value, other) for value, other in zip(first, hold_out(60, 0.2, seed=3), strict=True))
     assert not torch.equal(first.held_out, hold_out(60, 0.2, seed=4).held_out)
 
 

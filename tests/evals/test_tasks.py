@@ -37,7 +37,7 @@ def test__nothing_is_ignored_unless_it_is_said_and_classes_cannot_change() -> No
 def test__every_option_is_refused_by_data_sets_that_do_not_heed_it() -> None:
     names = {field.name for field in fields(DataOptions)} - {"verify_counts"}
     assert set(_OPTIONS) == names
-    assert all(dataset.heeds <= names for dataset in DATASETS.values())
+    assert all(dataset.reads <= names for dataset in DATASETS.values())
 
 
 def test__every_data_set_has_a_task_and_says_how_its_files_lie() -> None:

@@ -57,23 +57,23 @@ def run_together(
         team = SharedEncoding(exchange, sources)
         with lead(exchange) as findings:
             try:
-                found = action(replace(ENCODING, team=team))
+                result = action(replace(ENCODING, team=team))
             finally:
                 team.settle()
             findings.result = exchange.size
-        return found
+        return result
 
     return together(size, act)
 
 
-def same(found: Sequence[EncodedBatch], expected: Sequence[EncodedBatch]) -> bool:
+def same(batches: Sequence[EncodedBatch], expected: Sequence[EncodedBatch]) -> bool:
     def tensors(batch: EncodedBatch) -> list[Tensor | None]:
         return [batch.read.numbers, batch.read.masks, *batch.features]
 
-    return len(found) == len(expected) and all(
-        (one is None and other is None) or (one is not None and other is not None and torch.equal(one, other))
-        for left, right in zip(found, expected, strict=True)
-        for one, other in zip(tensors(left), tensors(right), strict=True)
+    return len(batches) == len(expected) and all(
+        (tensor is None and other is None) or (tensor is not None and other is not None and torch.equal(tensor, other))
+        for left, right in zip(batches, expected, strict=True)
+        for tensor, other in zip(tensors(left), tensors(right), strict=True)
     )
 
 
@@ -87,9 +87,9 @@ def test__batches_are_those_of_one_process_bit_for_bit(size: int, options: dict[
     def action(encoding: Encoding) -> list[EncodedBatch]:
         return list(encoded_batches(encoders[0], images, encoding, masks=labels, whole=True, **options))
 
-    found, *others = run_together(size, action, [images, labels], encoders)
+    batches, *others = run_together(size, action, [images, labels], encoders)
     alone = list(encoded_batches(RandomPatches(), images, ENCODING, masks=labels, whole=True, **options))
-    assert same(found, alone)
+    assert same(batches, alone)
     assert others == [size] * (size - 1)
     # Batch i is of process i modulo their number, and nobody encodes what is another's.
     shares = [sum(min(2, COUNT - 2 * item) for item in range(rank, 6, size)) for rank in range(size)]
@@ -105,8 +105,8 @@ def test__pieces_of_augmented_batches_are_shared_too() -> None:
         assert encoding.team is not None
         return list(encoding.team.encoded(RandomPatches(), job, encoding))
 
-    found, *_ = run_together(3, action, [images])
-    assert same(found, list(encoded_here(RandomPatches(), job, range(job.count), ENCODING)))
+    from_three, *_ = run_together(3, action, [images])
+    assert same(from_three, list(encoded_here(RandomPatches(), job, range(job.count), ENCODING)))
 
 
 @pytest.mark.parametrize(("patches", "numbers_an_image"), [(True, 4 * 8), (False, 8)])
@@ -138,8 +138,8 @@ def test__a_job_may_be_left_in_the_middle() -> None:
                 next(left)
         return list(encoded_batches(RandomPatches(), images, encoding))
 
-    found, *others = run_together(3, action, [images])
-    assert same(found, list(encoded_batches(RandomPatches(), images, ENCODING)))
+    batches, *others = run_together(3, action, [images])
+    assert same(batches, list(encoded_batches(RandomPatches(), images, ENCODING)))
     assert others == [3, 3]
 
 
@@ -154,10 +154,10 @@ def test__the_first_failure_in_order_is_reported(size: int, broken: tuple[int, .
     def action(encoding: Encoding) -> list[EncodedBatch]:
         return list(encoded_batches(RandomPatches(), images, encoding))
 
-    found, *others = run_together(size, action, [images])
-    assert isinstance(found, CapiError)
-    assert f"image {min(broken)} cannot be read" in str(found)
-    assert [(type(other), str(other)) for other in others] == [(SharedError, str(found))] * (size - 1)
+    error, *others = run_together(size, action, [images])
+    assert isinstance(error, CapiError)
+    assert f"image {min(broken)} cannot be read" in str(error)
+    assert [(type(other), str(other)) for other in others] == [(SharedError, str(error))] * (size - 1)
 
 
 def test__two_jobs_at_once_are_a_mistake() -> None:
@@ -169,8 +169,8 @@ def test__two_jobs_at_once_are_a_mistake() -> None:
         next(encoded_batches(RandomPatches(), images, encoding))
         next(first)
 
-    found, _ = run_together(2, action, [images])
-    assert isinstance(found, AssertionError)
+    error, _ = run_together(2, action, [images])
+    assert isinstance(error, AssertionError)
 
 
 def test__sources_that_all_have_do_not_travel() -> None:
@@ -179,7 +179,7 @@ def test__sources_that_all_have_do_not_travel() -> None:
     word = packed(job, [images, labels])
     assert len(word) < 2000 < sum(map(len, images.contents))
     others = source_of([noise(9, 12, 3, seed=99)] * COUNT)
-    found = unpacked(word, [others, labels])
-    assert isinstance(found.batches, StillBatches)
-    assert (found.batches.source, found.batches.masks) == (others, labels)
-    assert (found.count, found.pooled, found.batches.numbers.tolist()) == (2, True, [0, 1, 2])
+    arrived = unpacked(word, [others, labels])
+    assert isinstance(arrived.batches, StillBatches)
+    assert (arrived.batches.source, arrived.batches.masks) == (others, labels)
+    assert (arrived.count, arrived.pooled, arrived.batches.numbers.tolist()) == (2, True, [0, 1, 2])

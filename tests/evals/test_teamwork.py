@@ -145,18 +145,18 @@ def three(work: Path) -> Callable[[str], list[dict[str, Any]]]:
     ran = torchrun(3, folder, "tests.api.commands_together", str(folder))
     assert ran.returncode == 0, ran.stderr
     left = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(3)]
-    assert all(one["tensors"] for one in left)
-    return lambda name: [one["commands"][name] for one in left]
+    assert all(process["tensors"] for process in left)
+    return lambda name: [process["commands"][name] for process in left]
 
 
 def assert_refused(ended: list[dict[str, Any]], *words: str) -> None:
     """All end with 2, and the main one says why."""
-    assert [one["code"] for one in ended] == [2, 2, 2]
-    told = " ".join(ended[0]["errors"].split())
-    assert told.startswith("Error: ")
+    assert [process["code"] for process in ended] == [2, 2, 2]
+    message = " ".join(ended[0]["errors"].split())
+    assert message.startswith("Error: ")
     for word in words:
-        assert word in told
-    assert [(one["errors"], one["out"]) for one in ended[1:]] == [("", ""), ("", "")]
+        assert word in message
+    assert [(process["errors"], process["out"]) for process in ended[1:]] == [("", ""), ("", "")]
 
 
 @pytest.mark.long
@@ -165,9 +165,9 @@ def test__evaluations_leave_what_one_process_leaves(
     three: Callable[[str], list[dict[str, Any]]], work: Path, tmp_path: Path, name: str
 ) -> None:
     ended = three(name)
-    assert [one["code"] for one in ended] == [0, 0, 0], ended
+    assert [process["code"] for process in ended] == [0, 0, 0], ended
     assert "has results.json" in ended[0]["out"]
-    assert [(one["errors"], one["out"]) for one in ended[1:]] == [("", ""), ("", "")]
+    assert [(process["errors"], process["out"]) for process in ended[1:]] == [("", ""), ("", "")]
     words = EVALUATIONS[name]
     alone = evaluate(str(work / "run"), words[0], options(work, words), out=tmp_path)
     ours, theirs = (json.loads((folder / "results.json").read_text()) for folder in (work / "three" / name, tmp_path))
@@ -182,8 +182,8 @@ def test__evaluations_leave_what_one_process_leaves(
     assert len(files) == (3 if name == "logistic" else 1)
     for file in files:
         assert (work / "three" / name / file).read_bytes() == (tmp_path / file).read_bytes()
-    found = sorted(path.relative_to(work / "three" / name) for path in (work / "three" / name).rglob("*"))
-    assert found == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    written = sorted(path.relative_to(work / "three" / name) for path in (work / "three" / name).rglob("*"))
+    assert written == sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
 
 
 @pytest.mark.long
@@ -191,15 +191,15 @@ def test__an_extraction_is_that_of_one_process_also_where_one_began_it(
     three: Callable[[str], list[dict[str, Any]]], work: Path, tmp_path: Path
 ) -> None:
     ended, name = three("resumed"), "resumed.safetensors"
-    assert [one["code"] for one in ended] == [0, 0, 0], ended
-    assert ["wrote" in one["out"] for one in ended] == [True, False, False]
+    assert [process["code"] for process in ended] == [0, 0, 0], ended
+    assert ["wrote" in process["out"] for process in ended] == [True, False, False]
     capi.extract(work / "run", work / "photos", out=tmp_path / name, kinds=KINDS, image_size=16, batch_size=3)
     assert (work / "three" / name).read_bytes() == (tmp_path / name).read_bytes()
     assert not (work / "three" / f".{name}.partial").exists()
 
 
 @pytest.mark.long
-def test__one_process_goes_on_where_three_failed(
+def test__one_process_continues_where_three_failed(
     three: Callable[[str], list[dict[str, Any]]], work: Path, tmp_path: Path
 ) -> None:
     assert_refused(three("damaged"), "damaged/07.png cannot be read")
@@ -243,9 +243,9 @@ def test__a_comparison_is_that_of_one_process_and_a_cell_that_fails_is_reported_
     alone = compare(models, benchmarks, small, out=tmp_path / "one")
     ours, theirs = (json.loads((folder / "comparison.json").read_text()) for folder in (work / "two", tmp_path / "one"))
     assert [cell["status"] for cell in theirs["cells"]] == ["done", "done", "failed", "done"]
-    for found in (ours, theirs):
-        del found["date"]
-        for results in [cell["results"] for cell in found["cells"] if cell["results"]]:
+    for record in (ours, theirs):
+        del record["date"]
+        for results in [cell["results"] for cell in record["cells"] if cell["results"]]:
             del results["seconds"], results["date"]
     assert ours == theirs
     for cell in alone.done:

@@ -94,13 +94,13 @@ def test__every_patch_comes_from_the_tile_in_which_it_lies_deepest(length: int, 
 
 def test__a_map_covers_the_image_in_its_order_up_to_less_than_a_patch(tmp_path: Path) -> None:
     image = noise(43, 70, 3)
-    found = stitched(Places(), folder_of(tmp_path, scene=image), tmp_path / "m.safetensors", Tiling(4, 1))
-    assert found.shape == (10, 17, 3)
+    feature_map = stitched(Places(), folder_of(tmp_path, scene=image), tmp_path / "m.safetensors", Tiling(4, 1))
+    assert feature_map.shape == (10, 17, 3)
     mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     pixels = ((torch.from_numpy(image) / 255 - mean) / std).mean(-1)[:40, :68]
-    torch.testing.assert_close(found[..., 2], pixels.view(10, 4, 17, 4).mean((1, 3)), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(feature_map[..., 2], pixels.view(10, 4, 17, 4).mean((1, 3)), atol=1e-5, rtol=1e-4)
     # Rows and columns within their tiles: no patch is taken from the edge of a tile that another one has inside.
-    assert found[5, :, 1].max() <= 3
+    assert feature_map[5, :, 1].max() <= 3
 
 
 def test__an_interrupted_map_resumes_and_other_settings_do_not_mix(

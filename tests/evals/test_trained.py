@@ -270,10 +270,10 @@ def test__the_papers_schedule_is_the_default_for_large_data_alone() -> None:
 def test__the_papers_own_settings_are_no_deviation(kind: type, options: dict[str, Any]) -> None:
     """At 224 px with patches of 16, and heads of width 64."""
     chosen = kind(of_size(LARGE), **options)
-    found = chosen._deviations(chosen._plan(LARGE * 9 // 10))
-    found += _head_deviations(chosen.features, 1024)
+    deviations = chosen._deviations(chosen._plan(LARGE * 9 // 10))
+    deviations += _head_deviations(chosen.features, 1024)
     used = chosen.encoding.fitted(16).size
-    assert found + size_notes(chosen.encoding.size, used, 16, (224, 224)) == []
+    assert deviations + size_notes(chosen.encoding.size, used, 16, (224, 224)) == []
     assert (chosen.settings, len(PAPER_GRID)) == (PAPER_GRID, 30)
 
 
@@ -334,8 +334,8 @@ def test__the_probe_gives_the_scores_again(kind: str) -> None:
 
 
 def test__progress_of_training_is_reported() -> None:
-    told = []
-    protocol(encoding=replace(SMALL, progress=lambda *facts: told.append(facts)), iterations=3).run(PatchColors())
-    assert [facts for facts in told if facts[0] == "training heads"] == [
+    progress = []
+    protocol(encoding=replace(SMALL, progress=lambda *facts: progress.append(facts)), iterations=3).run(PatchColors())
+    assert [facts for facts in progress if facts[0] == "training heads"] == [
         ("training heads", step, 3) for step in (1, 2, 3)
     ]

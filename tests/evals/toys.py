@@ -94,7 +94,7 @@ def answered(labels: Sequence[int], **options: Any) -> AnsweredImages:
 
 
 def colored_data(train: int = 8, test: int = 4, **options: Any) -> ClassificationData:
-    """So many images of each of three colours."""
+    """Data with so many images of each of three colours."""
     numbers = list(range(3))
     return ClassificationData(
         tuple(COLORS),

@@ -8,10 +8,10 @@ from typing import Any
 
 
 def start(world: int, *arguments: str, **options: Any) -> list[subprocess.Popen[str]]:
-    """So many processes, as a launcher starts them."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    """Start so many processes as a launcher does."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     return [
         subprocess.Popen(

@@ -114,12 +114,12 @@ def run(name: str, images: str, out: Path) -> None:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     with joined(torch.device("cpu")) as processes:
-        told = {}
+        messages = {}
         for name in sys.argv[3:]:
             run(name, sys.argv[1], Path(sys.argv[2]))
         for key, overrides in {"undivided": ["optimization.batch_size=11"], "shards": ["distributed.shards=4"]}.items():
             try:
                 capi.pretrain("tiny4", [*BASE, *overrides], data=sys.argv[1], out=f"{sys.argv[2]}/{key}", device="cpu")
             except capi.CapiError as error:
-                told[key] = str(error)
-        Path(sys.argv[2], f"told-{processes.size}-{processes.rank}.json").write_text(json.dumps(told))
+                messages[key] = str(error)
+        Path(sys.argv[2], f"told-{processes.size}-{processes.rank}.json").write_text(json.dumps(messages))

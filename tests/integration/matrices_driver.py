@@ -23,11 +23,13 @@ if __name__ == "__main__":
                     seen.append(len(stack))
                     return orthogonal(stack)
 
-                parts = [distribute_tensor(one, mesh, [Replicate(), Shard(0)]) for one in matrices]
-                found = map_whole(orthogonalize, torch.stack([local_part(one) for one in parts]), like=parts[0])
-                expected = [distribute_tensor(one, mesh, [Replicate(), Shard(0)]) for one in orthogonal(matrices)]
+                parts = [distribute_tensor(matrix, mesh, [Replicate(), Shard(0)]) for matrix in matrices]
+                orthogonalized = map_whole(
+                    orthogonalize, torch.stack([local_part(matrix) for matrix in parts]), like=parts[0]
+                )
+                expected = [distribute_tensor(matrix, mesh, [Replicate(), Shard(0)]) for matrix in orthogonal(matrices)]
                 torch.testing.assert_close(
-                    found, torch.stack([local_part(one) for one in expected]), rtol=1e-5, atol=1e-6
+                    orthogonalized, torch.stack([local_part(matrix) for matrix in expected]), rtol=1e-5, atol=1e-6
                 )
                 count = torch.tensor(sum(seen))
                 dist.all_reduce(count)

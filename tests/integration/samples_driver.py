@@ -17,14 +17,14 @@ CONFIG = [f"optimization.batch_size={BATCH_SIZE}", "data.window=5", "data.flip=f
 
 
 def read(sources: list[str], processes: Processes) -> dict[str, list[list[int]]]:
-    """For each source, with and without workers: the grey values of each step, which number the images."""
-    config, found = load_config("demo", CONFIG), {}
+    """The grey values of each step, which number the images, for each source, with and without workers."""
+    config, numbers = load_config("demo", CONFIG), {}
     for source in sources:
         for workers in (0, 2):
             batches = training_batches(config, open_images(source), workers, processes)
             steps = batch_loader(batches, workers, torch.device("cpu"))(0, STEPS)
-            found[f"{source} {workers}"] = [_numbers(step[0]) for step in steps]
-    return found
+            numbers[f"{source} {workers}"] = [_numbers(step[0]) for step in steps]
+    return numbers
 
 
 def _numbers(batch: Any) -> list[int]:

@@ -48,16 +48,18 @@ def expected(saved: Path) -> dict[str, Tensor]:
     return load_file(saved / "expected.safetensors")
 
 
-def assert_same_features(found: capi.Features, expected: dict[str, Tensor], name: str, *, exact: bool = False) -> None:
+def assert_same_features(
+    features: capi.Features, expected: dict[str, Tensor], name: str, *, exact: bool = False
+) -> None:
     tolerance = 0 if exact else 1e-5
     for part in ("pooled", "registers", "feature_map"):
-        torch.testing.assert_close(getattr(found, part), expected[f"{name}.{part}"], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(getattr(features, part), expected[f"{name}.{part}"], rtol=tolerance, atol=tolerance)
 
 
 def computes_as_then(saved: Path, expected: dict[str, Tensor]) -> bool:
     """Whether this processor and torch give the bits of the features that were saved, of weights that were saved."""
-    found = capi.load(saved / "exports" / "teacher.safetensors")(expected["images"])
-    return torch.equal(found.feature_map, expected["clustering.teacher.feature_map"])
+    features = capi.load(saved / "exports" / "teacher.safetensors")(expected["images"])
+    return torch.equal(features.feature_map, expected["clustering.teacher.feature_map"])
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -91,8 +93,12 @@ def test__an_onnx_file_of_the_first_version_gives_the_same_features(saved: Path,
     onnxruntime = pytest.importorskip("onnxruntime")
     session = onnxruntime.InferenceSession(str(saved / "exports" / "teacher.onnx"))
     outputs = session.run(None, {session.get_inputs()[0].name: expected["images"].numpy()})
-    found = {output.name: torch.from_numpy(value) for output, value in zip(session.get_outputs(), outputs, strict=True)}
-    torch.testing.assert_close(found["feature_map"], expected["clustering.teacher.feature_map"], rtol=1e-4, atol=1e-4)
+    features = {
+        output.name: torch.from_numpy(value) for output, value in zip(session.get_outputs(), outputs, strict=True)
+    }
+    torch.testing.assert_close(
+        features["feature_map"], expected["clustering.teacher.feature_map"], rtol=1e-4, atol=1e-4
+    )
 
 
 def test__a_probe_of_the_first_version_labels_photos(saved: Path) -> None:

@@ -24,7 +24,7 @@ def test__every_hostile_case_is_answered_in_one_sentence(group: str, tmp_path: P
     )
     answers = [Answer(**json.loads(line)) for line in done.stdout.splitlines()]
     assert len(answers) == len(cases_of(group)), done.stderr[-3000:]
-    bad = {answer.name: found for answer in answers if (found := complaints(answer))}
+    bad = {answer.name: faults for answer in answers if (faults := complaints(answer))}
     assert not bad, json.dumps(bad, indent=1)
 
 
@@ -41,8 +41,8 @@ def complaints(answer: Answer) -> list[str]:
         f"{answer.cpu} seconds": answer.cpu > CPU_SECONDS,
         f"outside: {answer.changed}": bool(answer.changed),
     }
-    found = [reason for reason, is_so in wrong.items() if is_so]
-    return [*found, said[-1500:]] if found else []
+    faults = [reason for reason, is_so in wrong.items() if is_so]
+    return [*faults, said[-1500:]] if faults else []
 
 
 def test__there_are_some_hundred_cases_and_always_the_same() -> None:

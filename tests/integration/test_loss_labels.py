@@ -43,19 +43,19 @@ class _Data(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.inside, self.found = False, ""
+        self.inside, self.text = False, ""
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.inside = ("id", "data") in attrs
 
     def handle_data(self, data: str) -> None:
-        self.found += data if self.inside else ""
+        self.text += data if self.inside else ""
 
 
 def charts_of(written: str) -> dict[str, dict[str, Any]]:
     parser = _Data()
     parser.feed(written)
-    return {chart["key"]: chart for chart in json.loads(parser.found)["charts"]}
+    return {chart["key"]: chart for chart in json.loads(parser.text)["charts"]}
 
 
 @pytest.mark.parametrize("kind", LOSSES)

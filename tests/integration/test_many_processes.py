@@ -80,7 +80,7 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("many", "one", "tolerance"),
+    ("many", "single", "tolerance"),
     [
         ("two/plain", "one/plain", 1e-5),
         ("two/accumulated", "one/plain", 1e-5),
@@ -107,21 +107,21 @@ def metrics(run: Path) -> list[dict[str, Any]]:
         ("one/muon_resumed", "one/muon", 1e-5),
     ],
 )
-def test__losses_and_weights_are_those_of_one_process(runs: Path, many: str, one: str, tolerance: float) -> None:
-    ours, theirs = state(runs / many), state(runs / one)
+def test__losses_and_weights_are_those_of_one_process(runs: Path, many: str, single: str, tolerance: float) -> None:
+    ours, theirs = state(runs / many), state(runs / single)
     assert ours.keys() == theirs.keys()
     for name, value in theirs.items():
         # Of a whole tensor: Adam divides by the size of a gradient, so that the smallest entries say nothing.
         # The queue is kept in bfloat16, where the last digit of a float may decide about the last of three.
         allowed = 1e-3 if name.endswith("queue.tokens") else tolerance
         assert (ours[name] - value).norm() <= allowed * value.norm(), name
-    records, expected = metrics(runs / many), metrics(runs / one)
+    records, expected = metrics(runs / many), metrics(runs / single)
     assert [record["step"] for record in records] == [record["step"] for record in expected]
     for record, wanted in zip(records, expected, strict=True):
         # Lengths of millions of numbers are summed up in float32, in one order or another.
         rough = {key for key in wanted if key.endswith(("_gap", "_gradient"))}
         assert {key: record[key] for key in rough} == pytest.approx({key: wanted[key] for key in rough}, rel=1e-2)
-        left = [{**one, **dict.fromkeys(rough, 0.0)} for one in (record, wanted)]
+        left = [{**single, **dict.fromkeys(rough, 0.0)} for single in (record, wanted)]
         assert left[0] == pytest.approx(left[1], rel=1e-4, abs=1e-5)
     assert {"teacher", "student", "tokens"} <= records[0].keys()
 
@@ -130,7 +130,7 @@ def test__the_runs_were_worth_comparing(runs: Path) -> None:
     first, last = state(runs / "one/plain", 2), state(runs / "one/plain")
     changed = [name for name in last if (first[name] - last[name]).norm() > 1e-3 * last[name].norm()]
     assert len(changed) > 0.8 * len(last)
-    gradients = [one[key] for one in metrics(runs / "one/clipped") for key in one if key.endswith("_gradient")]
+    gradients = [record[key] for record in metrics(runs / "one/clipped") for key in record if key.endswith("_gradient")]
     assert min(gradients) > 0.01
     moment = "student_optimizer.encoder.registers.exp_avg"
     assert state(runs / "one/clipped")[moment].norm() < 0.5 * last[moment].norm()
@@ -160,7 +160,9 @@ def test__a_bad_batch_of_one_process_updates_nothing_in_any(runs: Path) -> None:
 
 def test__with_stochastic_depth_and_in_bfloat16_many_processes_train_too(runs: Path) -> None:
     names = ("two/stochastic", "one/stochastic", "two/lowered", "one/lowered")
-    losses = {name: [one["student_loss"] for one in metrics(runs / name) if "student_loss" in one] for name in names}
+    losses = {
+        name: [record["student_loss"] for record in metrics(runs / name) if "student_loss" in record] for name in names
+    }
     assert losses["two/stochastic"] != pytest.approx(losses["one/stochastic"], rel=1e-5)
     for name in losses:
         assert losses[name][-1] < losses[name][0] - 0.05
@@ -170,9 +172,9 @@ def test__with_stochastic_depth_and_in_bfloat16_many_processes_train_too(runs: P
 def test__every_process_says_why_a_run_cannot_begin(runs: Path) -> None:
     for world, folder in ((2, "two"), (3, "three")):
         for rank in range(world):
-            told = json.loads((runs / folder / f"told-{world}-{rank}.json").read_text())
-            assert f"batch_size = 11 cannot be shared equally by {world} processes" in told["undivided"]
-            assert f"distributed.shards is 4, which does not divide the {world} processes" in told["shards"]
+            message = json.loads((runs / folder / f"told-{world}-{rank}.json").read_text())
+            assert f"batch_size = 11 cannot be shared equally by {world} processes" in message["undivided"]
+            assert f"distributed.shards is 4, which does not divide the {world} processes" in message["shards"]
             assert not (runs / folder / "undivided").exists()
             assert not (runs / folder / "shards").exists()
 

@@ -13,7 +13,7 @@ NOTEBOOKS = sorted((Path(__file__).parents[2] / "docs" / "notebooks").glob("*.ip
 
 
 def run(notebook: Path, folder: Path, steps: int | None = None) -> None:
-    """As it is, or with shorter training."""
+    """Run the notebook as it is, or with shorter training."""
     text = notebook.read_text(encoding="utf-8")
     if steps is not None:
         text, replaced = re.subn(r"\bSTEPS = \d+", f"STEPS = {steps}", text)

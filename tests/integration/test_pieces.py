@@ -34,8 +34,8 @@ def test__what_a_loop_trained_is_exported_and_loaded(tmp_path: Path, format: str
     model.eval()
     visible = torch.arange(16).expand(2, -1)
     patches = model.encoder(images, visible).tokens[:, -16:]
-    found = capi.load(file)(images, pooled=False)
-    torch.testing.assert_close(found.feature_map.flatten(1, 2), patches, rtol=1e-5, atol=1e-5)
+    features = capi.load(file)(images, pooled=False)
+    torch.testing.assert_close(features.feature_map.flatten(1, 2), patches, rtol=1e-5, atol=1e-5)
 
 
 def test__a_learner_is_evaluated_as_its_export_is(tmp_path: Path, class_folders: Path) -> None:

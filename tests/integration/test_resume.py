@@ -64,15 +64,15 @@ def test__a_run_killed_at_ten_moments_is_the_uninterrupted_one(images: Path, tmp
         assert done.returncode == -signal.SIGKILL, done.stderr
     finished = drive(images, killed)
     assert finished.returncode == 0, finished.stderr
-    expected, found = final_state(tmp_path / "straight"), final_state(killed)
-    assert found[1:] == expected[1:]
-    assert expected[0].keys() == found[0].keys()
+    expected, resumed = final_state(tmp_path / "straight"), final_state(killed)
+    assert resumed[1:] == expected[1:]
+    assert expected[0].keys() == resumed[0].keys()
     for name, value in expected[0].items():
-        assert torch.equal(value, found[0][name]), name
-    assert [record["step"] for record in found[1] if "student_loss" in record] == list(range(1, LAST_STEP + 1))
-    evaluated = [record["step"] for record in found[1] if "registers" in record]
+        assert torch.equal(value, resumed[0][name]), name
+    assert [record["step"] for record in resumed[1] if "student_loss" in record] == list(range(1, LAST_STEP + 1))
+    evaluated = [record["step"] for record in resumed[1] if "registers" in record]
     assert evaluated == [*range(0, LAST_STEP, 5), LAST_STEP]
-    assert found[2]["broken"] == {"broken.png": "no image that can be read"}
+    assert resumed[2]["broken"] == {"broken.png": "no image that can be read"}
     assert not list((killed / "checkpoints").glob(".partial*"))
 
 
@@ -104,15 +104,15 @@ def wait_for_step(out: Path, step: int, process: subprocess.Popen[str]) -> None:
 
 def members(group: int) -> list[int]:
     """Processes of a session that still run."""
-    found = []
+    names = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[3]) == group and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
+            names.append(int(path.parent.name))
+    return names
 
 
 def gone(group: int, seconds: float) -> bool:

@@ -54,7 +54,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(capi.load(run, weights="student").state_dict())
 
 
-def test__shards_and_tables_train_alike_and_go_on_exactly(
+def test__shards_and_tables_train_alike_and_continue_exactly(
     config: Config, sources: dict[str, str], tmp_path: Path
 ) -> None:
     """Blocks of both have the same images, so all that is computed is the same."""
@@ -74,8 +74,8 @@ def test__shards_and_tables_train_alike_and_go_on_exactly(
     assert capi.pretrain(workers, data=sources["shards"], out=stopped, device="cpu", resume=True).finished
     expected = weights(tmp_path / "runs" / "shards")
     for run in (tmp_path / "runs" / "parquet", stopped):
-        found = weights(run)
-        assert all(torch.equal(found[name], value) for name, value in expected.items())
+        weights_here = weights(run)
+        assert all(torch.equal(weights_here[name], value) for name, value in expected.items())
     assert [line["step"] for line in read_metrics(stopped / "metrics.jsonl")] == [1, 2, 3, 4]
     with pytest.raises(CapiError, match="a run resumes with the same images"):
         capi.pretrain(config, data=sources["photos"], out=stopped, device="cpu", resume=True)

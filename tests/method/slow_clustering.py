@@ -50,15 +50,15 @@ def ours(
     reduction: Reduction | None = None,
 ) -> Results:
     """The same by the walk, with all targets rebuilt."""
-    found = cluster(tokens, prototypes, bias, settings, reduction or OneProcess(), earlier)
+    results = cluster(tokens, prototypes, bias, settings, reduction or OneProcess(), earlier)
     everywhere = torch.arange(tokens.shape[1]).expand(len(tokens), -1)
-    targets = rebuild(tokens, everywhere, prototypes, bias, settings, found.factors)
-    return Results(found.loss, targets, found.prototype_gradient, None if bias is None else found.bias_gradient)
+    targets = rebuild(tokens, everywhere, prototypes, bias, settings, results.factors)
+    return Results(results.loss, targets, results.prototype_gradient, None if bias is None else results.bias_gradient)
 
 
-def assert_close(found: Results, expected: Results, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
-    for name, one, other in zip(Results._fields, found, expected, strict=True):
-        if one is not None:
+def assert_close(results: Results, expected: Results, *, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    for name, value, other in zip(Results._fields, results, expected, strict=True):
+        if value is not None:
             torch.testing.assert_close(
-                one.double(), other, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+                value.double(), other, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
             )

@@ -102,8 +102,8 @@ def test__the_targets_of_micro_batches_are_rebuilt_without_autocast() -> None:
     predict_index = [torch.arange(4).expand(3, -1)] * 2
     expected = list(clustering(tokens, predict_index)[1])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = list(clustering(tokens, predict_index)[1])
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+        targets = list(clustering(tokens, predict_index)[1])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(targets, expected, strict=True))
 
 
 @pytest.mark.parametrize("chunk_bytes", [None, 1_000])

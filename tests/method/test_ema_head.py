@@ -85,9 +85,9 @@ def test__collapsed_logits_give_finite_targets() -> None:
 
 
 def test__the_teacher_s_temperature_rises_over_the_warm_up_and_stays(small_config: Config) -> None:
-    found = [rising_temperature(step, start=0.04, end=0.07, steps=7) for step in range(20)]
-    assert found[:7] == pytest.approx(torch.linspace(0.04, 0.07, 7).tolist())
-    assert found[7:] == pytest.approx([0.07] * 13)
+    temperatures = [rising_temperature(step, start=0.04, end=0.07, steps=7) for step in range(20)]
+    assert temperatures[:7] == pytest.approx(torch.linspace(0.04, 0.07, 7).tolist())
+    assert temperatures[7:] == pytest.approx([0.07] * 13)
     assert rising_temperature(0, start=0.04, end=0.07, steps=0) == 0.04
     overrides = [*TARGETS["ema_head"], "optimization.steps=50", "optimization.warmup_share=0.2"]
     target = learner_of(varied(small_config, *overrides)).target

@@ -35,8 +35,8 @@ def test__with_another_grid_features_are_resampled(size: int, teacher: Teacher) 
 def test__resampling_keeps_places_where_they_are() -> None:
     rows = torch.arange(8.0)[:, None].expand(8, 6)
     columns = torch.arange(6.0).expand(8, 6)
-    found = resampled(torch.stack([rows, columns], -1)[None], 4, 3)[0]
-    torch.testing.assert_close(found[1, 1], torch.tensor([2.5, 2.5]), rtol=0, atol=1e-5)
+    places = resampled(torch.stack([rows, columns], -1)[None], 4, 3)[0]
+    torch.testing.assert_close(places[1, 1], torch.tensor([2.5, 2.5]), rtol=0, atol=1e-5)
     finer = resampled(torch.stack([rows, columns], -1)[None], 16, 12)[0]
     torch.testing.assert_close(finer[6, 5], torch.tensor([2.75, 2.25]), rtol=0, atol=1e-5)
 
@@ -59,7 +59,7 @@ def test__the_encoder_gets_images_normalized_as_it_wants(teacher: Teacher) -> No
             return super().forward(images, pooled=pooled)
 
     plain = torch.rand(2, 3, 8, 8)
-    mean, std = (torch.tensor(one)[:, None, None] for one in IMAGENET)
+    mean, std = (torch.tensor(values)[:, None, None] for values in IMAGENET)
     target = FrozenTargets(encoder=Watching(4, GRAY), patch_size=4, statistics=IMAGENET)
     target.tokens(teacher, (plain - mean) / std)
     ((images, pooled),) = seen

@@ -51,29 +51,29 @@ def standard_errors_from_zero(values: list[float]) -> float:
 @pytest.mark.parametrize("draw", MEANINGLESS)
 @pytest.mark.parametrize("images", [2, 8])
 def test__the_share_of_meaningless_positions_is_zero_on_average(draw: Draw, images: int) -> None:
-    found, uncorrected = [], []
+    shares, uncorrected = [], []
     for _ in range(400):
         tokens = draw(images)
-        found.append(float(health.position_share(tokens)))
+        shares.append(float(health.position_share(tokens)))
         centerd = tokens - tokens.mean((0, 1))
         uncorrected.append(float(centerd.mean(0).square().mean() / centerd.square().mean()))
-    assert abs(standard_errors_from_zero(found)) < 3.5
+    assert abs(standard_errors_from_zero(shares)) < 3.5
     # Without the correction it would be far off.
     assert standard_errors_from_zero(uncorrected) > 15
-    assert mean(uncorrected) > 10 * abs(mean(found))
+    assert mean(uncorrected) > 10 * abs(mean(shares))
 
 
 @pytest.mark.parametrize("draw", MEANINGLESS)
 @pytest.mark.parametrize("images", [2, 8])
 def test__the_information_of_meaningless_positions_is_zero_on_average(draw: Draw, images: int) -> None:
-    found, uncorrected = [], []
+    information, uncorrected = [], []
     for _ in range(150):
         nearest = draw(images).argmax(2)
-        found.append(float(health.position_information(nearest)))
+        information.append(float(health.position_information(nearest)))
         uncorrected.append(float(health.plain_information(nearest)))
-    assert abs(standard_errors_from_zero(found)) < 3.5
+    assert abs(standard_errors_from_zero(information)) < 3.5
     assert standard_errors_from_zero(uncorrected) > 15
-    assert mean(uncorrected) > 10 * abs(mean(found))
+    assert mean(uncorrected) > 10 * abs(mean(information))
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0, 3.0])
@@ -83,8 +83,8 @@ def test__the_share_of_known_effects_is_found(strength: float) -> None:
     effect = strength * (effect - effect.mean(0)) / effect.std(0, correction=0)
     tokens = of_image**0.5 * torch.randn(images, 1, WIDTH) + effect
     tokens = tokens + of_noise**0.5 * torch.randn(images, POSITIONS, WIDTH)
-    known = strength**2 / (strength**2 + of_image + of_noise)
-    assert float(health.position_share(tokens)) == pytest.approx(known, abs=0.015)
+    share = strength**2 / (strength**2 + of_image + of_noise)
+    assert float(health.position_share(tokens)) == pytest.approx(share, abs=0.015)
 
 
 def test__features_that_are_position_alone_have_a_share_of_one() -> None:
@@ -115,10 +115,10 @@ def test__prototypes_that_are_positions_have_all_the_information_that_chance_lea
     for images, tolerance in ((4, 0.06), (1000, 0.02)):
         position = np.tile(np.arange(POSITIONS), (images, 1))
         shuffled = [generator.permuted(position, axis=1) for _ in range(50)]
-        by_chance = np.mean([mutual_info_score(position.ravel(), one.ravel()) for one in shuffled])
-        found = float(health.position_information(torch.from_numpy(position)))
-        assert found == pytest.approx(math.log(POSITIONS) - by_chance, abs=tolerance)
-    assert found == pytest.approx(math.log(POSITIONS), abs=0.02)
+        by_chance = np.mean([mutual_info_score(position.ravel(), order.ravel()) for order in shuffled])
+        information = float(health.position_information(torch.from_numpy(position)))
+        assert information == pytest.approx(math.log(POSITIONS) - by_chance, abs=tolerance)
+    assert information == pytest.approx(math.log(POSITIONS), abs=0.02)
 
 
 def test__information_is_drawn_the_same_every_time() -> None:
@@ -176,7 +176,7 @@ def test__what_is_remembered_is_twenty_patches_a_prototype_in_their_true_shares(
 
 
 def slow_perplexity(recent: list[float]) -> float:
-    shares = [one / sum(recent) for one in recent]
+    shares = [count / sum(recent) for count in recent]
     return math.exp(-sum(share * math.log(share) for share in shares if share)) / len(recent)
 
 
@@ -184,7 +184,7 @@ def test__perplexity_and_dead_share_count_as_one_would_by_hand() -> None:
     recent = (torch.rand(200) ** 8 * 100).float()
     values = recent.tolist()
     assert sum(values) > 5 * 200
-    dead = sum(one < 0.05 * sum(values) / 200 for one in values)
+    dead = sum(count < 0.05 * sum(values) / 200 for count in values)
     assert 0 < dead < 200
     assert float(health.perplexity(recent)) == pytest.approx(slow_perplexity(values), rel=1e-5)
     assert float(health.dead_share(recent)) == pytest.approx(dead / 200)
@@ -203,10 +203,10 @@ def test__use_is_unknown_before_five_patches_a_prototype() -> None:
 
 def test__distance_and_gradients_are_those_of_all_weights_as_one_vector() -> None:
     ours, theirs = ([torch.randn(3, 4), torch.randn(5)] for _ in range(2))
-    first, second = (torch.cat([one.flatten() for one in each]) for each in (ours, theirs))
+    first, second = (torch.cat([weight.flatten() for weight in each]) for each in (ours, theirs))
     expected = torch.dist(first, second) / second.norm()
     torch.testing.assert_close(health.relative_distance(ours, theirs), expected)
-    weights = [torch.nn.Parameter(one) for one in ours]
+    weights = [torch.nn.Parameter(weight) for weight in ours]
     assert float(health.gradient_norm(weights)) == 0
     weights[0].grad = torch.full((3, 4), 2.0)
     assert float(health.gradient_norm(weights)) == pytest.approx(2 * math.sqrt(12))
@@ -250,7 +250,7 @@ def test__measuring_changes_neither_weights_nor_random_numbers(small_config: Con
         for step in range(4, 7):
             metrics = train_step(learner, [batch], step, observer)
         modules = (learner.student, learner.teacher, learner.target)
-        weights = [one.detach().clone() for module in modules for one in module.parameters()]
+        weights = [parameter.detach().clone() for module in modules for parameter in module.parameters()]
         results.append([*metrics[:2], *metrics.described.values(), *weights, torch.get_rng_state()])
     assert all(torch.equal(without, measured) for without, measured in zip(*results, strict=True))
     assert len(observer.values()) == 8
@@ -261,13 +261,13 @@ def test__micro_batches_are_seen_as_one_batch(small_config: Config) -> None:
     tree = small_config.model_dump(mode="json")
     tree["model"]["stochastic_depth"] = 0.0
     config = parse_config(tree)
-    batch, found = batch_of(config, 6), []
+    batch, measures = batch_of(config, 6), []
     for parts in ([batch], [MaskedBatch(*(value[start : start + 2] for value in batch[:3])) for start in (0, 2, 4)]):
         learner, monitor = build_learner(config), HealthMonitor()
         train_step(learner, parts, 5, monitor)
-        found.append((monitor.values(), learner.target.recent_use))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-3, abs=1e-6)
-    assert torch.equal(found[0][1], found[1][1])
+        measures.append((monitor.values(), learner.target.recent_use))
+    assert measures[0][0] == pytest.approx(measures[1][0], rel=1e-3, abs=1e-6)
+    assert torch.equal(measures[0][1], measures[1][1])
 
 
 def test__a_monitor_finds_what_the_measures_say_of_the_tokens(small_config: Config) -> None:

@@ -8,7 +8,7 @@ from tests.variants import TARGETS, learner_of, varied
 
 
 def slow_target(image: torch.Tensor, patch: int, size: int, columns: int) -> torch.Tensor:
-    """The pixels of one patch, channel by channel and row by row, less their mean and over their deviation."""
+    """The pixels of one patch, channel by channel and row by row, less their mean and over their std."""
     top, left = patch // columns * size, patch % columns * size
     values = [
         float(image[channel, row, column])

@@ -22,41 +22,41 @@ def slow_sinkhorn(kernel: Tensor, iterations: int) -> Tensor:
 
 
 def balanced(kernel: Tensor, iterations: int) -> Tensor:
-    found, sums = assign(kernel.clone(), *sinkhorn(kernel, iterations, OneProcess()))
-    torch.testing.assert_close(sums, found.sum(-1, keepdim=True))
-    return found
+    assignments, sums = assign(kernel.clone(), *sinkhorn(kernel, iterations, OneProcess()))
+    torch.testing.assert_close(sums, assignments.sum(-1, keepdim=True))
+    return assignments
 
 
 def test__sinkhorn_equals_the_slow_definition_in_every_group() -> None:
     values = torch.rand(3, 7, 5)
     for iterations in (1, 3, 6):
-        found = balanced(values, iterations)
+        assignments = balanced(values, iterations)
         expected = torch.stack([slow_sinkhorn(group, iterations) for group in values]).float()
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(assignments, expected, rtol=1e-5, atol=1e-7)
 
 
 def test__eps_is_reproduced_for_samples_far_from_every_prototype() -> None:
     values = torch.rand(1, 6, 4)
     values[0, 2] *= 1e-24
     values[0, 3] = 0
-    found = balanced(values, 3)[0]
-    torch.testing.assert_close(found, slow_sinkhorn(values[0], 3).float(), rtol=1e-4, atol=1e-7)
-    assert 0.1 < found[2].sum() < 0.9
-    assert found[3].sum() == 0
+    assignments = balanced(values, 3)[0]
+    torch.testing.assert_close(assignments, slow_sinkhorn(values[0], 3).float(), rtol=1e-4, atol=1e-7)
+    assert 0.1 < assignments[2].sum() < 0.9
+    assert assignments[3].sum() == 0
 
 
 def test__rows_sum_to_one_and_prototypes_are_used_evenly() -> None:
     values = torch.exp(torch.randn(2, 60, 8))
-    found = balanced(values, 20)
-    torch.testing.assert_close(found.sum(2), torch.ones(2, 60))
-    torch.testing.assert_close(found.sum(1), torch.full((2, 8), 60 / 8), rtol=1e-3, atol=0)
+    assignments = balanced(values, 20)
+    torch.testing.assert_close(assignments.sum(2), torch.ones(2, 60))
+    torch.testing.assert_close(assignments.sum(1), torch.full((2, 8), 60 / 8), rtol=1e-3, atol=0)
 
 
 def test__factors_stay_finite_over_many_iterations_with_few_samples() -> None:
     """u would grow by prototypes / samples in each iteration, and leave the range of float32 after some ten."""
     values = torch.exp(torch.randn(1, 2, 400))
-    found = balanced(values, 40)[0]
-    torch.testing.assert_close(found, slow_sinkhorn(values[0], 40).float(), rtol=1e-3, atol=1e-6)
+    assignments = balanced(values, 40)[0]
+    torch.testing.assert_close(assignments, slow_sinkhorn(values[0], 40).float(), rtol=1e-3, atol=1e-6)
 
 
 def test__samples_that_no_prototype_reaches_change_nothing_over_many_iterations() -> None:
@@ -96,6 +96,6 @@ def test__the_kernel_is_the_exponential_of_shifted_logits_and_zero_where_floats_
 def test__tokens_have_length_one_and_zeros_stay() -> None:
     # Lengths are bounded from below by 1e-7, which a faint token does not come near.
     tokens = torch.cat([torch.randn(3, 8), 1e-5 * torch.randn(1, 8), torch.zeros(1, 8)]).bfloat16()
-    found = normalized(tokens)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.norm(dim=1), torch.tensor([1.0, 1, 1, 1, 0]))
+    directions = normalized(tokens)
+    assert directions.dtype == torch.float32
+    torch.testing.assert_close(directions.norm(dim=1), torch.tensor([1.0, 1, 1, 1, 0]))

@@ -24,8 +24,8 @@ AMPERE, TURING = (8, 0), (7, 5)
 
 @pytest.fixture
 def capability(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def pretend(found: tuple[int, int]) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found)
+    def pretend(capability_here: tuple[int, int]) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability_here)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
 
     return pretend
@@ -33,12 +33,12 @@ def capability(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test__auto_is_tf32_for_runs_in_bfloat16_on_gpus_that_have_it(capability: Any) -> None:
     assert choose_products("auto", CPU, torch.bfloat16) == "float32"
-    for found, run, expected in (
+    for version, run, expected in (
         (AMPERE, torch.bfloat16, "tf32"),
         (AMPERE, torch.float32, "float32"),
         (TURING, torch.bfloat16, "float32"),
     ):
-        capability(found)
+        capability(version)
         assert choose_products("auto", CUDA, run) == expected
 
 
@@ -78,11 +78,11 @@ def test__a_learner_has_the_precision_of_its_device(capability: Any, small_confi
 
 def test__what_auto_is_tells_gpus_of_one_run_apart(capability: Any, small_config: Config) -> None:
     """Processes compare it before the first step."""
-    config, found = varied(small_config, "run.precision=bfloat16"), []
+    config, sentences = varied(small_config, "run.precision=bfloat16"), []
     for each in (AMPERE, TURING):
         capability(each)
-        found.append(describe_precision(config, CUDA))
-    assert found == [
+        sentences.append(describe_precision(config, CUDA))
+    assert sentences == [
         "networks: torch.bfloat16\nclustering: tf32",
         "networks: torch.bfloat16\nclustering: float32",
     ]
@@ -137,12 +137,12 @@ def test__with_logits_in_tf32_the_gradient_alone_is_in_bfloat16(sinkhorn: Any, c
     tokens, prototypes, bias = torch.randn(16, 5, 32), torch.randn(40, 32), torch.randn(40)
     settings = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=chunk_bytes)
     exact = cluster(tokens, prototypes, bias, settings, OneProcess())
-    found = cluster(tokens, prototypes, bias, replace(settings, precision="tf32"), OneProcess())
-    torch.testing.assert_close(found.loss, exact.loss)
-    for factor, expected in zip(found.factors, exact.factors, strict=True):
+    results = cluster(tokens, prototypes, bias, replace(settings, precision="tf32"), OneProcess())
+    torch.testing.assert_close(results.loss, exact.loss)
+    for factor, expected in zip(results.factors, exact.factors, strict=True):
         torch.testing.assert_close(factor, expected)
-    assert 1e-5 < distance(found.prototype_gradient, exact.prototype_gradient) < 1e-2
-    assert distance(found.bias_gradient, exact.bias_gradient) < 1e-2
+    assert 1e-5 < distance(results.prototype_gradient, exact.prototype_gradient) < 1e-2
+    assert distance(results.bias_gradient, exact.bias_gradient) < 1e-2
 
 
 def distance(gradient: Tensor, expected: Tensor) -> float:
@@ -153,10 +153,10 @@ def distance(gradient: Tensor, expected: Tensor) -> float:
 def test__in_bfloat16_assignments_stay_balanced_and_near_those_of_float32(sinkhorn: Any) -> None:
     tokens, prototypes, bias = torch.randn(16, 5, 32), torch.randn(40, 32), torch.randn(40)
     settings = ClusteringSettings(sinkhorn=sinkhorn, precision="bfloat16")
-    found, expected = ours(tokens, prototypes, bias, settings), slow(tokens, prototypes, bias, settings)
-    torch.testing.assert_close(found.assignments.sum(-1), torch.ones(16, 5), rtol=1e-4, atol=0)
-    moved = (found.assignments - expected.assignments).abs().sum(-1) / 2
+    results, expected = ours(tokens, prototypes, bias, settings), slow(tokens, prototypes, bias, settings)
+    torch.testing.assert_close(results.assignments.sum(-1), torch.ones(16, 5), rtol=1e-4, atol=0)
+    moved = (results.assignments - expected.assignments).abs().sum(-1) / 2
     assert 1e-5 < moved.mean() < 0.03
-    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-2, atol=0)
-    difference: Tensor = (found.prototype_gradient - expected.prototype_gradient).norm()
+    torch.testing.assert_close(results.loss.double(), expected.loss, rtol=1e-2, atol=0)
+    difference: Tensor = (results.prototype_gradient - expected.prototype_gradient).norm()
     assert difference < 0.05 * expected.prototype_gradient.norm()

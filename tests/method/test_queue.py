@@ -58,11 +58,11 @@ def test__the_batch_is_balanced_with_the_last_batches_and_alone_makes_loss_gradi
     clustering = clustering_with(2, ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=budget))
     batches = [torch.randn(IMAGES, POSITIONS, WIDTH) for _ in range(4)]
     for number, tokens in enumerate(batches):
-        found = run(clustering, tokens.chunk(micro_batches))
+        step = run(clustering, tokens.chunk(micro_batches))
         # Not yet anything, one batch, two; and after that the oldest is gone.
         earlier = torch.cat([tokens[:0], *batches[max(number - 2, 0) : number]])
         expected = slow(tokens, clustering.prototypes, clustering.bias, clustering.settings, earlier.bfloat16())
-        assert_close(Results(found[0], found[1], *found[2]), expected, rtol=4e-5, atol=2e-6)
+        assert_close(Results(step[0], step[1], *step[2]), expected, rtol=4e-5, atol=2e-6)
         clustering.follow()
     # Without the queue the targets would be others: the test could fail.
     assert (run(clustering_with(0, clustering.settings), [tokens])[1] - expected.assignments).abs().max() > 1e-2
@@ -104,10 +104,10 @@ def test__a_skipped_batch_leaves_nothing_to_be_balanced_with(sinkhorn: Any, budg
     earlier: list[Tensor] = []
     for skipped in (True, False, True, False, False):
         tokens = torch.randn(IMAGES, POSITIONS, WIDTH)
-        found = run(clustering, [tokens])
+        step = run(clustering, [tokens])
         together = torch.cat(earlier).bfloat16() if earlier else None
         expected = slow(tokens, clustering.prototypes, clustering.bias, clustering.settings, together)
-        assert_close(Results(found[0], found[1], *found[2]), expected, rtol=4e-5, atol=2e-6)
+        assert_close(Results(step[0], step[1], *step[2]), expected, rtol=4e-5, atol=2e-6)
         clustering.follow(torch.tensor(float(skipped)))
         earlier += [] if skipped else [tokens]
 
@@ -197,7 +197,7 @@ def test__a_queue_that_pretends_to_be_full_is_as_long_as_a_full_one() -> None:
     assert queue.earlier().float().std() > 0.5
 
 
-def test__a_run_resumed_with_its_queue_goes_on_bit_for_bit(small_config: Config, tmp_path: Path) -> None:
+def test__a_run_resumed_with_its_queue_continues_bit_for_bit(small_config: Config, tmp_path: Path) -> None:
     config, checkpoints = varied(small_config, "clustering.queue=12"), Checkpoints(tmp_path)
     learner, resumed = build_learner(config), build_learner(config)
     for step in range(3):
@@ -206,9 +206,9 @@ def test__a_run_resumed_with_its_queue_goes_on_bit_for_bit(small_config: Config,
     checkpoints.load(resumed)
     assert resumed.target.queue.seen == 3
     assert torch.equal(resumed.target.queue.tokens, learner.target.queue.tokens)
-    for one in (learner, resumed):
+    for each in (learner, resumed):
         torch.manual_seed(3)
-        train_step(one, [batch_of(config, 3)], 3)
+        train_step(each, [batch_of(config, 3)], 3)
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(states(learner), states(resumed), strict=True))
     assert torch.equal(resumed.target.queue.tokens, learner.target.queue.tokens)
 

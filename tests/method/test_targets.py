@@ -67,9 +67,9 @@ def test__micro_batches_make_the_step_of_the_whole_batch(small_config: Config, n
     for step in range(2, 5):
         batch = batch_of(config, step)
         split = [MaskedBatch(*(value[start : start + 2] for value in batch[:3])) for start in (0, 2, 4)]
-        expected, found = train_step(whole, [batch], step), train_step(parts, split, step)
-        torch.testing.assert_close(found.student_loss, expected.student_loss, rtol=1e-5, atol=1e-6)
-        assert found.values() == pytest.approx(expected.values(), rel=1e-4, abs=1e-5)
+        expected, losses = train_step(whole, [batch], step), train_step(parts, split, step)
+        torch.testing.assert_close(losses.student_loss, expected.student_loss, rtol=1e-5, atol=1e-6)
+        assert losses.values() == pytest.approx(expected.values(), rel=1e-4, abs=1e-5)
         for ours, theirs in zip(states(parts), states(whole), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=2e-5)
 

@@ -91,11 +91,11 @@ def block_outputs(teacher: Teacher, images: torch.Tensor) -> list[torch.Tensor]:
     coordinates = torch.cat([register_coordinates(everywhere, encoder.num_registers), everywhere], dim=1)
     rotary = encoder.positions.rotary(coordinates)
     x = torch.cat([encoder.registers.expand(len(images), -1, -1), encoder.patch_embedding(images, None)], dim=1)
-    found = []
+    outputs = []
     for block in encoder.blocks:
         x = block(x, rotary)
-        found.append(x[:, encoder.num_registers :])
-    return found
+        outputs.append(x[:, encoder.num_registers :])
+    return outputs
 
 
 def per_channel(tokens: torch.Tensor) -> torch.Tensor:
@@ -122,11 +122,11 @@ def test__tokens_are_the_mean_of_the_normalized_layers(
         chosen = [plain(images)]
     else:
         chosen = outputs if layers == "all" else [outputs[number] for number in layers]
-    expected = torch.stack([one if by_hand is None else by_hand(one) for one in chosen]).mean(0)
-    found = Teacher(student, layers=layers, normalize=normalize)(images)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-    assert found.dtype == torch.float32
-    assert not found.requires_grad
+    expected = torch.stack([layer if by_hand is None else by_hand(layer) for layer in chosen]).mean(0)
+    tokens = Teacher(student, layers=layers, normalize=normalize)(images)
+    torch.testing.assert_close(tokens, expected, rtol=1e-5, atol=1e-5)
+    assert tokens.dtype == torch.float32
+    assert not tokens.requires_grad
 
 
 def test__the_layers_that_a_config_names_are_those_of_the_run(small_config: Config) -> None:
@@ -159,16 +159,16 @@ def test__layers_that_cannot_be_are_reported_with_their_key(
 
 def live_bytes() -> int:
     gc.collect()
-    tensors = [one for one in gc.get_objects() if type(one) in {torch.Tensor, torch.nn.Parameter}]
-    plain = [one for one in tensors if one.layout is torch.strided and one.device.type == "cpu"]
-    return sum({one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in plain}.values())
+    tensors = [tensor for tensor in gc.get_objects() if type(tensor) in {torch.Tensor, torch.nn.Parameter}]
+    plain = [tensor for tensor in tensors if tensor.layout is torch.strided and tensor.device.type == "cpu"]
+    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in plain}.values())
 
 
 def test__only_the_mean_is_kept_from_layer_to_layer(small_config: Config) -> None:
     teacher = Teacher(build_student(varied(small_config, "model.depth=9")), layers="all", normalize="instance")
-    found: list[int] = []
+    live: list[int] = []
     for block in teacher.average.encoder.blocks:
-        block.register_forward_pre_hook(lambda *_: found.append(live_bytes()))
+        block.register_forward_pre_hook(lambda *_: live.append(live_bytes()))
     teacher(torch.randn(2, 3, 32, 24))
     a_layer = 4 * 2 * 48 * 32
-    assert found[-1] - found[1] < a_layer < found[1] - found[0] + a_layer // 8
+    assert live[-1] - live[1] < a_layer < live[1] - live[0] + a_layer // 8

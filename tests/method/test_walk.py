@@ -64,10 +64,10 @@ def test__other_temperatures_and_iterations(sinkhorn: Any, budget: int | None) -
 def test__logits_a_hundred_apart_give_no_nan(sinkhorn: Any, budget: int | None) -> None:
     settings = ClusteringSettings(sinkhorn=sinkhorn, chunk_bytes=budget)
     prototypes, tokens = torch.randn(40, 8) * torch.logspace(-1, 2, 40)[:, None], torch.randn(5, 6, 8)
-    found, expected = ours(tokens, prototypes, None, settings), slow(tokens, prototypes, None, settings)
-    assert torch.isfinite(found.assignments).all()
-    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.prototype_gradient.double(), expected.prototype_gradient, rtol=1e-3, atol=1e-5)
+    results, expected = ours(tokens, prototypes, None, settings), slow(tokens, prototypes, None, settings)
+    assert torch.isfinite(results.assignments).all()
+    torch.testing.assert_close(results.loss.double(), expected.loss, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results.prototype_gradient.double(), expected.prototype_gradient, rtol=1e-3, atol=1e-5)
 
 
 class PeakBytes(TorchDispatchMode):
@@ -130,12 +130,12 @@ def test__a_sample_that_no_prototype_reaches_gives_no_nan(sinkhorn: Any, iterati
     tokens, prototypes = torch.randn(4, 5, 8), torch.randn(12, 8) * 100
     # Below the largest logit of every prototype by hundreds of temperatures.
     tokens[0, 0] = torch.linalg.lstsq(prototypes, -torch.ones(12) * 50).solution.flatten()
-    found = ours(tokens, prototypes, None, settings)
-    assert all(torch.isfinite(value).all() for value in found if value is not None)
+    results = ours(tokens, prototypes, None, settings)
+    assert all(torch.isfinite(value).all() for value in results if value is not None)
     if sinkhorn == "standard" and iterations == 3:
         expected = slow(tokens, prototypes, None, settings)
-        torch.testing.assert_close(found.assignments.double(), expected.assignments, rtol=1e-3, atol=1e-4)
-        assert found.assignments[0, 0].sum() < 1e-3
+        torch.testing.assert_close(results.assignments.double(), expected.assignments, rtol=1e-3, atol=1e-4)
+        assert results.assignments[0, 0].sum() < 1e-3
 
 
 @pytest.mark.parametrize("budget", [None, 6_500])
@@ -149,11 +149,11 @@ def test__a_sample_that_is_faintly_reached_is_assigned_after_as_many_iterations_
     prototypes[:, 0] += 2.1
     tokens[..., 0] = 1
     tokens[1, 0, 0] = -1
-    found, expected = ours(tokens, prototypes, None, settings), slow(tokens, prototypes, None, settings)
+    results, expected = ours(tokens, prototypes, None, settings), slow(tokens, prototypes, None, settings)
     assert (expected.assignments[1, 0].sum() > 0.5) == (iterations > 3)
-    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.assignments.double(), expected.assignments, rtol=1e-3, atol=1e-5)
-    torch.testing.assert_close(found.prototype_gradient.double(), expected.prototype_gradient, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(results.loss.double(), expected.loss, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results.assignments.double(), expected.assignments, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(results.prototype_gradient.double(), expected.prototype_gradient, rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
@@ -179,9 +179,9 @@ def test__an_image_far_from_all_prototypes_has_its_softmax_too(distance: float) 
 def test__a_token_that_is_nan_makes_the_loss_nan(sinkhorn: Any) -> None:
     tokens = torch.randn(3, 4, 8)
     tokens[1, 2, 3] = torch.nan
-    found = cluster(tokens, torch.randn(20, 8), None, ClusteringSettings(sinkhorn=sinkhorn), OneProcess())
-    assert found.loss.isnan()
-    assert found.prototype_gradient.isnan().any()
+    results = cluster(tokens, torch.randn(20, 8), None, ClusteringSettings(sinkhorn=sinkhorn), OneProcess())
+    assert results.loss.isnan()
+    assert results.prototype_gradient.isnan().any()
 
 
 @pytest.mark.parametrize("sinkhorn", ["positionwise", "standard"])
@@ -194,8 +194,8 @@ def test__targets_of_any_images_are_rebuilt_as_they_were_balanced_together(sinkh
     for images in (slice(0, 2), slice(2, 3), slice(3, 6)):
         image = torch.arange(images.start, images.stop)[:, None]
         chosen = tokens[image, index[images]]
-        found = rebuild(chosen, index[images], prototypes, bias, settings, factors, images.start)
-        torch.testing.assert_close(found.double(), expected[image, index[images]], rtol=1e-4, atol=1e-6)
+        targets = rebuild(chosen, index[images], prototypes, bias, settings, factors, images.start)
+        torch.testing.assert_close(targets.double(), expected[image, index[images]], rtol=1e-4, atol=1e-6)
 
 
 class Counted(OneProcess):

@@ -39,8 +39,8 @@ def rebuilt(model: CapiEncoder) -> CapiEncoder:
 
 def assert_same_model(ours: CapiEncoder, theirs: CapiEncoder, images: Tensor) -> None:
     with torch.no_grad():
-        for one, other in zip(ours(images), theirs(images), strict=True):
-            assert torch.equal(one, other)
+        for value, other in zip(ours(images), theirs(images), strict=True):
+            assert torch.equal(value, other)
         visible, hidden = torch.tensor([[0, 3, 4], [1, 2, 5]]), torch.tensor([[1, 5], [0, 3]])
         students = [
             student_of(encoder=model.encoder, predictor=model.predictor, head=nn.Identity()) for model in (ours, theirs)

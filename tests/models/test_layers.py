@@ -56,15 +56,15 @@ def test__cross_attention_norms_the_queries_only() -> None:
     torch.testing.assert_close(block(x, query_table, context, key_table), expected)
 
 
-@pytest.mark.parametrize(("images", "kept"), [(1, 1), (2, 1), (10, 8), (64, 51)])
-def test__stochastic_depth_runs_each_branch_for_the_same_number_of_images(images: int, kept: int) -> None:
+@pytest.mark.parametrize(("images", "rows"), [(1, 1), (2, 1), (10, 8), (64, 51)])
+def test__stochastic_depth_runs_each_branch_for_the_same_number_of_images(images: int, rows: int) -> None:
     block = Block(width=16, heads=2, mlp_width=64, drop_rate=0.2)
     seen = []
     block.attention.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     block.mlp.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
     block(torch.randn(images, 5, 16), table(images, 5))
-    assert seen == [kept, kept]
-    assert block.images_kept(images) == kept
+    assert seen == [rows, rows]
+    assert block.images_kept(images) == rows
 
 
 def test__stochastic_depth_draws_again_for_each_branch() -> None:
@@ -85,9 +85,9 @@ def test__stochastic_depth_scales_what_it_keeps() -> None:
     x, rotary = torch.randn(4, 5, 16), table(4, 5)
     branch = block.eval()(x, rotary) - x
     dropped = block.train()(x, rotary) - x
-    kept = dropped.flatten(1).abs().sum(1) > 0
-    assert kept.sum() == 2
-    torch.testing.assert_close(dropped[kept], 2 * branch[kept])
+    has_value = dropped.flatten(1).abs().sum(1) > 0
+    assert has_value.sum() == 2
+    torch.testing.assert_close(dropped[has_value], 2 * branch[has_value])
 
 
 def test__stochastic_depth_keeps_the_expectation() -> None:

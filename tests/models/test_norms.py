@@ -53,15 +53,15 @@ def test__tokens_of_zeros_and_tokens_that_are_not_finite_stay_so() -> None:
 
 
 def test__only_the_input_is_kept_for_the_backward_pass() -> None:
-    x, norm, kept = torch.randn(40, 16, requires_grad=True), RMSNorm(16), []
+    x, norm, saved = torch.randn(40, 16, requires_grad=True), RMSNorm(16), []
 
     def note(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
+        saved.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         norm(x)
-    large = [tensor for tensor in kept if tensor.numel() >= x.numel()]
+    large = [tensor for tensor in saved if tensor.numel() >= x.numel()]
     assert [tensor.data_ptr() for tensor in large] == [x.data_ptr()]
 
 

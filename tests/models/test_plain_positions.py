@@ -26,11 +26,11 @@ def test__a_gradient_along_an_axis_stays_one(resampling: str) -> None:
     """So rows are not taken for columns."""
     down = torch.arange(6.0).repeat_interleave(6)
     across = torch.arange(6.0).repeat(6)
-    found = resampled(torch.stack([down, across], dim=-1)[None], 3, 9, resampling, 4)[0].reshape(3, 9, 2)  # type: ignore[arg-type]
-    assert (found[1:, :, 0] > found[:-1, :, 0]).all()
-    assert (found[:, 1:, 1] > found[:, :-1, 1]).all()
-    assert found[:, :, 0].std(1).max() < 0.05
-    assert found[:, :, 1].std(0).max() < 0.05
+    places = resampled(torch.stack([down, across], dim=-1)[None], 3, 9, resampling, 4)[0].reshape(3, 9, 2)  # type: ignore[arg-type]
+    assert (places[1:, :, 0] > places[:-1, :, 0]).all()
+    assert (places[:, 1:, 1] > places[:, :-1, 1]).all()
+    assert places[:, :, 0].std(1).max() < 0.05
+    assert places[:, :, 1].std(0).max() < 0.05
 
 
 def test__a_fixed_table_takes_no_other_grid() -> None:
@@ -48,11 +48,11 @@ def test__the_row_of_a_pair_depends_on_its_offset_alone() -> None:
     assert index.shape == (17, 17)
     place = {1 + row * 4 + column: (row, column) for row in range(4) for column in range(4)}
     by_offset: dict[tuple[int, int], set[int]] = {}
-    for one, (row, column) in place.items():
+    for pair, (row, column) in place.items():
         for other, (below, right) in place.items():
-            by_offset.setdefault((row - below, column - right), set()).add(int(index[one, other]))
-    assert all(len(found) == 1 for found in by_offset.values())
-    assert len({next(iter(found)) for found in by_offset.values()}) == 49
+            by_offset.setdefault((row - below, column - right), set()).add(int(index[pair, other]))
+    assert all(len(rows) == 1 for rows in by_offset.values())
+    assert len({next(iter(rows)) for rows in by_offset.values()}) == 49
     assert (index[0, 1:] == 49).all()
     assert (index[1:, 0] == 50).all()
     assert index[0, 0] == 51

@@ -95,7 +95,7 @@ NAMES = list(variants())
 
 
 def predict(model: Predictor, network: Encoder, *batch: torch.Tensor) -> torch.Tensor:
-    """As a student predicts, before its head."""
+    """The predictions of a student, before its head."""
     predictions: torch.Tensor = student_of(encoder=network, predictor=model, head=torch.nn.Identity())(*batch)
     return predictions
 
@@ -174,7 +174,7 @@ def test__gradients_reach_every_parameter_of_encoder_and_predictor(name: str, po
     model, network = variants(positions)[name], encoder(positions=positions)
     predict(model, network, images(), VISIBLE, PREDICT).pow(3).sum().backward()
     for module in (model, network):
-        assert [one for one, weight in module.named_parameters() if weight.grad is None] == []
+        assert [parameter for parameter, weight in module.named_parameters() if weight.grad is None] == []
 
 
 def block_parameters(width: int, context: int, mlp: int) -> int:

@@ -110,8 +110,8 @@ def test__registers_walk_around_the_bounding_box() -> None:
 def test__multiples_of_four_put_equally_many_on_each_side(count: int) -> None:
     side = count // 4
     c = torch.arange(side) / side
-    zero, one = torch.zeros(side), torch.ones(side)
-    sides = [(c, zero), (one, c), (1 - c, one), (zero, 1 - c)]
+    zero, ones = torch.zeros(side), torch.ones(side)
+    sides = [(c, zero), (ones, c), (1 - c, ones), (zero, 1 - c)]
     expected = torch.cat([torch.stack(pair, -1) for pair in sides])
     corners = torch.tensor([[[0.0, 0.0], [1.0, 1.0]]])
     assert torch.equal(register_coordinates(corners, count)[0], expected)

@@ -25,8 +25,10 @@ def run_report(name: str = "run", **others: float | None) -> RunReport:
     watchman = Watchman(FACTS)
     for record in logged:
         watchman.see(record)
-    keys = {key for one in logged for key in one if key != "step"}
-    columns = {key: _column([(one["step"], one[key]) for one in logged if key in one]) for key in sorted(keys)}
+    keys = {key for record in logged for key in record if key != "step"}
+    columns = {
+        key: _column([(record["step"], record[key]) for record in logged if key in record]) for key in sorted(keys)
+    }
     return RunReport(
         name=name,
         state=RunState("finished", 60, 60),

@@ -77,7 +77,7 @@ def add_checkpoint(run: Path, step: int = 60) -> None:
 
 def append(run: Path, *metrics: Mapping[str, Any]) -> None:
     with (run / "metrics.jsonl").open("a") as file:
-        file.writelines(json.dumps(one) + "\n" for one in metrics)
+        file.writelines(json.dumps(record) + "\n" for record in metrics)
 
 
 def add_pictures(run: Path, *, images: int = 2, steps: Sequence[int] = (0, 30, 60), prototypes: int = 3) -> None:
@@ -90,9 +90,11 @@ def add_pictures(run: Path, *, images: int = 2, steps: Sequence[int] = (0, 30, 6
         _noise(random, 48, 48).save(snapshots / f"photo_{image}.jpg")
         for step in steps:
             _noise(random, 6, 6).save(snapshots / f"step_{step:08d}_{image}.png")
-    listed = [{"number": 7 * one, "share": 0.1 / (one + 1), "file": f"{one:05d}.png"} for one in range(prototypes)]
-    for one in listed:
-        _noise(random, 16, 128).save(strips / str(one["file"]))
+    listed = [
+        {"number": 7 * number, "share": 0.1 / (number + 1), "file": f"{number:05d}.png"} for number in range(prototypes)
+    ]
+    for strip in listed:
+        _noise(random, 16, 128).save(strips / str(strip["file"]))
     index = {"images": 675, "note": "Patches of <b>675</b> images.", "prototypes": listed}
     (strips / "index.json").write_text(json.dumps(index))
 

@@ -35,10 +35,10 @@ def table(*rows: RowOutcome) -> TableOutcome:
 
 
 def test__spread_is_mean_and_sample_deviation() -> None:
-    found = spread([0.1, 0.2, 0.6])
-    assert found is not None
-    assert found.mean == pytest.approx(0.3)
-    assert found.std == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
+    spread_of_three = spread([0.1, 0.2, 0.6])
+    assert spread_of_three is not None
+    assert spread_of_three.mean == pytest.approx(0.3)
+    assert spread_of_three.std == pytest.approx(math.sqrt((0.04 + 0.01 + 0.09) / 2))
     assert spread([0.5]).std is None
     assert spread([]) is None
 
@@ -52,8 +52,8 @@ def test__scores_between_evaluations_lie_on_a_line() -> None:
     assert score_at([], 1.0) is None
 
 
-def test__an_ordering_holds_is_reversed_or_cannot_be_told() -> None:
-    found = orderings(
+def test__an_ordering_holds_is_reversed_or_is_undecided() -> None:
+    judged = orderings(
         table(
             row("best", 30.0, 0.50, 0.52),
             row("middle", 20.0, 0.40, 0.42),
@@ -63,11 +63,11 @@ def test__an_ordering_holds_is_reversed_or_cannot_be_told() -> None:
         0,
         "csv/knn-segmentation",
     )
-    verdicts = {(one.better, one.worse): one.verdict for one in found}
+    verdicts = {(ordering.better, ordering.worse): ordering.verdict for ordering in judged}
     assert verdicts[("best", "middle")] == "holds"
     assert verdicts[("best", "worst")] == "reversed"
     assert verdicts[("middle", "like the middle")] == "not told apart"
-    first = next(one for one in found if one.worse == "middle" and one.better == "best")
+    first = next(ordering for ordering in judged if ordering.worse == "middle" and ordering.better == "best")
     assert (first.paper, first.here) == (10.0, pytest.approx(10.0))
     assert first.uncertainty == pytest.approx(100 * math.sqrt(2 * 0.0002 / 2))
 
@@ -80,8 +80,8 @@ def test__rows_that_the_paper_scores_alike_or_not_at_all_have_no_order() -> None
 @pytest.mark.parametrize("gap", [0.0, 0.0004, -0.0004])
 def test__scores_that_are_printed_alike_are_no_reversal(gap: float) -> None:
     rows = row("a", 20.0, 0.2 + gap, 0.2 + gap), row("b", 10.0, 0.2, 0.2)
-    (one,) = orderings(table(*rows), 0, "csv/knn-segmentation")
-    assert (one.verdict, percent_points(one.here)) == ("no difference", "0.0")
+    (ordering,) = orderings(table(*rows), 0, "csv/knn-segmentation")
+    assert (ordering.verdict, percent_points(ordering.here)) == ("no difference", "0.0")
 
 
 def test__with_one_seed_or_at_smoke_scale_no_ordering_is_judged() -> None:
@@ -89,9 +89,9 @@ def test__with_one_seed_or_at_smoke_scale_no_ordering_is_judged() -> None:
     three = table(row("a", 20.0, 0.10, 0.11, 0.12), row("b", 10.0, 0.2, 0.21, 0.22))
     smoke = replace(three, facts={"scale": "smoke"})
     for each, reason in ((one_seed, "one seed does not tell"), (smoke, "runs at smoke scale are too short to learn")):
-        (one,) = orderings(each, 0, "csv/knn-segmentation")
-        assert (one.uncertainty, one.verdict) == (None, "not judged")
-        assert one.here < 0
+        (ordering,) = orderings(each, 0, "csv/knn-segmentation")
+        assert (ordering.uncertainty, ordering.verdict) == (None, "not judged")
+        assert ordering.here < 0
         assert verdicts(each) == {}
         assert orderings_sentence(each).startswith(f"No ordering of the paper is judged: {reason}")
         assert "csv/knn-segmentation here: a " in orderings_sentence(each)
@@ -120,8 +120,8 @@ def test__columns_stand_beside_those_that_judge_the_same_way() -> None:
     table = TableOutcome(
         "n", paper, (), (), ["csv/attentive", "csv/knn-segmentation", "csv/logistic-segmentation"], {}, {}, {}
     )
-    found = [(paper.columns[number], column) for number, column in columns_side_by_side(table)]
-    assert found == [
+    pairs = [(paper.columns[number], column) for number, column in columns_side_by_side(table)]
+    assert pairs == [
         ("ADE20K k-NN", "csv/knn-segmentation"),
         ("ADE20K linear", "csv/logistic-segmentation"),
         ("ImageNet-1k attentive", "csv/attentive"),

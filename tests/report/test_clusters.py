@@ -25,8 +25,8 @@ def test__the_inertia_is_as_good_as_that_of_scikit_learn(clusters: int, spread: 
 
 def test__each_patch_belongs_to_the_nearest_center_which_is_the_mean_of_its_patches() -> None:
     features = blobs(5, 40, 2.0)
-    found = KMeans(5).fit(features)
-    labels, centers = found.predict(features), found.centers_.double() + found.mean_
+    clusters = KMeans(5).fit(features)
+    labels, centers = clusters.predict(features), clusters.centers_.double() + clusters.mean_
     distances = torch.cdist(features.double(), centers, compute_mode="donot_use_mm_for_euclid_dist")
     assert torch.equal(labels, distances.argmin(1))
     for number in range(5):
@@ -44,10 +44,10 @@ def test__clusters_are_numbered_from_the_largest_down_and_are_the_same_every_tim
 @pytest.mark.parametrize("different", [1, 2, 3])
 def test__fewer_different_patches_than_clusters_make_as_many_clusters(different: int) -> None:
     features = torch.randn(different, 3).repeat(20, 1)
-    found = KMeans(8).fit(features)
-    assert len(found.centers_) == different
-    assert found.inertia_ == pytest.approx(0, abs=1e-9)
-    assert len(found.predict(features).unique()) == different
+    clusters = KMeans(8).fit(features)
+    assert len(clusters.centers_) == different
+    assert clusters.inertia_ == pytest.approx(0, abs=1e-9)
+    assert len(clusters.predict(features).unique()) == different
 
 
 def test__a_cluster_that_loses_all_patches_takes_one_that_is_far_off() -> None:

@@ -92,7 +92,7 @@ def test__names_cannot_break_the_markdown() -> None:
 
 def test__the_csv_has_a_row_for_each_score() -> None:
     rows = list(csv.DictReader(io.StringIO(as_csv(three()))))
-    assert [(one["model"], one["score"], one["value"], one["status"]) for one in rows] == [
+    assert [(record["model"], record["score"], record["value"], record["status"]) for record in rows] == [
         ("a", "test", "0.5", "done"),
         ("a", "real", "0.25", "done"),
         ("b", "test", "0.5", "done"),
@@ -116,14 +116,14 @@ def test__the_json_holds_the_results_without_their_grids() -> None:
 
 def test__facts_name_all_versions_and_devices_that_took_part() -> None:
     versions = {"capi": "1", "torch": "9", "python": "3"}
-    found = facts(
+    shown = facts(
         comparison(
             finished("a", "folder/knn", {"test": 0.5}),
             finished("b", "folder/knn", {"test": 0.5}, device="cuda", versions=versions),
         )
     )
-    assert (found["device"], found["torch"], found["capi"]) == ("cpu, cuda", "2, 9", "1")
-    assert found["seconds"] == "2.5"
+    assert (shown["device"], shown["torch"], shown["capi"]) == ("cpu, cuda", "2, 9", "1")
+    assert shown["seconds"] == "2.5"
 
 
 def test__a_benchmark_that_no_model_is_run_on_has_no_bars(tmp_path: Path) -> None:

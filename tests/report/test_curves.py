@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from capi.method.targets import LossLabel
-from capi.report.runs import plot_metrics, series
+from capi.report.curves import plot_metrics, series
 
 LOSS = LossLabel("Cross-entropy", "nat")
 RECORDS = [

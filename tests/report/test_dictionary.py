@@ -46,8 +46,8 @@ def test__every_step_lowers_the_objective() -> None:
 
 def test__the_dictionary_is_as_good_as_that_of_scikit_learn() -> None:
     features, _ = mixed()
-    found = SparseDictionary(4, penalty=0.1).fit(features)
-    patches = ((features - found.mean_) / found.scale_).float()
+    dictionary = SparseDictionary(4, penalty=0.1).fit(features)
+    patches = ((features - dictionary.mean_) / dictionary.scale_).float()
     theirs = DictionaryLearning(
         4,
         alpha=0.1,
@@ -60,7 +60,7 @@ def test__the_dictionary_is_as_good_as_that_of_scikit_learn() -> None:
     ).fit(patches.double().numpy())
     codes = torch.from_numpy(theirs.transform(patches.double().numpy())).float()
     best = objective(patches, torch.from_numpy(theirs.components_).float(), codes, 0.1)
-    assert objective(patches, found.atoms_, found.transform(features), 0.1) <= best * 1.05
+    assert objective(patches, dictionary.atoms_, dictionary.transform(features), 0.1) <= best * 1.05
 
 
 def test__codes_are_not_negative_and_atoms_are_ordered_by_their_use() -> None:

@@ -62,43 +62,43 @@ def write_run(
     return folder
 
 
-def titles(found: Diagnosis, state: FindingState) -> set[str]:
-    return {finding.title for finding in found.of(state)}
+def titles(diagnosis: Diagnosis, state: FindingState) -> set[str]:
+    return {finding.title for finding in diagnosis.of(state)}
 
 
-def finding(found: Diagnosis, title: str) -> Finding:
-    return next(one for one in found.findings if one.title == title)
+def finding(diagnosis: Diagnosis, title: str) -> Finding:
+    return next(finding for finding in diagnosis.findings if finding.title == title)
 
 
 def test__a_healthy_run_is_well(config: Config, tmp_path: Path) -> None:
-    found = doctor(write_run(tmp_path / "run", config))
-    assert not found.has_alarms
-    assert found.state.kind == "finished"
-    assert found.of("alarm") == found.of("look") == []
-    assert {rule.title for rule in RULES} <= titles(found, "well")
+    diagnosis = doctor(write_run(tmp_path / "run", config))
+    assert not diagnosis.has_alarms
+    assert diagnosis.state.kind == "finished"
+    assert diagnosis.of("alarm") == diagnosis.of("look") == []
+    assert {rule.title for rule in RULES} <= titles(diagnosis, "well")
     assert {"Checkpoint", "Loss of the student", "folder/knn/teacher", "Speed", "Images", "Batch"} <= titles(
-        found, "well"
+        diagnosis, "well"
     )
-    assert titles(found, "unknown") == {"Reference runs"}
-    assert found.sentence == "All is well."
+    assert titles(diagnosis, "unknown") == {"Reference runs"}
+    assert diagnosis.sentence == "All is well."
 
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
 def test__a_healthy_run_of_another_target_lacks_nothing(config: Config, tmp_path: Path, kind: str) -> None:
-    found = doctor(write_run(tmp_path / "run", varied(config, *TARGETS[kind])))
-    assert found.sentence == "All is well."
-    assert titles(found, "unknown") == {"Reference runs"}
+    diagnosis = doctor(write_run(tmp_path / "run", varied(config, *TARGETS[kind])))
+    assert diagnosis.sentence == "All is well."
+    assert titles(diagnosis, "unknown") == {"Reference runs"}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.key)
 def test__each_range_raises_an_alarm_with_its_advice(config: Config, tmp_path: Path, rule: Any) -> None:
     low, high = rule.limits(run_facts(config))
     value = low / 2 if np.isinf(high) else 2 * high
-    found = doctor(write_run(tmp_path / "run", config, changes={rule.key: value}))
-    assert found.has_alarms
-    assert titles(found, "alarm") == {rule.title}
-    assert finding(found, rule.title).advice.startswith(rule.below if value < low else rule.above)
-    assert found.sentence.startswith("1 thing not well")
+    diagnosis = doctor(write_run(tmp_path / "run", config, changes={rule.key: value}))
+    assert diagnosis.has_alarms
+    assert titles(diagnosis, "alarm") == {rule.title}
+    assert finding(diagnosis, rule.title).advice.startswith(rule.below if value < low else rule.above)
+    assert diagnosis.sentence.startswith("1 thing not well")
 
 
 def test__an_alarm_that_is_over_is_reported_with_its_step(config: Config, tmp_path: Path) -> None:
@@ -107,46 +107,46 @@ def test__an_alarm_that_is_over_is_reported_with_its_step(config: Config, tmp_pa
     for line in lines[10:20]:
         line["position_share"] = 0.9
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = doctor(run)
-    assert not found.has_alarms
-    assert [one.text for one in found.of("look")] == ["alarm at step 130, and well now"]
+    diagnosis = doctor(run)
+    assert not diagnosis.has_alarms
+    assert [finding.text for finding in diagnosis.of("look")] == ["alarm at step 130, over now"]
 
 
 def test__nan_is_an_alarm(config: Config, tmp_path: Path) -> None:
-    found = doctor(write_run(tmp_path / "run", config, changes={"student_loss": None, "effective_rank": None}))
-    assert titles(found, "alarm") == {"Loss of the student", "Effective rank of the features"}
-    assert "NaN" in finding(found, "Effective rank of the features").text
-    diagnosis_text(found)
+    diagnosis = doctor(write_run(tmp_path / "run", config, changes={"student_loss": None, "effective_rank": None}))
+    assert titles(diagnosis, "alarm") == {"Loss of the student", "Effective rank of the features"}
+    assert "NaN" in finding(diagnosis, "Effective rank of the features").text
+    diagnosis_text(diagnosis)
 
 
-def test__a_run_that_was_interrupted_names_the_command_to_go_on(config: Config, tmp_path: Path) -> None:
+def test__a_run_that_was_interrupted_names_the_command_that_resumes(config: Config, tmp_path: Path) -> None:
     words = ["/somewhere/capi", "pretrain", "demo", "model.depth=2", "--overwrite", "--data", "my photos", "--out", "r"]
     home = tmp_path / "home of [red]"
     start = {"command": words, "folder": str(home), "step": 0}
     home.mkdir()
-    found = doctor(write_run(home / "r", config, steps=200, starts=[start]))
-    assert (found.state.kind, found.has_alarms) == ("stopped", False)
-    told = finding(found, "State")
-    assert told.text == "stopped at step 200 of 400"
+    diagnosis = doctor(write_run(home / "r", config, steps=200, starts=[start]))
+    assert (diagnosis.state.kind, diagnosis.has_alarms) == ("stopped", False)
+    state = finding(diagnosis, "State")
+    assert state.text == "stopped at step 200 of 400"
     command = f"cd '{home}' && capi pretrain demo model.depth=2 --data 'my photos' --out r --resume"
-    assert told.advice == f"To resume: {command}"
+    assert state.advice == f"To resume: {command}"
     # As it stands: no part of it is taken for a style.
-    assert command in printed(found)
-    assert finding(found, "Checkpoint").text == "the newest is of step 200"
+    assert command in printed(diagnosis)
+    assert finding(diagnosis, "Checkpoint").text == "the newest is of step 200"
 
 
 def test__a_run_that_was_moved_is_resumed_where_it_is(config: Config, tmp_path: Path) -> None:
     words = ["/somewhere/capi", "pretrain", "demo", "--data", "photos", "--out", "r"]
     start = {"command": words, "folder": "/home/of/another", "step": 0}
-    found = doctor(write_run(tmp_path / "moved", config, steps=200, starts=[start]))
-    assert f"--out {tmp_path / 'moved'} --resume" in finding(found, "State").advice
+    diagnosis = doctor(write_run(tmp_path / "moved", config, steps=200, starts=[start]))
+    assert f"--out {tmp_path / 'moved'} --resume" in finding(diagnosis, "State").advice
 
 
 def test__a_run_that_python_started_names_a_command_that_does_the_same(config: Config, tmp_path: Path) -> None:
     run = tmp_path / "my run"
-    found = doctor(write_run(run, config, steps=200, starts=[{"command": ["notebook.py"], "step": 0}]))
+    diagnosis = doctor(write_run(run, config, steps=200, starts=[{"command": ["notebook.py"], "step": 0}]))
     expected = f"capi pretrain '{run}/config.yaml' --data 'some images' --out '{run}' --resume"
-    assert finding(found, "State").advice == f"To resume: {expected}"
+    assert finding(diagnosis, "State").advice == f"To resume: {expected}"
 
 
 _TRAINER = """
@@ -173,22 +173,24 @@ def test__a_run_that_is_running_is_recognized_by_its_lock(config: Config, tmp_pa
 def test__a_run_without_metrics_is_not_known(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     (run / "metrics.jsonl").unlink()
-    found = doctor(run)
-    assert not found.has_alarms
-    assert finding(found, "Metrics").text == "nothing was logged yet"
-    assert finding(found, "State").text == "the run ended before it logged anything"
-    assert {rule.title for rule in RULES} <= titles(found, "unknown")
+    diagnosis = doctor(run)
+    assert not diagnosis.has_alarms
+    assert finding(diagnosis, "Metrics").text == "nothing was logged yet"
+    assert finding(diagnosis, "State").text == "the run ended before it logged anything"
+    assert {rule.title for rule in RULES} <= titles(diagnosis, "unknown")
     (run / "metrics.jsonl").write_text("")
-    assert doctor(run).findings == found.findings
+    assert doctor(run).findings == diagnosis.findings
 
 
 def test__a_half_written_line_and_lines_that_are_no_records_are_left_out(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     whole = (run / "metrics.jsonl").read_text()
     (run / "metrics.jsonl").write_text(whole + '{"step": 410, "student_lo')
-    found = doctor(run)
-    assert found.state.step == STEPS
-    assert [one.text for one in found.of("look")] == ["the last line of metrics.jsonl is cut off, and was left out"]
+    diagnosis = doctor(run)
+    assert diagnosis.state.step == STEPS
+    assert [finding.text for finding in diagnosis.of("look")] == [
+        "the last line of metrics.jsonl is cut off, and was left out"
+    ]
     (run / "metrics.jsonl").write_text(f"[3]\nnull\n{whole}")
     assert "2 lines of metrics.jsonl left out" in finding(doctor(run), "Metrics").text
 
@@ -197,22 +199,22 @@ def test__a_run_that_was_not_measured_says_so_once(config: Config, tmp_path: Pat
     run = write_run(tmp_path / "run", config)
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measured = {rule.key for rule in RULES} - {"target_entropy"}
-    kept = [{key: value for key, value in line.items() if key not in measured} for line in lines]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in kept))
-    found = doctor(run)
-    assert titles(found, "unknown") == {"Health", "Reference runs"}
-    assert "Effective rank of the features" in finding(found, "Health").text
-    assert "Entropy of the targets" in titles(found, "well")
+    records = [{key: value for key, value in line.items() if key not in measured} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in records))
+    diagnosis = doctor(run)
+    assert titles(diagnosis, "unknown") == {"Health", "Reference runs"}
+    assert "Effective rank of the features" in finding(diagnosis, "Health").text
+    assert "Entropy of the targets" in titles(diagnosis, "well")
 
 
 def test__a_config_of_a_newer_version_leaves_what_can_be_said(config: Config, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", config)
     text = (run / "config.yaml").read_text().replace(f"version: {CONFIG_VERSION}", "version: 99")
     (run / "config.yaml").write_text(text)
-    found = doctor(run)
-    assert "install a newer capi; health is not judged" in finding(found, "Config").text
-    assert {"Checkpoint", "Loss of the student", "folder/knn/teacher"} <= titles(found, "well")
-    assert not titles(found, "well") & {rule.title for rule in RULES}
+    diagnosis = doctor(run)
+    assert "install a newer capi; health is not judged" in finding(diagnosis, "Config").text
+    assert {"Checkpoint", "Loss of the student", "folder/knn/teacher"} <= titles(diagnosis, "well")
+    assert not titles(diagnosis, "well") & {rule.title for rule in RULES}
 
 
 def test__what_is_no_run_is_refused_and_of_a_newer_one_is_said_what_can_be(config: Config, tmp_path: Path) -> None:
@@ -223,9 +225,9 @@ def test__what_is_no_run_is_refused_and_of_a_newer_one_is_said_what_can_be(confi
     run = write_run(tmp_path / "run", config)
     record = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(record | {"format": 99}))
-    found = doctor(run)
-    assert "newer capi" in finding(found, "Config").text
-    assert "Loss of the student" in titles(found, "well")
+    diagnosis = doctor(run)
+    assert "newer capi" in finding(diagnosis, "Config").text
+    assert "Loss of the student" in titles(diagnosis, "well")
     (run / "run.json").write_text(json.dumps(record))
     (run / "config.yaml").unlink()
     with pytest.raises(CapiError, match=r"it has no config\.yaml"):
@@ -241,9 +243,9 @@ def test__checkpoints_that_are_missing_or_unreadable_are_reported(config: Config
         ('{"format": 2, "x": 1}', "does not say where the run stands"),
     ):
         state.write_text(text)
-        found = doctor(run)
-        assert titles(found, "alarm") == {"Checkpoint"}
-        assert message in finding(found, "Checkpoint").text
+        diagnosis = doctor(run)
+        assert titles(diagnosis, "alarm") == {"Checkpoint"}
+        assert message in finding(diagnosis, "Checkpoint").text
     state.unlink()
     assert "the encoder is lost" in finding(doctor(run), "Checkpoint").text
     half = write_run(tmp_path / "half", config, steps=200)
@@ -254,9 +256,9 @@ def test__checkpoints_that_are_missing_or_unreadable_are_reported(config: Config
 @pytest.mark.parametrize("data", [None, [], {}, {"images": "many"}])
 def test__a_strange_record_of_the_data_is_no_reason_to_fail(config: Config, tmp_path: Path, data: Any) -> None:
     run = write_run(tmp_path / "run", config, data=data, starts=[3])
-    found = doctor(run)
-    assert not found.has_alarms
-    assert "Images" not in {one.title for one in found.findings}
+    diagnosis = doctor(run)
+    assert not diagnosis.has_alarms
+    assert "Images" not in {finding.title for finding in diagnosis.findings}
 
 
 def test__curves_outside_of_the_reference_runs_are_reported(
@@ -274,22 +276,22 @@ def test__curves_outside_of_the_reference_runs_are_reported(
         finding(inside, "Reference runs").text
         == f"{count} of {count} curves lie where those of 3 reference runs of demo do"
     )
-    found = doctor(write_run(tmp_path / "odd", config, changes={"student_loss": 3.5}))
-    assert not found.has_alarms
-    told = finding(found, "student_loss against reference runs")
-    assert told.state == "look"
+    diagnosis = doctor(write_run(tmp_path / "odd", config, changes={"student_loss": 3.5}))
+    assert not diagnosis.has_alarms
+    state = finding(diagnosis, "student_loss against reference runs")
+    assert state.state == "look"
     assert (
-        told.text
+        state.text
         == "3.5 after 100% of the run; 3 reference runs of demo have 3 to 3.2, and 2.8 to 3.4 is taken for normal"
     )
-    assert finding(found, "Reference runs").text.startswith(f"{count - 1} of {count} curves")
+    assert finding(diagnosis, "Reference runs").text.startswith(f"{count - 1} of {count} curves")
 
 
-def printed(found: Diagnosis) -> str:
-    """As the command prints it."""
+def printed(diagnosis: Diagnosis) -> str:
+    """The diagnosis as the command prints it."""
     console = Console(width=80, highlight=False, soft_wrap=True)
     with console.capture() as capture:
-        console.print(diagnosis_text(found))
+        console.print(diagnosis_text(diagnosis))
     return capture.get()
 
 
@@ -301,10 +303,10 @@ def test__the_text_has_what_is_wrong_first_and_every_finding(tmp_path: Path) -> 
         Finding("look", "B", "b [red]not a style[/]", "B advice"),
         Finding("alarm", "A", "a", "A advice"),
     ]
-    found = Diagnosis(Path("[/] run"), state, listed)
-    assert found.has_alarms
-    assert printed(found).splitlines() == [
-        "[/] run: The run is going on, at step 5 of 10.",
+    diagnosis = Diagnosis(Path("[/] run"), state, listed)
+    assert diagnosis.has_alarms
+    assert printed(diagnosis).splitlines() == [
+        "[/] run: The run is training, at step 5 of 10.",
         "1 thing not well, 1 worth a look.",
         "",
         "Not well",
@@ -332,10 +334,10 @@ def test__a_real_run_is_diagnosed(small_config: Config, tmp_path: Path) -> None:
     tree["data"] |= {"workers": 0}
     tree["run"] |= {"log_steps": 1, "loggers": []}
     pretrain(parse_config(tree), data=images, out=tmp_path / "run", device=torch.device("cpu"))
-    found = doctor(tmp_path / "run")
-    assert (found.state.kind, found.state.step) == ("finished", 16)
-    assert finding(found, "Checkpoint").state == "well"
-    assert {rule.title for rule in RULES} <= titles(found, "well") | titles(found, "alarm")
+    diagnosis = doctor(tmp_path / "run")
+    assert (diagnosis.state.kind, diagnosis.state.step) == ("finished", 16)
+    assert finding(diagnosis, "Checkpoint").state == "well"
+    assert {rule.title for rule in RULES} <= titles(diagnosis, "well") | titles(diagnosis, "alarm")
 
 
 def with_statistics(run: Path, mean: Any, std: Any) -> Path:
@@ -350,16 +352,16 @@ DIM = ([0.00712] * 3, [0.00207] * 3)
 
 def test__the_range_of_the_images_is_named_as_the_cause_of_a_collapse(tmp_path: Path, config: Config) -> None:
     collapsed = write_run(tmp_path / "a", config, changes={"effective_rank": 0.1, "position_share": 0.9})
-    found = doctor(with_statistics(collapsed, *DIM))
-    first = found.of("alarm")[0]
+    diagnosis = doctor(with_statistics(collapsed, *DIM))
+    first = diagnosis.of("alarm")[0]
     assert first.title == "Range of the images"
     assert "mean 0.00712,0.00712,0.00712 and std 0.00207,0.00207,0.00207" in first.text
     assert first.advice == "Start another run with data.mean=auto data.std=auto."
     # Of a run that is well it is worth a look, and what fits is well.
     fine = with_statistics(write_run(tmp_path / "b", config), *DIM)
-    assert [one.state for one in doctor(fine).findings if one.title == first.title] == ["look"]
+    assert [finding.state for finding in doctor(fine).findings if finding.title == first.title] == ["look"]
     fine = with_statistics(fine, [0.5, 0.4, 0.4], [0.2, 0.2, 0.2])
-    assert [one.state for one in doctor(fine).findings if one.title == first.title] == ["well"]
+    assert [finding.state for finding in doctor(fine).findings if finding.title == first.title] == ["well"]
 
 
 @pytest.mark.parametrize(
@@ -367,7 +369,7 @@ def test__the_range_of_the_images_is_named_as_the_cause_of_a_collapse(tmp_path: 
 )
 def test__statistics_that_are_none_are_left_out(tmp_path: Path, config: Config, values: Any) -> None:
     run = with_statistics(write_run(tmp_path / "a", config), values, [0.1, 0.1, 0.1])
-    assert not [one for one in doctor(run).findings if one.title == "Range of the images"]
+    assert not [finding for finding in doctor(run).findings if finding.title == "Range of the images"]
 
 
 def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
@@ -380,7 +382,7 @@ def test__what_is_set_is_never_advised(tmp_path: Path, config: Config) -> None:
         ("half", ["clustering.sinkhorn=positionwise", "masking.roll=false", "run.precision=auto"]),
     ):
         run = write_run(tmp_path / name, varied(config, *options), changes=changes, starts=[start])
-        advised[name] = " ".join(one.advice for one in doctor(run).findings)
+        advised[name] = " ".join(finding.advice for finding in doctor(run).findings)
     for setting in ("clustering.sinkhorn=positionwise", "masking.roll=true", "run.precision=float32"):
         assert setting in advised["without"]
         assert setting not in advised["with"]
@@ -408,13 +410,13 @@ def test__batch_and_data_must_suffice_for_the_prototypes(
     config: Config, tmp_path: Path, overrides: list[str], images: int, batch: str, data: str
 ) -> None:
     facts = {"path": "some images", "images": images}
-    found = doctor(write_run(tmp_path / "run", varied(config, *overrides), data=facts))
-    assert (finding(found, "Batch").state, finding(found, "Data").state) == (batch, data)
-    assert ("clustering.prototypes" in finding(found, "Batch").advice) == (batch == "look")
-    assert f"{images} images" in finding(found, "Data").text
+    diagnosis = doctor(write_run(tmp_path / "run", varied(config, *overrides), data=facts))
+    assert (finding(diagnosis, "Batch").state, finding(diagnosis, "Data").state) == (batch, data)
+    assert ("clustering.prototypes" in finding(diagnosis, "Batch").advice) == (batch == "look")
+    assert f"{images} images" in finding(diagnosis, "Data").text
 
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
 def test__batches_are_not_judged_where_nothing_is_clustered(config: Config, tmp_path: Path, kind: str) -> None:
-    found = doctor(write_run(tmp_path / "run", varied(config, "clustering.prototypes=4096", *TARGETS[kind])))
-    assert not {"Batch", "Data", "Loss of the clustering"} & {one.title for one in found.findings}
+    diagnosis = doctor(write_run(tmp_path / "run", varied(config, "clustering.prototypes=4096", *TARGETS[kind])))
+    assert not {"Batch", "Data", "Loss of the clustering"} & {finding.title for finding in diagnosis.findings}

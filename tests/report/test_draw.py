@@ -55,12 +55,12 @@ def test__there_is_a_picture_for_each_image_kind_model_and_size(images: Path, tm
     for kind in ("pca", "components", "clusters"):
         assert (tmp_path / "out" / f"{kind}.png").is_file()
         for folder in ("1-random-16", "1-random-32", "2-pixels-4-16", "2-pixels-4-32"):
-            found = {
+            names = {
                 str(path.relative_to(tmp_path / "out" / kind / folder))
                 for path in done.files
                 if f"{kind}/{folder}/" in str(path)
             }
-            assert found == {"a.png.png", "b & c.png.png", "inner/a.png.png"}
+            assert names == {"a.png.png", "b & c.png.png", "inner/a.png.png"}
     # Photos, 3 kinds x 4 columns, 3 sheets, the page; nothing half-written.
     assert len(done.files) == 3 + 3 * 3 * 4 + 3 + 1
     assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(done.files)
@@ -70,12 +70,13 @@ def test__pictures_show_the_features(images: Path, tmp_path: Path) -> None:
     encoder = PatchColors()
     picture({"m": encoder}, [images / "a.png"], Output(tmp_path / "out"), sizes=(32,), kinds=("pca",), whole=True)
     maps = [
-        one.feature_map for one in FeatureMaps(encoder, Files(images, ["a.png"]), PictureFrame(32, 4, True), Encoding())
+        each.feature_map
+        for each in FeatureMaps(encoder, Files(images, ["a.png"]), PictureFrame(32, 4, True), Encoding())
     ]
     expected = enlarged(paint(PcaColors(), maps)[0][0].picture, 256)
-    with Image.open(tmp_path / "out" / "pca" / "1-m-32" / "a.png.png") as found:
-        assert found.size == (384, 256)
-        assert np.array_equal(np.asarray(found), np.asarray(expected))
+    with Image.open(tmp_path / "out" / "pca" / "1-m-32" / "a.png.png") as opened:
+        assert opened.size == (384, 256)
+        assert np.array_equal(np.asarray(opened), np.asarray(expected))
 
 
 def test__every_kind_can_be_drawn_together(images: Path, tmp_path: Path) -> None:
@@ -147,9 +148,9 @@ def test__images_of_one_pixel_one_color_or_gray_are_drawn(tmp_path: Path) -> Non
         "grey.png": photo(40, 40)[..., 0],
     }.items():
         Image.fromarray(values).save(tmp_path / name)
-    found = [tmp_path / name for name in ("one.png", "even.png", "grey.png")]
+    files = [tmp_path / name for name in ("one.png", "even.png", "grey.png")]
     done = picture(
-        {"m": RandomPatches()}, found, Output(tmp_path / "out"), sizes=(16,), kinds=("pca", "components", "dictionary")
+        {"m": RandomPatches()}, files, Output(tmp_path / "out"), sizes=(16,), kinds=("pca", "components", "dictionary")
     )
     assert done.failed == {}
     for name in ("one.png", "even.png"):
@@ -224,9 +225,9 @@ def test__many_images_are_all_drawn_and_the_sheet_says_how_many_it_shows(tmp_pat
 def test__the_prototypes_of_a_run_are_those_of_its_clustering(small_config: Config, tmp_path: Path, bias: bool) -> None:
     clustering = small_config.clustering.model_copy(update={"bias": bias})
     config = small_config.model_copy(update={"clustering": clustering})
-    found, learner = load_prototypes(make_run(config, tmp_path / "run")), build_learner(config)
-    assert torch.equal(found.weight, learner.target.prototypes)
-    assert (found.bias is None) == (not bias)
+    prototypes, learner = load_prototypes(make_run(config, tmp_path / "run")), build_learner(config)
+    assert torch.equal(prototypes.weight, learner.target.prototypes)
+    assert (prototypes.bias is None) == (not bias)
 
 
 def test__a_run_without_a_checkpoint_has_no_prototypes(small_config: Config, tmp_path: Path) -> None:

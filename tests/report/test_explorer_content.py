@@ -45,7 +45,7 @@ def test__patches_of_one_prototype_have_one_color(content: Content) -> None:
     nearest = content.explorer.nearest(view).flatten().tolist()
     drawn = [tuple(color) for color in np.asarray(picture).reshape(-1, 3).tolist()]
     colors = dict(zip(nearest, drawn, strict=True))
-    assert [colors[one] for one in nearest] == drawn
+    assert [colors[prototype] for prototype in nearest] == drawn
     assert len(set(drawn)) > 1
 
 
@@ -84,24 +84,25 @@ def test__a_prototype_shows_its_patches_or_says_that_it_has_none(content: Conten
 def test__predictions_are_summed_up_drawn_and_explained(content: Content) -> None:
     view = content.explorer.view(0)
     hidden = rectangle((1, 1), (2, 4), view.grid)
-    found = content.explorer.predict(view, hidden)
-    assert "8 of 24 patches are hidden." in content.outcome(view, found)
-    assert f"true one for {100 * float((found.predicted == found.truth).float().mean()):.0f} %" in content.outcome(
-        view, found
+    predictions = content.explorer.predict(view, hidden)
+    assert "8 of 24 patches are hidden." in content.outcome(view, predictions)
+    assert (
+        f"true one for {100 * float((predictions.predicted == predictions.truth).float().mean()):.0f} %"
+        in content.outcome(view, predictions)
     )
-    covered = sum(not content.explorer.members(one, 1, besides=0) for one in found.predicted.tolist())
-    assert ("stay covered" in content.outcome(view, found)) == (covered > 0)
-    truth, heat = pictures_in(content.confidence(view, found))
+    covered = sum(not content.explorer.members(prototype, 1, besides=0) for prototype in predictions.predicted.tolist())
+    assert ("stay covered" in content.outcome(view, predictions)) == (covered > 0)
+    truth, heat = pictures_in(content.confidence(view, predictions))
     assert truth.size == heat.size == view.photo.size
-    text = content.answers(view, found, (2, 3))
-    best = found.probabilities[6].sort(descending=True)
+    text = content.answers(view, predictions, (2, 3))
+    best = predictions.probabilities[6].sort(descending=True)
     for place in range(5):
         number, share = int(best.indices[place]), 100 * float(best.values[place])
-        right = ", the truth" if number == int(found.truth[6]) else ""
+        right = ", the truth" if number == int(predictions.truth[6]) else ""
         assert f"<b>{place + 1}. prototype {number}</b> {share:.1f} %{right}<" in text
-    among = int(found.truth[6]) in best.indices[:5].tolist()
-    assert (f"The truth: prototype {int(found.truth[6])}" in text) == (not among)
-    assert "this patch is visible" in content.answers(view, found, (0, 0))
+    among = int(predictions.truth[6]) in best.indices[:5].tolist()
+    assert (f"The truth: prototype {int(predictions.truth[6])}" in text) == (not among)
+    assert "this patch is visible" in content.answers(view, predictions, (0, 0))
 
 
 def test__an_image_is_not_filled_with_its_own_patches(content: Content) -> None:
@@ -114,9 +115,9 @@ def test__an_image_is_not_filled_with_its_own_patches(content: Content) -> None:
         return list(members(prototype, count, besides))
 
     content.explorer.members = spied  # type: ignore[method-assign, assignment]
-    found = content.explorer.predict(view, rectangle((0, 0), (1, 1), view.grid))
-    filled = content.filled(view, found, found.predicted)
+    predictions = content.explorer.predict(view, rectangle((0, 0), (1, 1), view.grid))
+    filled = content.filled(view, predictions, predictions.predicted)
     assert set(asked) == {0}
     box = patch_box((3, 5), view.grid, view.photo.size)
     assert filled.crop(tuple(box)).tobytes() == view.photo.crop(tuple(box)).tobytes()
-    assert torch.equal(found.hidden, rectangle((0, 0), (1, 1), view.grid))
+    assert torch.equal(predictions.hidden, rectangle((0, 0), (1, 1), view.grid))

@@ -13,8 +13,8 @@ EVIL = '<script>parts.alert("x")</script>'
 
 def pictures_in(text: str) -> list[Image.Image]:
     return [
-        Image.open(io.BytesIO(base64.b64decode(found)))
-        for found in re.findall(r'src="data:image/\w+;base64,([^"]+)"', text)
+        Image.open(io.BytesIO(base64.b64decode(rows)))
+        for rows in re.findall(r'src="data:image/\w+;base64,([^"]+)"', text)
     ]
 
 

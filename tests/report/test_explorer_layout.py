@@ -99,8 +99,8 @@ def test__without_an_image_clicks_say_so_and_drawings_wait(layout: ExplorerLayou
     for handler in (lambda: layout._click(None, [1, 1]), lambda: layout._hide(None, "random", 0.5, 0)):
         with pytest.raises(CapiError, match="pick one"):
             handler()
-    assert layout._draw_features(None) == {}
-    assert layout._compare(layout.explorer.view(0), None) == {}
+    assert layout._drawing(layout.pca, layout.content.pca)(None) == {}
+    assert layout._drawing(layout.others, layout.content.others)(layout.explorer.view(0), None) == {}
 
 
 def test__what_goes_wrong_becomes_the_message_and_nothing_else(layout: ExplorerLayout) -> None:

@@ -25,14 +25,14 @@ def run(small_config: Config, tmp_path: Path) -> Path:
 
 
 def test__a_run_brings_prototypes_temperature_and_masks(run: Path) -> None:
-    known = page.known_of(run)
-    assert known["prototypes"].weight.shape == (24, 32)
-    assert known["temperature"] == 0.2
-    assert known["masks"].kind == "random"
+    parts = page.run_parts(run)
+    assert parts["prototypes"].weight.shape == (24, 32)
+    assert parts["temperature"] == 0.2
+    assert parts["masks"].kind == "random"
 
 
 def test__a_file_brings_none(reference_checkpoint: Path) -> None:
-    assert page.known_of(reference_checkpoint) == {"prototypes": None}
+    assert page.run_parts(reference_checkpoint) == {"prototypes": None}
 
 
 def test__the_page_gets_what_is_known(run: Path, model: CapiEncoder, monkeypatch: pytest.MonkeyPatch) -> None:

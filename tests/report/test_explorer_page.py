@@ -32,8 +32,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = photo_folder(tmp_path_factory.mktemp("explorer") / "photos")
     explorer = Explorer(untrained_model(), [folder], prototypes=some_prototypes(), size=32)
     explorer.collect()
-    with serving(explorer, "a <b>model", port=any_port()) as found:
-        yield found
+    with serving(explorer, "a <b>model", port=any_port()) as served:
+        yield served
 
 
 def any_port() -> int:
@@ -101,7 +101,7 @@ def test__the_page_fits_every_screen_in_light_and_dark(browser: Browser, address
             tab.click()
             assert shown.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         colors = shown.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
-        background, color = (sum(map(int, re.findall(r"\d+", one)[:3])) for one in colors)
+        background, color = (sum(map(int, re.findall(r"\d+", color)[:3])) for color in colors)
         assert (background < color) is (scheme == "dark")
         context.close()
 
@@ -230,7 +230,7 @@ def test__exploring_announces_its_address_and_its_end(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test__ctrl_c_and_being_told_to_end_stop_the_waiting(sent: signal.Signals) -> None:
+def test__ctrl_c_and_a_signal_to_end_stop_the_waiting(sent: signal.Signals) -> None:
     assert threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     threading.Timer(0.2, lambda: os.kill(os.getpid(), sent)).start()

@@ -29,9 +29,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def explorer(folder: Path) -> Explorer:
-    found = Explorer(untrained_model(), [folder], prototypes=some_prototypes(), size=32)
-    found.collect()
-    return found
+    made = Explorer(untrained_model(), [folder], prototypes=some_prototypes(), size=32)
+    made.collect()
+    return made
 
 
 class Counting(PatchColors):
@@ -71,9 +71,9 @@ def test__similar_patches_come_from_other_images_and_from_all_of_them_for_an_upl
     explorer: Explorer, folder: Path
 ) -> None:
     view = explorer.view(2)
-    found = explorer.similar(view, (1, 3), 10)
-    assert sorted(one.image for one in found) == [0, 1, 3]
-    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    places = explorer.similar(view, (1, 3), 10)
+    assert sorted(place.image for place in places) == [0, 1, 3]
+    assert [place.score for place in places] == sorted((place.score for place in places), reverse=True)
     upload = explorer.opened(folder / "photo2.png", "mine.png")
     torch.testing.assert_close(upload.feature_map, view.feature_map)
     best = explorer.similar(upload, (1, 3), 10)[0]
@@ -98,10 +98,10 @@ def test__predictions_hide_what_was_asked_for(explorer: Explorer) -> None:
     view = explorer.view(1)
     hidden = torch.zeros(4, 6, dtype=torch.bool)
     hidden[1:3, 2:5] = True
-    found = explorer.predict(view, hidden)
-    assert torch.equal(found.hidden, hidden)
-    assert found.probabilities.shape == (6, PROTOTYPES)
-    assert torch.equal(found.truth, explorer.nearest(view)[hidden])
+    predictions = explorer.predict(view, hidden)
+    assert torch.equal(predictions.hidden, hidden)
+    assert predictions.probabilities.shape == (6, PROTOTYPES)
+    assert torch.equal(predictions.truth, explorer.nearest(view)[hidden])
 
 
 @pytest.mark.parametrize("kind", ["random", "block", "inverse_block"])

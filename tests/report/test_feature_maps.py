@@ -35,7 +35,7 @@ class Counting(PatchColors):
 
 
 def maps_of(source: EncodedImages, frame: PictureFrame, **options: int) -> dict[int, Tensor]:
-    return {one.number: one.feature_map for one in FeatureMaps(PatchColors(), source, frame, Encoding(), **options)}
+    return {each.number: each.feature_map for each in FeatureMaps(PatchColors(), source, frame, Encoding(), **options)}
 
 
 @pytest.mark.parametrize(("size", "side"), [(224, 224), (448, 448), (560, 560), (896, 896), (225, 224), (219, 224)])
@@ -72,11 +72,11 @@ def test__photos_show_what_the_encoder_sees_but_finer() -> None:
     source = source_of([photo(60, 90)])
     failed: dict[str, str] = {}
     frame = PictureFrame(16, 4, whole=True)
-    found = dict(photos(source, frame, PatchColors(), side=64, workers=0, failed=failed))
-    assert found[0].shape == (3, 64, 96)
+    pictures = dict(photos(source, frame, PatchColors(), side=64, workers=0, failed=failed))
+    assert pictures[0].shape == (3, 64, 96)
     seen = maps_of(source, frame)[0]
     assert seen.shape == (4, 6, 3)
-    means = found[0].float().view(3, 4, 16, 6, 16).mean((2, 4)).permute(1, 2, 0)
+    means = pictures[0].float().view(3, 4, 16, 6, 16).mean((2, 4)).permute(1, 2, 0)
     std, mean = torch.tensor([0.229, 0.224, 0.225]), torch.tensor([0.485, 0.456, 0.406])
     torch.testing.assert_close((seen * std + mean) * 255, means, atol=4, rtol=0)
 
@@ -89,11 +89,11 @@ def test__maps_are_the_same_alone_and_in_batches_and_from_memory() -> None:
     first, second = list(maps), list(maps)
     # Neighbors of one size share a batch, and the second time nothing is computed.
     assert encoder.shapes == [(2, 3, 16, 24), (1, 3, 16, 24), (2, 3, 16, 16)]
-    assert [one.number for one in first] == [one.number for one in second] == [0, 1, 2, 3, 4]
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one.feature_map, other.feature_map)
-        alone = maps_of(EncodedImages(["x"], [source.contents[one.number]]), frame)[0]
-        torch.testing.assert_close(one.feature_map, alone)
+    assert [each.number for each in first] == [each.number for each in second] == [0, 1, 2, 3, 4]
+    for value, other in zip(first, second, strict=True):
+        assert torch.equal(value.feature_map, other.feature_map)
+        alone = maps_of(EncodedImages(["x"], [source.contents[value.number]]), frame)[0]
+        torch.testing.assert_close(value.feature_map, alone)
 
 
 def test__what_has_no_room_is_computed_again() -> None:
@@ -103,8 +103,8 @@ def test__what_has_no_room_is_computed_again() -> None:
     maps = FeatureMaps(encoder, source, PictureFrame(16, 4), Encoding(batch_size=1), kept_bytes=2 * 192)
     first, second = list(maps), list(maps)
     assert len(encoder.shapes) == 5 + 3
-    assert [one.number for one in second] == [0, 1, 2, 3, 4]
-    assert all(torch.equal(one.feature_map, two.feature_map) for one, two in zip(first, second, strict=True))
+    assert [each.number for each in second] == [0, 1, 2, 3, 4]
+    assert all(torch.equal(value.feature_map, two.feature_map) for value, two in zip(first, second, strict=True))
 
 
 def test__batches_of_large_images_are_smaller() -> None:
@@ -114,32 +114,35 @@ def test__batches_of_large_images_are_smaller() -> None:
     assert [shape[0] for shape in encoder.shapes] == [2, 2, 1]
 
 
-def test__images_that_cannot_be_read_are_reported_and_the_others_go_on() -> None:
+def test__images_that_cannot_be_read_are_reported_and_the_others_continue() -> None:
     good = encoded(photo(40, 40), "PNG")
     source = EncodedImages(["a", "huge", "b", "broken"], [good, claimed(20000, 20000), good, good[:200]])
     maps = FeatureMaps(PatchColors(), source, PictureFrame(16, 4), Encoding())
-    assert [one.number for one in maps] == [0, 2]
+    assert [each.number for each in maps] == [0, 2]
     assert set(maps.failed) == {"huge", "broken"}
     assert "pixels than data.max_megapixels" in maps.failed["huge"]
 
 
 @pytest.mark.parametrize("pixels", [noise(1, 1, 3), noise(5, 3), np.full((30, 30, 3), 7, np.uint8)])
 def test__single_pixels_gray_and_even_images_have_maps(pixels: np.ndarray) -> None:
-    found = maps_of(source_of([pixels]), PictureFrame(16, 4))
-    assert found[0].shape == (4, 4, 3)
-    assert torch.isfinite(found[0]).all()
+    maps = maps_of(source_of([pixels]), PictureFrame(16, 4))
+    assert maps[0].shape == (4, 4, 3)
+    assert torch.isfinite(maps[0]).all()
 
 
 def test__photos_of_an_encoder_that_sees_gray_have_colors() -> None:
     source = source_of([photo(30, 30)])
     gray = PixelEncoder(4, Statistics((0.5,), (0.2,)))
-    found = dict(photos(source, PictureFrame(16, 4), gray, side=32, workers=0, failed={}))
-    assert found[0].shape == (3, 32, 32)
-    assert not torch.equal(found[0][0], found[0][1])
+    pictures = dict(photos(source, PictureFrame(16, 4), gray, side=32, workers=0, failed={}))
+    assert pictures[0].shape == (3, 32, 32)
+    assert not torch.equal(pictures[0][0], pictures[0][1])
 
 
 def test__workers_read_the_same() -> None:
     source = source_of([photo(40, 40, seed=number) for number in range(3)])
     frame = PictureFrame(16, 4)
-    read = {one.number: one.feature_map for one in FeatureMaps(PatchColors(), source, frame, Encoding(workers=1))}
-    assert all(torch.equal(read[number], one) for number, one in maps_of(source, frame).items())
+    read = {
+        feature_map.number: feature_map.feature_map
+        for feature_map in FeatureMaps(PatchColors(), source, frame, Encoding(workers=1))
+    }
+    assert all(torch.equal(read[number], feature_map) for number, feature_map in maps_of(source, frame).items())

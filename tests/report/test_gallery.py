@@ -25,7 +25,7 @@ def slow_members(
     prototypes: Tensor, bias: Tensor | None, maps: list[Tensor], best: int
 ) -> tuple[dict[int, list[tuple[float, int, int, int]]], list[int]]:
     """The same by loops over every patch and prototype, all images in memory."""
-    found: dict[int, list[tuple[float, int, int, int]]] = {number: [] for number in range(len(prototypes))}
+    members: dict[int, list[tuple[float, int, int, int]]] = {number: [] for number in range(len(prototypes))}
     counts = [0] * len(prototypes)
     for image, feature_map in enumerate(maps):
         of_image: dict[int, list[tuple[float, int, int, int]]] = {}
@@ -41,8 +41,8 @@ def slow_members(
                 cosine = float(token @ prototypes[nearest].double()) / float(prototypes[nearest].double().norm())
                 of_image.setdefault(nearest, []).append((-cosine, image, row, column))
         for number, places in of_image.items():
-            found[number] += sorted(places)[:3]
-    return {number: sorted(places)[:best] for number, places in found.items()}, counts
+            members[number] += sorted(places)[:3]
+    return {number: sorted(places)[:best] for number, places in members.items()}, counts
 
 
 def indexed(prototypes: Tensor, bias: Tensor | None, maps: list[Tensor], best: int = 16) -> PrototypeIndex:
@@ -60,9 +60,9 @@ def test__members_and_shares_are_those_of_the_slow_version(with_bias: bool, best
     index = indexed(prototypes, bias, maps, best)
     expected, counts = slow_members(prototypes, bias, maps, best)
     for number, places in expected.items():
-        found = index.members(number)
-        assert [(one.image, one.row, one.column) for one in found] == [place[1:] for place in places]
-        np.testing.assert_allclose([one.score for one in found], [-place[0] for place in places], atol=1e-6)
+        nearest = index.members(number)
+        assert [(place.image, place.row, place.column) for place in nearest] == [place[1:] for place in places]
+        np.testing.assert_allclose([place.score for place in nearest], [-place[0] for place in places], atol=1e-6)
     torch.testing.assert_close(index.shares, torch.tensor(counts) / sum(counts))
     assert index.seen == sum(counts)
 
@@ -87,7 +87,7 @@ def test__equal_patches_come_in_the_order_in_which_they_were_added() -> None:
     index = PrototypeIndex(torch.ones(1, 4), best=5)
     for number in (7, 2, 9):
         index.add(number, same)
-    places = [(one.image, one.row, one.column) for one in index.members(0)]
+    places = [(place.image, place.row, place.column) for place in index.members(0)]
     assert places == [(7, 0, 0), (7, 0, 1), (7, 0, 2), (2, 0, 0), (2, 0, 1)]
 
 
@@ -231,9 +231,9 @@ def test__each_photo_is_asked_for_once_and_crops_keep_their_rank() -> None:
 
 def test__a_strip_is_as_long_as_its_crops() -> None:
     crops = [Image.new("RGB", (10, 10), color) for color in ("red", "blue")]
-    found = strip(crops, side=10)
-    assert found.size == (22, 10)
-    assert [found.getpixel((x, 5)) for x in (9, 10, 11, 12)] == [(255, 0, 0), *[(255, 255, 255)] * 2, (0, 0, 255)]
+    picture = strip(crops, side=10)
+    assert picture.size == (22, 10)
+    assert [picture.getpixel((x, 5)) for x in (9, 10, 11, 12)] == [(255, 0, 0), *[(255, 255, 255)] * 2, (0, 0, 255)]
     assert strip(crops, side=10, least=4).size == (46, 10)
     assert strip([], side=10).size == (10, 10)
 

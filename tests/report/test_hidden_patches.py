@@ -48,7 +48,7 @@ def test__probabilities_are_those_of_predicting_each_patch_alone(predictor: Capi
     from capi.models.positions import patch_coordinates
 
     image, hidden = torch.randn(1, 3, 16, 20), rectangle((1, 2), (2, 3), (4, 5))
-    found = hidden_probabilities(predictor, image, hidden, temperature=0.2)
+    probabilities = hidden_probabilities(predictor, image, hidden, temperature=0.2)
     visible = torch.tensor([[n for n in range(20) if not hidden.flatten()[n]]])
     positions = patch_coordinates(4, 5, device=image.device)
     with torch.no_grad():
@@ -57,8 +57,10 @@ def test__probabilities_are_those_of_predicting_each_patch_alone(predictor: Capi
             encoded = predictor.encoder(image, visible)
             token = predictor.predictor(encoded, positions[None, number : number + 1])
             logits = predictor.head(token)[0, 0].double() / 0.2
-            torch.testing.assert_close(found[row].double(), logits.exp() / logits.exp().sum(), atol=1e-5, rtol=1e-4)
-    assert found.shape == (4, PROTOTYPES)
+            torch.testing.assert_close(
+                probabilities[row].double(), logits.exp() / logits.exp().sum(), atol=1e-5, rtol=1e-4
+            )
+    assert probabilities.shape == (4, PROTOTYPES)
 
 
 def test__what_is_hidden_does_not_change_what_is_predicted(predictor: CapiEncoder) -> None:
@@ -76,31 +78,31 @@ def test__the_truth_is_the_prototype_of_the_patch_in_the_whole_image(predictor: 
     prototypes, bias = torch.randn(PROTOTYPES, 32), torch.randn(PROTOTYPES) / 5
     with torch.no_grad():
         feature_map = predictor(image, pooled=False).feature_map[0]
-    found = predict_hidden(predictor, image, hidden, PrototypeIndex(prototypes, bias).nearest(feature_map))
+    predictions = predict_hidden(predictor, image, hidden, PrototypeIndex(prototypes, bias).nearest(feature_map))
     expected = []
     for row, column in ((2, 1), (2, 2), (3, 1), (3, 2)):
         token = feature_map[row, column] / feature_map[row, column].norm()
         expected.append(max(range(PROTOTYPES), key=lambda k: float(token @ prototypes[k] + bias[k])))
-    assert found.truth.tolist() == expected
-    assert found.predicted.tolist() == [int(row.argmax()) for row in found.probabilities]
+    assert predictions.truth.tolist() == expected
+    assert predictions.predicted.tolist() == [int(row.argmax()) for row in predictions.probabilities]
 
 
 def test__confidence_and_entropy_are_those_of_the_distribution() -> None:
-    found = some_predictions()
-    assert found.confidence.tolist() == pytest.approx([0.7, 0.6])
+    predictions = some_predictions()
+    assert predictions.confidence.tolist() == pytest.approx([0.7, 0.6])
     expected = [-sum(p * math.log(p) for p in row) for row in ([0.7, 0.2, 0.1], [0.1, 0.3, 0.6])]
-    assert found.entropy.tolist() == pytest.approx(expected)
-    assert found.hits() == pytest.approx(0.5)
-    assert found.hits(2) == pytest.approx(1.0)
-    assert found.hits(50) == pytest.approx(1.0)
+    assert predictions.entropy.tolist() == pytest.approx(expected)
+    assert predictions.hits() == pytest.approx(0.5)
+    assert predictions.hits(2) == pytest.approx(1.0)
+    assert predictions.hits(50) == pytest.approx(1.0)
 
 
 def test__hidden_patches_are_counted_row_by_row() -> None:
-    found = some_predictions()
-    assert [found.position(row, column) for row in range(2) for column in range(2)] == [0, None, None, 1]
-    assert found.top(1, 2) == [Answer(2, pytest.approx(0.6)), Answer(1, pytest.approx(0.3))]
-    assert len(found.top(0, 9)) == 3
-    placed = found.as_map(found.confidence)
+    predictions = some_predictions()
+    assert [predictions.position(row, column) for row in range(2) for column in range(2)] == [0, None, None, 1]
+    assert predictions.top(1, 2) == [Answer(2, pytest.approx(0.6)), Answer(1, pytest.approx(0.3))]
+    assert len(predictions.top(0, 9)) == 3
+    placed = predictions.as_map(predictions.confidence)
     assert placed[1, 1] == pytest.approx(0.6)
     assert placed.isnan().tolist() == [[False, True], [True, False]]
 
@@ -127,9 +129,9 @@ def test__a_rectangle_lies_between_its_corners(corners: tuple[tuple[int, int], t
 
 def test__only_hidden_patches_are_covered() -> None:
     photo = Image.new("RGB", (40, 40), (200, 10, 10))
-    found = np.asarray(hidden_picture(photo, rectangle((0, 1), (1, 1), (2, 2))))
-    assert (found[:, :20] == (200, 10, 10)).all()
-    assert not (found[:, 20:] == (200, 10, 10)).all(2).any()
+    pixels = np.asarray(hidden_picture(photo, rectangle((0, 1), (1, 1), (2, 2))))
+    assert (pixels[:, :20] == (200, 10, 10)).all()
+    assert not (pixels[:, 20:] == (200, 10, 10)).all(2).any()
 
 
 def test__hidden_patches_are_filled_with_the_patch_of_their_prototype() -> None:
@@ -142,20 +144,20 @@ def test__hidden_patches_are_filled_with_the_patch_of_their_prototype() -> None:
         asked.append(prototype)
         return Image.new("RGB", (5, 5), colors[prototype]) if prototype in colors else None
 
-    found = filled_picture(photo, hidden, torch.tensor([0, 1, 2]), example)
-    assert found.getpixel((10, 10)) == (255, 0, 0)
-    assert found.getpixel((30, 10)) == (0, 255, 0)
-    assert found.getpixel((30, 30)) == (255, 255, 255)
+    picture = filled_picture(photo, hidden, torch.tensor([0, 1, 2]), example)
+    assert picture.getpixel((10, 10)) == (255, 0, 0)
+    assert picture.getpixel((30, 10)) == (0, 255, 0)
+    assert picture.getpixel((30, 30)) == (255, 255, 255)
     # There is no patch of prototype 2: it stays covered.
-    assert found.getpixel((10, 30)) in {hidden_picture(photo, hidden).getpixel((10, 30))}
+    assert picture.getpixel((10, 30)) in {hidden_picture(photo, hidden).getpixel((10, 30))}
     assert asked == [0, 1, 2]
 
 
 def test__a_region_is_outlined_where_it_ends() -> None:
     picture = Image.new("RGB", (40, 40))
-    found = np.asarray(outline_region(picture, torch.tensor([[True, False], [True, False]])))
-    assert found[5, 20].any()
-    assert not found[:, :18].any()
+    pixels = np.asarray(outline_region(picture, torch.tensor([[True, False], [True, False]])))
+    assert pixels[5, 20].any()
+    assert not pixels[:, :18].any()
     assert not outline_region(picture, torch.ones(2, 2).bool()).getbbox()
 
 

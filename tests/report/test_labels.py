@@ -12,7 +12,7 @@ from tests.data.pictures import noise
 
 
 def saved(image: Image.Image) -> Image.Image:
-    """As another program finds it."""
+    """The file as another program reads it."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return Image.open(io.BytesIO(buffer.getvalue()))
@@ -23,7 +23,7 @@ def colors(image: Image.Image) -> set[tuple[int, ...]]:
 
 
 def inked(image: Image.Image) -> npt.NDArray[np.bool_]:
-    """Where something is drawn."""
+    """The pixels where something is drawn."""
     return (np.asarray(image) != 255).any(-1)
 
 

@@ -43,10 +43,10 @@ def test__the_colored_patch_is_found_and_framed_where_it_is(
     assert file.facts.framing == framing
     left, top, right, bottom = framing.patch_box(image_size, *places["b.png"])
     at = ((left + right) / 2, (top + bottom) / 2)
-    found = find_similar(file, PixelEncoder(4), folder / "b.png", count=3, at=at, encoding=encoding)
-    assert {match.name: match.patch for match in found} == places
-    assert found[0].name == "b.png"
-    for tile in (match_tile(found[0], 300, framing, folder), query_tile(folder / "b.png", 300, framing, at)):
+    matches = find_similar(file, PixelEncoder(4), folder / "b.png", count=3, at=at, encoding=encoding)
+    assert {match.name: match.patch for match in matches} == places
+    assert matches[0].name == "b.png"
+    for tile in (match_tile(matches[0], 300, framing, folder), query_tile(folder / "b.png", 300, framing, at)):
         pixels = np.asarray(tile)
         inside = _bounds((pixels[..., 1] < 30) & (pixels[..., 0] > pixels[..., 2]))
         frame = _bounds((pixels == (0xE5, 0x48, 0x4D)).all(2))

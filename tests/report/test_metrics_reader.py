@@ -30,7 +30,7 @@ def test__all_records_are_read_as_the_plain_reader_reads_them(witness: Witness, 
     assert witness.seen == read_metrics(tmp_path / "metrics.jsonl")
     loss = witness.reader.columns()["student_loss"]
     assert list(zip(loss.steps.tolist(), loss.values.tolist(), strict=True)) == [
-        (one["step"], one["student_loss"]) for one in records() if "student_loss" in one
+        (record["step"], record["student_loss"]) for record in records() if "student_loss" in record
     ]
 
 
@@ -40,7 +40,7 @@ def test__a_second_reading_takes_only_what_is_new(witness: Witness, tmp_path: Pa
     assert not witness.reader.read()
     append(tmp_path, {"step": 2, "a": 2.0})
     assert witness.reader.read()
-    assert [one["step"] for one in witness.seen] == [1, 2]
+    assert [record["step"] for record in witness.seen] == [1, 2]
 
 
 def test__a_half_written_line_is_taken_once_it_is_whole(witness: Witness, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test__a_run_that_goes_back_is_read_again(witness: Witness, tmp_path: Path) -
     append(tmp_path, *({"step": step, "a": -float(step)} for step in range(4, 12)))
     witness.reader.read()
     assert witness.reader.columns()["a"].values.tolist() == [1.0, 2.0, 3.0, *(-float(step) for step in range(4, 12))]
-    assert [one["step"] for one in witness.seen] == list(range(1, 12))
+    assert [record["step"] for record in witness.seen] == list(range(1, 12))
 
 
 def test__a_file_that_vanishes_is_forgotten(witness: Witness, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test__nan_becomes_a_gap(witness: Witness, tmp_path: Path) -> None:
     witness.reader.read()
     values = witness.reader.columns()["a"].values.tolist()
     assert [math.isnan(value) for value in values] == [True, True, True, False, True]
-    assert [one["a"] for one in witness.seen] == [None, None, None, 2.0, None]
+    assert [record["a"] for record in witness.seen] == [None, None, None, 2.0, None]
 
 
 @pytest.mark.parametrize(

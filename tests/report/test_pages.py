@@ -84,13 +84,13 @@ def comparison_page(name: str) -> str:
         rows=(ViewRow((name,), "a", (TableEntry("folder/knn", "test", 79.4), TableEntry("folder/knn", "none", 61.8))),),
         notes=(name,),
     )
-    found = comparison(
+    compared = comparison(
         finished("a", "folder/knn", {"test": 0.3}, **details),
         finished(name, "folder/knn", {"test": 0.15}),
         Cell("c", "folder/knn", status="failed", reason=name),
         Cell("d", "folder/knn"),
     )
-    return comparison_html(replace(found, table=table), facts(found))
+    return comparison_html(replace(compared, table=table), facts(compared))
 
 
 def pictures_page(name: str) -> str:
@@ -137,7 +137,7 @@ def test__every_page_fits_every_screen(browser: Browser, written: str, scheme: s
         opened.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert opened.evaluate(OVERFLOW) == 0
         colors = opened.evaluate("(s => [s.backgroundColor, s.color])(getComputedStyle(document.body))")
-        background, color = (sum(map(int, re.findall(r"\d+", one)[:3])) for one in colors)
+        background, color = (sum(map(int, re.findall(r"\d+", color)[:3])) for color in colors)
         assert (background < color) is (scheme == "dark")
         context.close()
 
@@ -232,7 +232,7 @@ def test__every_measure_of_health_is_in_view(browser: Browser, tmp_path: Path, w
 
 def test__a_run_without_scores_says_on_the_first_screen_how_to_get_one(page: Page, tmp_path: Path) -> None:  # noqa: F811
     run = run_report()
-    unscored = replace(run, columns={key: one for key, one in run.columns.items() if "/" not in key})
+    unscored = replace(run, columns={key: column for key, column in run.columns.items() if "/" not in key})
     path = tmp_path / "page.html"
     path.write_text(run_page(run_pieces(unscored)), encoding="utf-8")
     page.goto(path.as_uri())
@@ -248,16 +248,16 @@ def test__a_run_without_scores_says_on_the_first_screen_how_to_get_one(page: Pag
 
 def test__an_ablation_opens_with_the_orderings_that_hold(page: Page, tmp_path: Path) -> None:  # noqa: F811
     path = tmp_path / "page.html"
-    told = study("default")
-    path.write_text(ablation_html(told), encoding="utf-8")
+    page_text = study("default")
+    path.write_text(ablation_html(page_text), encoding="utf-8")
     page.goto(path.as_uri())
     assert "; csv/knn here: default 30.5" in page.locator("main > h1 + p").inner_text()
     judged = "csv/knn-segmentation"
     rows = [
         replace(row, runs=[replace(run, scores={judged: run.scores["csv/knn"]}) for run in row.runs])
-        for row in told.rows
+        for row in page_text.rows
     ]
-    path.write_text(ablation_html(replace(told, rows=rows, columns=[judged])), encoding="utf-8")
+    path.write_text(ablation_html(replace(page_text, rows=rows, columns=[judged])), encoding="utf-8")
     page.reload()
     assert page.locator("main > h1 + p").inner_text() == "The one ordering of the paper holds here."
     assert page.locator(".share").all_inner_texts() == ["1 holds"]

@@ -37,23 +37,23 @@ def test__every_painter_keeps_its_contract(painter: Painter) -> None:
     assert isinstance(painter, Painter)
     drawn = paint(painter, [uneven(4, 6, 10), uneven(3, 3, 10)])
     assert len(drawn[0]) == len(drawn[1])
-    assert {one.picture.size for one in drawn[0]} == {(6, 4)}
-    assert {one.picture.size for one in drawn[1]} == {(3, 3)}
-    assert all(one.picture.mode == "RGB" for one in drawn[0])
+    assert {drawing.picture.size for drawing in drawn[0]} == {(6, 4)}
+    assert {drawing.picture.size for drawing in drawn[1]} == {(3, 3)}
+    assert all(drawing.picture.mode == "RGB" for drawing in drawn[0])
     assert painter.explanation.endswith(".")
 
 
 def test__pictures_are_the_same_every_time(painter: Painter) -> None:
     maps = [uneven(4, 6, 10), uneven(3, 3, 10)]
-    first = [pixels(one.picture) for drawn in paint(painter, maps) for one in drawn]
-    again = [pixels(one.picture) for drawn in paint(painter, maps) for one in drawn]
-    assert all(torch.equal(one, other) for one, other in zip(first, again, strict=True))
+    first = [pixels(drawing.picture) for drawn in paint(painter, maps) for drawing in drawn]
+    again = [pixels(drawing.picture) for drawn in paint(painter, maps) for drawing in drawn]
+    assert all(torch.equal(drawing, other) for drawing, other in zip(first, again, strict=True))
 
 
 @pytest.mark.parametrize("feature_map", [torch.full((3, 4, 10), 2.5), torch.randn(1, 1, 10), torch.zeros(2, 2, 10)])
 def test__nothing_to_see_is_one_quiet_color(painter: Painter, feature_map: Tensor) -> None:
-    for one in paint(painter, [feature_map])[0]:
-        colors = pixels(one.picture).flatten(0, 1).unique(dim=0)
+    for drawing in paint(painter, [feature_map])[0]:
+        colors = pixels(drawing.picture).flatten(0, 1).unique(dim=0)
         assert len(colors) == 1
         if not isinstance(painter, ClusterMaps | AtomMaps):
             # Grey: all channels alike, neither dark nor bright.
@@ -63,26 +63,28 @@ def test__nothing_to_see_is_one_quiet_color(painter: Painter, feature_map: Tenso
 
 def test__pca_of_each_image_alone_is_that_of_its_patches() -> None:
     maps = [uneven(4, 6, 5), uneven(4, 6, 5) * 3]
-    for one, (drawn,) in zip(maps, paint(PcaColors(), maps), strict=True):
-        patches = one.flatten(0, 1)
+    for feature_map, (drawn,) in zip(maps, paint(PcaColors(), maps), strict=True):
+        patches = feature_map.flatten(0, 1)
         expected = as_colors(fit_components(patches).project(patches))
         assert torch.equal(pixels(drawn.picture).flatten(0, 1), expected)
 
 
 def test__joint_pca_is_that_of_all_patches() -> None:
     maps = [uneven(4, 6, 5), uneven(2, 3, 5) * 3]
-    together = torch.cat([one.flatten(0, 1) for one in maps])
+    together = torch.cat([drawing.flatten(0, 1) for drawing in maps])
     expected = as_colors(fit_components(together).project(together)).int()
-    found = torch.cat([pixels(one.picture).flatten(0, 1) for (one,) in paint(PcaColors(joint=True), maps)]).int()
-    assert (found - expected).abs().max() <= 1
+    colors = torch.cat(
+        [pixels(drawing.picture).flatten(0, 1) for (drawing,) in paint(PcaColors(joint=True), maps)]
+    ).int()
+    assert (colors - expected).abs().max() <= 1
 
 
 @pytest.mark.parametrize("joint", [False, True])
 def test__component_maps_show_each_component_around_the_mean(joint: bool) -> None:
-    one = uneven(8, 8, 10)
-    patches = one.flatten(0, 1).double().numpy()
+    feature_map = uneven(8, 8, 10)
+    patches = feature_map.flatten(0, 1).double().numpy()
     theirs = PCA(8).fit(patches)
-    drawn = paint(ComponentMaps(joint), [one])[0]
+    drawn = paint(ComponentMaps(joint), [feature_map])[0]
     assert [part.title for part in drawn] == [f"PC {number}" for number in range(1, 9)]
     for number, part in enumerate(drawn):
         values = theirs.transform(patches)[:, number]
@@ -96,8 +98,8 @@ def test__the_position_check_has_six_components_of_all_images_together() -> None
     position = torch.linspace(-1, 1, 8)[:, None, None].expand(8, 8, 1)
     maps = [torch.cat([20 * position, torch.randn(8, 8, 9)], 2) for _ in range(3)]
     drawn = paint(PAINTERS["collapse"](False), maps)
-    assert [len(one) for one in drawn] == [6, 6, 6]
-    first = [pixels(one[0].picture).int() for one in drawn]
+    assert [len(drawings) for drawings in drawn] == [6, 6, 6]
+    first = [pixels(drawings[0].picture).int() for drawings in drawn]
     # A leak looks alike in all images, other components do not.
     assert (first[0] - first[1]).abs().max() < 40
     assert (pixels(drawn[0][1].picture).int() - pixels(drawn[1][1].picture).int()).abs().max() > 100
@@ -106,8 +108,8 @@ def test__the_position_check_has_six_components_of_all_images_together() -> None
 def test__a_component_that_is_even_keeps_its_sign() -> None:
     ramp = torch.linspace(-1, 1, 9)[:, None, None] * torch.tensor([1.0, -2.0, 0.5])
     noisy = [(ramp + 1e-6 * torch.randn(9, 4, 3)) for _ in range(6)]
-    pictures = [pixels(paint(ComponentMaps(), [one])[0][0].picture).int() for one in noisy]
-    assert all((one - pictures[0]).abs().max() < 10 for one in pictures)
+    pictures = [pixels(paint(ComponentMaps(), [noise])[0][0].picture).int() for noise in noisy]
+    assert all((picture - pictures[0]).abs().max() < 10 for picture in pictures)
 
 
 def test__clusters_have_a_color_each_in_all_images() -> None:
@@ -132,8 +134,8 @@ def test__atoms_show_their_codes_on_one_scale() -> None:
     maps = [uneven(4, 4, 6), 0.2 * uneven(4, 4, 6)]
     painter = AtomMaps(3)
     drawn = paint(painter, maps)
-    for one, parts in zip(maps, drawn, strict=True):
-        codes = painter.dictionary_.transform(one.flatten(0, 1))
+    for feature_map, parts in zip(maps, drawn, strict=True):
+        codes = painter.dictionary_.transform(feature_map.flatten(0, 1))
         for number, part in enumerate(parts):
             assert torch.equal(pixels(part.picture).flatten(0, 1), heat(codes[:, number] / painter.reach_[number]))
             assert part.caption == f"in {100 * (codes[:, number] > 0).float().mean():.0f} %"

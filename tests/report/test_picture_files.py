@@ -39,17 +39,17 @@ def test__what_is_no_whole_picture_is_none(tmp_path: Path) -> None:
 
 def test__fixed_images_come_with_their_steps_in_order(tmp_path: Path) -> None:
     add_pictures(tmp_path, images=2, steps=(100, 0, 20))
-    found, note = read_emergence(tmp_path / "pictures" / "snapshots")
-    assert [one.number for one in found] == [0, 1]
-    assert [step for step, _ in found[0].pictures] == [0, 20, 100]
-    assert all(one.photo for one in found)
+    snapshots, note = read_emergence(tmp_path / "pictures" / "snapshots")
+    assert [place.number for place in snapshots] == [0, 1]
+    assert [step for step, _ in snapshots[0].pictures] == [0, 20, 100]
+    assert all(place.photo for place in snapshots)
     assert note == ""
 
 
 def test__many_steps_are_spread_evenly_with_both_ends(tmp_path: Path) -> None:
     add_pictures(tmp_path, images=1, steps=range(0, 1000, 10))
-    (found,), note = read_emergence(tmp_path / "pictures" / "snapshots")
-    steps = [step for step, _ in found.pictures]
+    (snapshots,), note = read_emergence(tmp_path / "pictures" / "snapshots")
+    steps = [step for step, _ in snapshots.pictures]
     assert len(steps) == STEPS_SHOWN
     assert (steps[0], steps[-1]) == (0, 990)
     assert f"{STEPS_SHOWN} of 100 steps" in note
@@ -57,8 +57,8 @@ def test__many_steps_are_spread_evenly_with_both_ends(tmp_path: Path) -> None:
 
 def test__many_images_are_cut_and_said(tmp_path: Path) -> None:
     add_pictures(tmp_path, images=IMAGES_SHOWN + 2, steps=(0,))
-    found, note = read_emergence(tmp_path / "pictures" / "snapshots")
-    assert len(found) == IMAGES_SHOWN
+    snapshots, note = read_emergence(tmp_path / "pictures" / "snapshots")
+    assert len(snapshots) == IMAGES_SHOWN
     assert f"{IMAGES_SHOWN} of {IMAGES_SHOWN + 2} images" in note
 
 
@@ -73,8 +73,8 @@ def test__broken_snapshots_leave_the_others(tmp_path: Path) -> None:
     add_pictures(tmp_path, images=1, steps=(0, 10))
     folder = tmp_path / "pictures" / "snapshots"
     (folder / "step_00000000_0.png").write_text("broken")
-    (found,), _ = read_emergence(folder)
-    assert [step for step, _ in found.pictures] == [10]
+    (snapshots,), _ = read_emergence(folder)
+    assert [step for step, _ in snapshots.pictures] == [10]
     (folder / "step_00000010_0.png").write_text("broken")
     assert read_emergence(folder)[0] == []
     assert "can be read" in read_emergence(folder)[1]
@@ -83,7 +83,7 @@ def test__broken_snapshots_leave_the_others(tmp_path: Path) -> None:
 def test__strips_come_with_number_and_share(tmp_path: Path) -> None:
     add_pictures(tmp_path, prototypes=3)
     strips, note = read_prototypes(tmp_path / "pictures" / "prototypes")
-    assert [one.number for one in strips] == [0, 7, 14]
+    assert [strip.number for strip in strips] == [0, 7, 14]
     assert strips[1].share == 0.05
     assert note == "Patches of <b>675</b> images."
 
@@ -123,6 +123,6 @@ def test__neighbors_and_pixels_of_a_strange_run_are_left_out(tmp_path: Path) -> 
     ):
         (tmp_path / "index.json").write_text(json.dumps(rows))
         assert len(read_neighbors(tmp_path)) == expected
-    for scores, kept in (({"demo/knn": 0.3, "a": 7.0, "b": "x"}, {"demo/knn": 0.3}), ([1], {})):
+    for scores, valid in (({"demo/knn": 0.3, "a": 7.0, "b": "x"}, {"demo/knn": 0.3}), ([1], {})):
         (tmp_path / "pixels.json").write_text(json.dumps(scores))
-        assert read_pixel_scores(tmp_path) == kept
+        assert read_pixel_scores(tmp_path) == valid

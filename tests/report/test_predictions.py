@@ -49,10 +49,10 @@ def label(probe: Path, images: list[Path], out: Path, patch_size: int = 4, **opt
 def test__labels_are_those_that_the_evaluation_was_scored_by(noisy: Path, tmp_path: Path, protocol: str) -> None:
     few = ["neighbors=[5]"] if protocol == "knn" else ["iterations=30", "learning_rates=[0.01]"]
     done = evaluate("pixels:4", f"folder/{protocol}", [f"data={noisy}", "image_size=8", *few], out=tmp_path / "out")
-    found = label(tmp_path / "out" / "probe.safetensors", [noisy / "val"], tmp_path / "labels")
-    assert found == Predicted(tmp_path / "labels", 30, {})
-    assert [path.name for path in found.folder.iterdir()] == ["labels.csv"]
-    table = rows(found.folder / "labels.csv")
+    labeled = label(tmp_path / "out" / "probe.safetensors", [noisy / "val"], tmp_path / "labels")
+    assert labeled == Predicted(tmp_path / "labels", 30, {})
+    assert [path.name for path in labeled.folder.iterdir()] == ["labels.csv"]
+    table = rows(labeled.folder / "labels.csv")
     assert [row["file"] for row in table] == sorted(f"{'abc'[number % 3]}/{number}.png" for number in range(30))
     right = sum(row["label"] == row["file"][0] for row in table)
     assert right / 30 == done.record["scores"]["val"]
@@ -90,14 +90,14 @@ def test__a_broken_image_is_listed_and_the_rest_is_labeled(classifier: Path, noi
     whole = rows(label(classifier, [folder], tmp_path / "whole").folder / "labels.csv")
     (folder / "b" / "broken.png").write_bytes((folder / "a" / "0.png").read_bytes()[:50])
     (folder / "no image.jpg").write_text("text")
-    found = label(classifier, [folder], tmp_path / "rest")
-    assert found.images == 30
+    labeled = label(classifier, [folder], tmp_path / "rest")
+    assert labeled.images == 30
     assert rows(tmp_path / "rest" / "labels.csv") == whole
     listed = rows(tmp_path / "rest" / "failed.csv")
     assert [row["file"] for row in listed] == ["b/broken.png", "no image.jpg"]
     # As in the terminal, without the place on this machine.
     assert {row["file"]: row["reason"] for row in listed} == {
-        name: reason.replace(f"{(folder / name).parent}/", "") for name, reason in found.failed.items()
+        name: reason.replace(f"{(folder / name).parent}/", "") for name, reason in labeled.failed.items()
     }
     assert all("cannot be read" in row["reason"] for row in listed)
     # Once they are mended, nothing is said of them any more.
@@ -119,8 +119,8 @@ def test__masks_and_overlays_have_the_size_of_the_photo(segmenter: Path, tmp_pat
     turned.getexif()[274] = 6
     turned.save(photos / "turned.jpg", exif=turned.getexif())
     sizes |= {"grey.png": (10, 12), "deep.png": (10, 12), "turned.jpg": (10, 20)}
-    found = label(segmenter, [photos], tmp_path / "out")
-    assert (found.images, found.failed) == (6, {})
+    labeled = label(segmenter, [photos], tmp_path / "out")
+    assert (labeled.images, labeled.failed) == (6, {})
     for name, size in sizes.items():
         for kind, mode in (("labels", "P"), ("overlays", "RGB")):
             with Image.open(tmp_path / "out" / kind / Path(name).with_suffix(".png")) as picture:
@@ -144,8 +144,8 @@ def test__masks_are_those_that_the_evaluation_was_scored_by(mask_folders: Path, 
     right = total = 0
     for path in (mask_folders / "masks" / "val").rglob("*.png"):
         truth = np.asarray(Image.open(path))
-        found = np.asarray(Image.open(tmp_path / "out" / "labels" / path.relative_to(mask_folders / "masks" / "val")))
-        right += int((truth == found)[truth != 255].sum())
+        pixels = np.asarray(Image.open(tmp_path / "out" / "labels" / path.relative_to(mask_folders / "masks" / "val")))
+        right += int((truth == pixels)[truth != 255].sum())
         total += int((truth != 255).sum())
     assert right / total == scores["val pixel accuracy"]
     assert 0.1 < right / total < 0.9
@@ -160,8 +160,8 @@ def test__an_overlay_is_the_photo_under_the_colors_of_the_legend(segmenter: Path
     colors = np.array([(255, 255, 255) if value == 255 else color_of(int(value)) for value in labels.flatten()])
     np.testing.assert_allclose(shown.reshape(-1, 3), 0.45 * 200 + 0.55 * colors, atol=1)
     with Image.open(tmp_path / "out" / "legend.png") as legend:
-        found = {color for _, color in legend.convert("RGB").getcolors(2**20)}
-    assert {color_of(value) for value in (0, 1, 2)} <= found
+        colors_shown = {color for _, color in legend.convert("RGB").getcolors(2**20)}
+    assert {color_of(value) for value in (0, 1, 2)} <= colors_shown
 
 
 def test__images_that_differ_in_their_ending_alone_get_pictures_of_their_own(segmenter: Path, tmp_path: Path) -> None:

@@ -90,11 +90,11 @@ def test__a_curve_holds_the_median_of_each_twentieth() -> None:
 
 
 def test__the_band_is_that_of_the_seeds_widened_by_its_width_or_by_two_percent() -> None:
-    found = compare("x", [1.5], [[1.0], [2.0], [1.2]])
-    assert (found.seeds, found.band) == (Band(1.0, 2.0), Band(0.0, 3.0))
-    found = compare("x", [1.5], [[1.0], [1.0]])
-    assert found.band == pytest.approx((0.98, 1.02))
-    assert found.outside
+    band = compare("x", [1.5], [[1.0], [2.0], [1.2]])
+    assert (band.seeds, band.band) == (Band(1.0, 2.0), Band(0.0, 3.0))
+    band = compare("x", [1.5], [[1.0], [1.0]])
+    assert band.band == pytest.approx((0.98, 1.02))
+    assert band.outside
 
 
 def test__a_curve_is_outside_when_most_of_its_last_three_values_are() -> None:
@@ -124,7 +124,10 @@ def test__runs_inside_and_outside_of_the_band_are_distinguished(reference: Refer
     config = load_config("demo", SHORT)
 
     def outside(by: float, steps: int = STEPS) -> dict[str, bool]:
-        return {one.metric: one.outside for one in reference.compare(columns(falling(by), steps), config)}
+        return {
+            comparison.metric: comparison.outside
+            for comparison in reference.compare(columns(falling(by), steps), config)
+        }
 
     assert outside(0.1) == {"student_loss": False, "demo/knn/teacher": False}
     # The seeds lie 0.2 apart, so that 0.2 more on either side is taken for normal.
@@ -132,7 +135,11 @@ def test__runs_inside_and_outside_of_the_band_are_distinguished(reference: Refer
     assert outside(0.41) == {"student_loss": True, "demo/knn/teacher": True}
     assert outside(-0.21) == {"student_loss": True, "demo/knn/teacher": True}
     # Also of a run that is half-way.
-    half = next(one for one in reference.compare(columns(falling(0.41), 200), config) if one.metric == "student_loss")
+    half = next(
+        comparison
+        for comparison in reference.compare(columns(falling(0.41), 200), config)
+        if comparison.metric == "student_loss"
+    )
     assert (half.share, half.outside) == (0.5, True)
 
 
@@ -154,7 +161,7 @@ def test__settings_that_are_tried_out_are_named(reference: Reference) -> None:
 
 def test__scores_are_compared_where_they_are_measured_alike(reference: Reference) -> None:
     other = load_config("demo", [*SHORT, EVALUATION])
-    assert [one.metric for one in reference.compare(columns(falling()), other)] == ["student_loss"]
+    assert [comparison.metric for comparison in reference.compare(columns(falling()), other)] == ["student_loss"]
 
 
 def test__a_reference_is_found_by_config_and_images(reference: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,10 +214,10 @@ def test__files_that_are_no_reference_are_reported(text: str, message: str) -> N
 
 def test__runs_left_out_in_turn_count_false_alarms(reference: Reference) -> None:
     """Three seeds with equal distances: the outer ones lie just at the edge of the band of the other two."""
-    found = [one for one in reference.left_out() if one.metric == "student_loss"]
-    assert len(found) == 3 * POINTS
+    comparisons = [comparison for comparison in reference.left_out() if comparison.metric == "student_loss"]
+    assert len(comparisons) == 3 * POINTS
     far = Reference("x", reference.config, "", (0, 1, 2), {"x": [[1.0] * POINTS, [1.1] * POINTS, [5.0] * POINTS]})
-    assert sum(one.outside for one in far.left_out()) == POINTS
+    assert sum(comparison.outside for comparison in far.left_out()) == POINTS
 
 
 def test__the_script_writes_the_file_and_counts_false_alarms(

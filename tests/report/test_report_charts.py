@@ -19,12 +19,12 @@ def test__thinning_keeps_the_extremes_of_every_stretch() -> None:
     whole = noise(10_007)
     drawn = thin(whole, 50)
     assert len(drawn.values) <= 2 * 50 + 2
-    kept = set(drawn.steps.tolist())
+    steps = set(drawn.steps.tolist())
     # A slow clear version: 10007 values in stretches of 201.
     for start in range(0, 10_007, 201):
         part = whole.values[start : start + 201]
-        assert 10 * (start + int(part.argmin())) in kept
-        assert 10 * (start + int(part.argmax())) in kept
+        assert 10 * (start + int(part.argmin())) in steps
+        assert 10 * (start + int(part.argmax())) in steps
 
 
 def test__thinned_points_are_points_of_the_curve_in_order_with_both_ends() -> None:

@@ -17,7 +17,7 @@ def test__numbers_keep_the_digits_that_matter() -> None:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (RunState("running", 40, 60), "going on, at step 40 of 60"),
+        (RunState("running", 40, 60), "training, at step 40 of 60"),
         (RunState("running", None, 60), "not written metrics yet"),
         (RunState("finished", 60, 60), "finished all 60 steps"),
         (RunState("stopped", 1200, 60000), "stopped at step 1,200 of 60,000"),

@@ -64,7 +64,7 @@ def test__a_run_that_stopped_early_says_where(tmp_path: Path) -> None:
     assert "stopped at step 60 of 100" in report.state.sentence
 
 
-def test__a_run_that_goes_on_says_so(tmp_path: Path) -> None:
+def test__a_run_that_continues_says_so(tmp_path: Path) -> None:
     path = make_run(tmp_path / "run", records(), steps=100)
     code = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
     with subprocess.Popen(
@@ -230,14 +230,14 @@ def test__dragging_zooms_all_curves_and_a_double_click_shows_all(page: Page, run
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + 60, steps=3)
     page.mouse.up()
-    first, last = (int(one.input_value()) for one in page.locator(".zoombar input").all())
+    first, last = (int(field.input_value()) for field in page.locator(".zoombar input").all())
     assert 20 < first < last < 50
     labels = page.locator('[data-chart="learning_rate"] svg.axes text').all_text_contents()
     assert "30" in labels or "40" in labels
     assert "0" not in labels
     assert "60" not in labels
     plot.dblclick()
-    assert [one.input_value() for one in page.locator(".zoombar input").all()] == ["0", "60"]
+    assert [field.input_value() for field in page.locator(".zoombar input").all()] == ["0", "60"]
 
 
 def test__typed_steps_zoom(page: Page, run: Path) -> None:  # noqa: F811

@@ -20,18 +20,18 @@ from capi.report.pictures.similarity import (
 )
 
 
-def slow_cosine(one: Tensor, other: Tensor) -> float:
+def slow_cosine(first: Tensor, other: Tensor) -> float:
     """Sums written out."""
-    product = sum(a * b for a, b in zip(one.tolist(), other.tolist(), strict=True))
-    lengths = sum(a * a for a in one.tolist()) ** 0.5 * sum(b * b for b in other.tolist()) ** 0.5
+    product = sum(a * b for a, b in zip(first.tolist(), other.tolist(), strict=True))
+    lengths = sum(a * a for a in first.tolist()) ** 0.5 * sum(b * b for b in other.tolist()) ** 0.5
     return product / lengths
 
 
 def test__similarity_is_the_cosine_of_each_patch() -> None:
     feature_map, patch = torch.randn(3, 5, 7), torch.randn(7)
-    found = similarity_map(patch, feature_map)
+    maps = similarity_map(patch, feature_map)
     expected = [[slow_cosine(patch, feature_map[row, column]) for column in range(5)] for row in range(3)]
-    torch.testing.assert_close(found, torch.tensor(expected))
+    torch.testing.assert_close(maps, torch.tensor(expected))
 
 
 @pytest.mark.parametrize("place", [(0, 0), (2, 4), (3, 1)])
@@ -59,15 +59,17 @@ def test__patches_without_a_direction_are_similar_to_nothing() -> None:
 @pytest.mark.parametrize("each", [1, 3])
 def test__the_nearest_patches_are_those_of_a_search_one_by_one(each: int) -> None:
     maps, patch = {number: torch.randn(2 + number, 3, 8) for number in range(4)}, torch.randn(8)
-    found = nearest_patches(patch, maps, 5, each=each)
+    nearest = nearest_patches(patch, maps, 5, each=each)
     slow = []
-    for number, one in maps.items():
-        places = [(row, column) for row in range(one.shape[0]) for column in range(3)]
-        best = sorted(((slow_cosine(patch, one[at]), number, *at) for at in places), reverse=True)[:each]
+    for number, feature_map in maps.items():
+        places = [(row, column) for row in range(feature_map.shape[0]) for column in range(3)]
+        best = sorted(((slow_cosine(patch, feature_map[at]), number, *at) for at in places), reverse=True)[:each]
         slow += best
     expected = sorted(slow, reverse=True)[:5]
-    assert [(one.image, one.row, one.column) for one in found] == [entry[1:] for entry in expected]
-    assert [one.score for one in found] == pytest.approx([entry[0] for entry in expected], abs=1e-5)
+    assert [(feature_map.image, feature_map.row, feature_map.column) for feature_map in nearest] == [
+        entry[1:] for entry in expected
+    ]
+    assert [feature_map.score for feature_map in nearest] == pytest.approx([entry[0] for entry in expected], abs=1e-5)
 
 
 def test__no_other_images_have_no_nearest_patches() -> None:
@@ -89,12 +91,12 @@ def test__a_pixel_lies_in_the_box_of_its_patch() -> None:
 def test__heat_covers_what_has_a_value_and_leaves_the_rest_of_the_photo() -> None:
     photo = Image.new("RGB", (20, 10), (255, 255, 255))
     values = torch.tensor([[0.0, 0.25], [0.5, torch.nan]])
-    found = np.asarray(heat_over(photo, values, (0.0, 0.5)))
+    pixels = np.asarray(heat_over(photo, values, (0.0, 0.5)))
     # On a white photo the colours are those of the scale.
-    assert found[0, 0].tolist() == heat(torch.tensor(0.0)).tolist()
-    assert found[4, 19].tolist() == heat(torch.tensor(0.5)).tolist()
-    assert found[5, 9].tolist() == heat(torch.tensor(1.0)).tolist()
-    assert found[9, 19].tolist() == [255, 255, 255]
+    assert pixels[0, 0].tolist() == heat(torch.tensor(0.0)).tolist()
+    assert pixels[4, 19].tolist() == heat(torch.tensor(0.5)).tolist()
+    assert pixels[5, 9].tolist() == heat(torch.tensor(1.0)).tolist()
+    assert pixels[9, 19].tolist() == [255, 255, 255]
 
 
 def test__black_stays_black_on_every_photo() -> None:
@@ -109,8 +111,8 @@ def test__values_that_are_all_the_same_can_be_drawn() -> None:
 
 def test__a_mask_of_patches_is_a_mask_of_pixels() -> None:
     chosen = torch.tensor([[True, False, False], [False, False, True]])
-    found = np.asarray(patch_mask(chosen, (12, 8)))
-    assert np.array_equal(found, np.kron(chosen.numpy(), np.full((4, 4), 255)))
+    pixels = np.asarray(patch_mask(chosen, (12, 8)))
+    assert np.array_equal(pixels, np.kron(chosen.numpy(), np.full((4, 4), 255)))
 
 
 def test__the_outline_surrounds_the_patch_and_hides_nothing_of_it() -> None:
@@ -125,10 +127,10 @@ def test__the_outline_surrounds_the_patch_and_hides_nothing_of_it() -> None:
 def test__the_scale_runs_from_black_to_white_below_the_picture() -> None:
     picture = Image.new("RGB", (300, 40), "blue")
     bar = Image.fromarray(heat(torch.linspace(0, 1, 256))[None].contiguous().numpy())
-    found = with_scale(picture, Legend(bar, "0", "1"), "cosine")
-    assert found.width == 300
-    assert found.crop((0, 0, 300, 40)).tobytes() == picture.tobytes()
-    shown = np.asarray(found)[52, 2:-2].astype(int).sum(1)
+    pixels = with_scale(picture, Legend(bar, "0", "1"), "cosine")
+    assert pixels.width == 300
+    assert pixels.crop((0, 0, 300, 40)).tobytes() == picture.tobytes()
+    shown = np.asarray(pixels)[52, 2:-2].astype(int).sum(1)
     assert (np.diff(shown) >= 0).all()
     assert (shown[0], shown[-1]) == (pytest.approx(0, abs=12), pytest.approx(765, abs=12))
 

@@ -92,7 +92,9 @@ def test__it_is_an_evaluation_that_leaves_the_run_as_it_was(
     assert torch.equal(torch.get_rng_state(), state)
     assert (np.random.get_state()[1] == numbers).all()
     assert modes == [module.training for part in (learner.student, learner.teacher) for module in part.modules()]
-    assert all(torch.equal(one, other) for one, other in zip(weights, learner.teacher.parameters(), strict=True))
+    assert all(
+        torch.equal(parameter, other) for parameter, other in zip(weights, learner.teacher.parameters(), strict=True)
+    )
     assert all(parameter.grad is None for parameter in learner.teacher.parameters())
 
 
@@ -103,8 +105,10 @@ def test__colors_stay_where_components_change_order_and_sign(
     drawer.run(learner, 10)
 
     def turned(features: Tensor) -> Components:
-        found = fit_components(features)
-        return Components(found.mean, found.directions[[2, 0, 1]] * torch.tensor([[-1.0], [1], [-1]]), found.shares)
+        components = fit_components(features)
+        return Components(
+            components.mean, components.directions[[2, 0, 1]] * torch.tensor([[-1.0], [1], [-1]]), components.shares
+        )
 
     monkeypatch.setattr(snapshots, "fit_components", turned)
     drawer.run(learner, 20)
@@ -150,13 +154,13 @@ def flipping(monkeypatch: pytest.MonkeyPatch, flips: Sequence[bool]) -> None:
     calls = itertools.cycle(flips)
 
     def fit(features: Tensor) -> Components:
-        found = fit_components(features)
-        return Components(found.mean, found.directions * (-1 if next(calls) else 1), found.shares)
+        components = fit_components(features)
+        return Components(components.mean, components.directions * (-1 if next(calls) else 1), components.shares)
 
     monkeypatch.setattr(snapshots, "fit_components", fit)
 
 
-def test__a_resumed_run_goes_on_in_the_same_colors(
+def test__a_resumed_run_continues_in_the_same_colors(
     photos: EncodedImages, tmp_path: Path, small_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def course(folder: Path, *, resumed: bool) -> list[np.ndarray]:
@@ -170,7 +174,7 @@ def test__a_resumed_run_goes_on_in_the_same_colors(
 
     flipping(monkeypatch, [False, True, False])
     whole, parts = course(tmp_path / "whole", resumed=False), course(tmp_path / "parts", resumed=True)
-    assert all((one == other).all() for one, other in zip(whole, parts, strict=True))
+    assert all((value == other).all() for value, other in zip(whole, parts, strict=True))
     correlation = np.corrcoef(whole[0].reshape(-1, 3).T, whole[2].reshape(-1, 3).T)
     assert (correlation.diagonal(3) > 0).all()
 
@@ -188,7 +192,7 @@ def test__a_step_that_is_repeated_gives_the_same_picture_and_later_ones_go(
     for path in (path for step in (10, 20) for path in tmp_path.glob(f"step_{step:08d}_*.png")):
         Image.fromarray(255 - np.asarray(Image.open(path))).save(path)
     taken(photos, tmp_path, small_config, count=2).run(learner, 10)
-    assert all((one == other).all() for one, other in zip(first, colors(tmp_path, 10, 2), strict=True))
+    assert all((value == other).all() for value, other in zip(first, colors(tmp_path, 10, 2), strict=True))
     assert snapshot_steps(tmp_path) == [0, 10]
 
 
@@ -237,7 +241,7 @@ def test__photos_have_a_short_side_of_256_pixels(
         assert image.size == (256, 341)
 
 
-def test__nothing_readable_is_reported_once_and_the_run_goes_on(
+def test__nothing_readable_is_reported_once_and_the_run_continues(
     learner: Learner, tmp_path: Path, small_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     drawer = taken(EncodedImages(["a", "b"], [b"no", b"image"]), tmp_path, small_config)
@@ -284,18 +288,18 @@ def channelled(channels: int) -> tuple[Learner, Statistics]:
 
 
 def test__five_channels_are_drawn_and_the_first_three_are_the_photo(tmp_path: Path) -> None:
-    learner, known = channelled(5)
+    learner, normalized = channelled(5)
     source = EncodedImages([f"{number}.tif" for number in range(3)], [bands(number) for number in range(3)])
-    Snapshots(source, known, SIZE, tmp_path, 10).run(learner, 0)
+    Snapshots(source, normalized, SIZE, tmp_path, 10).run(learner, 0)
     assert [picture.shape for picture in colors(tmp_path, 0, 3)] == [(*GRID, 3)] * 3
     with Image.open(tmp_path / "photo_0.jpg") as image:
         assert image.mode == "RGB"
 
 
 def test__one_channel_is_drawn_from_gray_and_from_color(tmp_path: Path) -> None:
-    learner, known = channelled(1)
+    learner, normalized = channelled(1)
     source = source_of([photo(40, 30), photo(40, 30, seed=1)[..., 0]])
-    Snapshots(source, known, SIZE, tmp_path, 10).run(learner, 0)
+    Snapshots(source, normalized, SIZE, tmp_path, 10).run(learner, 0)
     assert len(colors(tmp_path, 0, 2)) == 2
     spreads = [np.asarray(Image.open(tmp_path / f"photo_{number}.jpg")).astype(int) for number in range(2)]
     # What the encoder sees as grey is shown in its colours.
@@ -334,8 +338,8 @@ def test__a_frame_shows_the_middle_in_the_aspect_of_the_run() -> None:
 
 def test__enlarging_gives_the_encoder_more_patches(learner: Learner, small_config: Config) -> None:
     encoder = frozen(learner.teacher.average, statistics(small_config))
-    found = encoder(torch.zeros(1, 3, *run_frame(SIZE, encoder.patch_size).size((9, 9))), pooled=False)
-    assert found.feature_map.shape[1:3] == GRID
+    features = encoder(torch.zeros(1, 3, *run_frame(SIZE, encoder.patch_size).size((9, 9))), pooled=False)
+    assert features.feature_map.shape[1:3] == GRID
 
 
 def test__spaced_numbers_hold_both_ends() -> None:

@@ -41,27 +41,27 @@ def test__merging_keeps_small_variation_around_a_huge_mean() -> None:
 @pytest.mark.parametrize("part", [1, 13, 300])
 def test__streamed_components_are_those_of_scikit_learn_up_to_sign(part: int) -> None:
     features = uneven(300, 6)
-    found = streamed(features, part).components(4)
+    components = streamed(features, part).components(4)
     theirs = PCA(4).fit(features.double().numpy())
-    agreement = (found.directions * torch.from_numpy(theirs.components_).float()).sum(1)
+    agreement = (components.directions * torch.from_numpy(theirs.components_).float()).sum(1)
     torch.testing.assert_close(agreement.abs(), torch.ones(4))
-    torch.testing.assert_close(found.mean, torch.from_numpy(theirs.mean_).float())
-    np.testing.assert_allclose(found.shares, theirs.explained_variance_ratio_, rtol=1e-4)
-    assert ((found.project(features) ** 3).mean(0) > 0).all()
+    torch.testing.assert_close(components.mean, torch.from_numpy(theirs.mean_).float())
+    np.testing.assert_allclose(components.shares, theirs.explained_variance_ratio_, rtol=1e-4)
+    assert ((components.project(features) ** 3).mean(0) > 0).all()
 
 
 @pytest.mark.parametrize("rows", [4, 5, 6, 40])
 def test__streaming_changes_nothing_of_few_or_many_patches(rows: int) -> None:
     features = uneven(rows, 5)
-    found, at_once = streamed(features, 3).components(3), fit_components(features)
-    torch.testing.assert_close(found.directions, at_once.directions, atol=1e-4, rtol=0)
-    torch.testing.assert_close(found.shares, at_once.shares, atol=1e-5, rtol=0)
+    components, at_once = streamed(features, 3).components(3), fit_components(features)
+    torch.testing.assert_close(components.directions, at_once.directions, atol=1e-4, rtol=0)
+    torch.testing.assert_close(components.shares, at_once.shares, atol=1e-5, rtol=0)
 
 
 def test__fewer_patches_than_channels_make_no_scatter() -> None:
     # The scatter of this width would take more memory than there is.
-    found = streamed(torch.randn(6, 300_000), 2).components(3)
-    assert found.directions.shape == (3, 300_000)
+    components = streamed(torch.randn(6, 300_000), 2).components(3)
+    assert components.directions.shape == (3, 300_000)
 
 
 def test__a_sample_with_room_is_everything_in_order() -> None:

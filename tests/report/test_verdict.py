@@ -55,7 +55,7 @@ def test__what_only_the_folder_shows_is_the_same_everywhere(
         shutil.rmtree(run / "checkpoints")
     diagnosis, report = doctor(run), gather(run)
     alarms = {finding.title for finding in diagnosis.of("alarm")}
-    assert alarms == {one.title for one in report.alarms} == {*expected, wrong}
+    assert alarms == {finding.title for finding in report.alarms} == {*expected, wrong}
     assert diagnosis.sentence == report.verdict
     shown = write_report(run).read_text(encoding="utf-8")
     with WatchServer([run], port=0) as server:
@@ -78,7 +78,9 @@ def test__alarms_doctor_report_and_watch_say_the_same(
     watchman = Watchman(run_facts(config, RunFolder(run).record()))
     raised = {finding.title for record in records for finding in watchman.see(record)}
     diagnosis, report = doctor(run), gather(run)
-    assert {finding.title for finding in diagnosis.of("alarm")} == {one.title for one in report.alarms} == expected
+    assert (
+        {finding.title for finding in diagnosis.of("alarm")} == {finding.title for finding in report.alarms} == expected
+    )
     assert raised == expected
     assert diagnosis.sentence == report.verdict
     said = diagnosis_text(diagnosis).plain

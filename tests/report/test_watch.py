@@ -170,10 +170,10 @@ def test__control_c_ends_it_cleanly(runs: list[Path], monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(WatchServer, "wait", interrupted)
     watch(runs[:1], port=0, announce=said.append)
-    found = re.search(r"Watching 1 run at http://127.0.0.1:(\d+)/", said[0])
-    assert found
+    match = re.search(r"Watching 1 run at http://127.0.0.1:(\d+)/", said[0])
+    assert match
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", int(found[1])), timeout=5)
+        socket.create_connection(("127.0.0.1", int(match[1])), timeout=5)
 
 
 def test__waiting_ends_when_the_server_is_stopped(runs: list[Path]) -> None:
@@ -208,12 +208,12 @@ def test__new_points_appear_without_losing_the_zoom(page: Page, single: WatchSer
     chart = page.locator('[data-chart="student_loss"]')
     expect(chart.locator(".legend")).to_contain_text("step 50")
     expect(page.locator('[data-chart="brand_new"] .inside path.line')).to_have_count(1)
-    assert [one.input_value() for one in page.locator(".zoombar input").all()] == ["20", "40"]
+    assert [field.input_value() for field in page.locator(".zoombar input").all()] == ["20", "40"]
     page.get_by_role("button", name="Show all").click()
     assert page.locator(".zoombar input").last.input_value() == "50"
 
 
-def test__pictures_and_alarms_appear_while_a_run_goes_on(page: Page, single: WatchServer, runs: list[Path]) -> None:  # noqa: F811
+def test__pictures_and_alarms_appear_while_a_run_continues(page: Page, single: WatchServer, runs: list[Path]) -> None:  # noqa: F811
     page.goto(single.address)
     expect(page.locator(".emergence figure")).to_have_count(0)
     add_pictures(runs[0])

@@ -58,8 +58,8 @@ class Streams:
 
 
 def test__batches_are_copied_beside_the_steps_which_wait_for_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    streams, kept = Streams(), []
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda value, stream: kept.append((value, stream)))
+    streams, held = Streams(), []
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda value, stream: held.append((value, stream)))
     cpu = torch.device("cpu")
     transfer, values = Transfer(cpu, streams), (torch.ones(2), torch.arange(3))
     for _ in range(2):
@@ -68,7 +68,7 @@ def test__batches_are_copied_beside_the_steps_which_wait_for_them_alone(monkeypa
     once = [("in", "copies"), ("out of", "copies"), ("steps wait for", "copies")]
     assert streams.asked == [("made", cpu), *once, *once]
     # What the steps read is not given away before they have.
-    assert [stream for _, stream in kept] == [streams] * 4
+    assert [stream for _, stream in held] == [streams] * 4
     assert Transfer(cpu)(values)[1] is values[1]
 
 

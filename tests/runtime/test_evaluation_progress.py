@@ -26,22 +26,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test__where_no_one_watches_a_line_comes_now_and_then(clock: Clock) -> None:
     file = io.StringIO()
-    with EvaluationProgress(Console(file=file)) as told:
+    with EvaluationProgress(Console(file=file)) as progress:
         for second in range(0, 40, 2):
             clock.now = second
-            told("images of [bold]cats", second, 100)
+            progress("images of [bold]cats", second, 100)
     assert file.getvalue().splitlines() == ["images of [bold]cats: 16 of 100", "images of [bold]cats: 32 of 100"]
 
 
 def test__a_terminal_gets_a_bar_for_each_part() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=120, height=20, color_system=None)
-    with EvaluationProgress(console) as told:
-        told.begin("one ")
-        told("training [bold]images", 3, 8)
-        told("training [bold]images", 8, 8)
-        told("test images", 0, 5)
-        assert [(task.description, task.completed, task.total) for task in told.bar.tasks] == [
+    with EvaluationProgress(console) as progress:
+        progress.begin("one ")
+        progress("training [bold]images", 3, 8)
+        progress("training [bold]images", 8, 8)
+        progress("test images", 0, 5)
+        assert [(task.description, task.completed, task.total) for task in progress.bar.tasks] == [
             ("one training [bold]images", 8, 8),
             ("one test images", 0, 5),
         ]
@@ -53,14 +53,14 @@ def test__a_terminal_gets_a_bar_for_each_part() -> None:
 
 def test__a_quiet_console_says_nothing(clock: Clock) -> None:
     file = io.StringIO()
-    with EvaluationProgress(Console(file=file, quiet=True)) as told:
+    with EvaluationProgress(Console(file=file, quiet=True)) as progress:
         clock.now = 100
-        told("images", 1, 2)
+        progress("images", 1, 2)
     assert file.getvalue() == ""
 
 
 def test__an_error_ends_the_bar() -> None:
     console = Console(file=io.StringIO(), force_terminal=True)
-    with pytest.raises(ValueError, match="x"), EvaluationProgress(console) as told:
+    with pytest.raises(ValueError, match="x"), EvaluationProgress(console) as progress:
         raise ValueError("x")
-    assert not told.bar.live.is_started
+    assert not progress.bar.live.is_started

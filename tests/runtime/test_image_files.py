@@ -70,7 +70,7 @@ def test__whoever_calls_says_where_the_images_of_a_list_lie(folder: Path) -> Non
     path = _listed(folder, str(folder.parent / "outside.png"), "own/a.png")
     named = f"{path}?images={folder.parent}"
     for source in (open_images(named), csv_images(named), list_images(named).images):
-        found = {source.read(number) for number in range(len(source))}
-        assert found == {folder.parent / "outside.png", folder / "a.png"}
+        read = {source.read(number) for number in range(len(source))}
+        assert read == {folder.parent / "outside.png", folder / "a.png"}
     with pytest.raises(CapiError, match="does not lie below"):
         open_images(f"{path}?images={folder}")

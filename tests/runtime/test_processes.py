@@ -21,9 +21,9 @@ from tests.method.slow_clustering import Results, ours
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 IMAGES, POSITIONS, WIDTH, PROTOTYPES = 12, 5, 8, 20
@@ -48,7 +48,7 @@ def exchange(rank: int, world: int, port: int, folder: str) -> None:
     atexit.register(lambda: (Path(folder) / f"threads-{rank}").write_text("\n".join(threads())))
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     with joined(torch.device("cpu")) as processes:
-        found = agreements(processes)
+        agreed = agreements(processes)
         for name, settings in SETTINGS.items():
             tokens, prototypes, bias = inputs()
             mine = slice(rank * IMAGES // world, (rank + 1) * IMAGES // world)
@@ -58,11 +58,11 @@ def exchange(rank: int, world: int, port: int, folder: str) -> None:
                 torch.save(results._asdict(), Path(folder) / f"{name}-{case}-{rank}.pt")
     # Who has met stays together: another command of the same script finds the same processes.
     with joined(torch.device("cpu")) as again:
-        found["again"] = again is processes and float(again.sum(torch.tensor(1.0))) == world
+        agreed["again"] = again is processes and float(again.sum(torch.tensor(1.0))) == world
         with pytest.raises(SharedError), joined(torch.device("cpu")):
             again.fail_together(CapiError("one command of several"))
-        found["threads"] = "pt_gloo_runloop" in threads()
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found))
+        agreed["threads"] = "pt_gloo_runloop" in threads()
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(agreed))
 
 
 def threads() -> list[str]:
@@ -81,16 +81,16 @@ def agreements(processes: Processes) -> dict[str, Any]:
         "any": processes.any(rank == 1, False),
         "gather": processes.gather(f"{rank}"),
         "from_main": processes.from_main(lambda: f"found by {rank}"),
-        "none_fails": told(processes, None),
-        "one_fails": told(processes, 1),
-        "all_fail": told(processes, -1),
+        "none_fails": shared_error(processes, None),
+        "one_fails": shared_error(processes, 1),
+        "all_fail": shared_error(processes, -1),
         "main_fails": main_fails(processes),
         "same": differences(processes, "width: 3"),
         "different": differences(processes, f"seed: 0\nwidth: {rank}"),
     }
 
 
-def told(processes: Processes, failing: int | None) -> str | None:
+def shared_error(processes: Processes, failing: int | None) -> str | None:
     try:
         with processes.together():
             if failing in (processes.rank, -1):
@@ -140,14 +140,14 @@ def launched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def test__processes_find_the_same_things_together(launched: tuple[int, Path]) -> None:
     world, folder = launched
     for rank in range(world):
-        found = json.loads((folder / f"{rank}.json").read_text())
-        assert found == {
+        agreed = json.loads((folder / f"{rank}.json").read_text())
+        assert agreed == {
             "main": rank == 0,
             "sum": sum(range(world)),
             "max": world - 1,
             "mean": [(world - 1) / 2, [(world - 1) / 2, 2.0]],
             "any": [True, False],
-            "gather": [str(one) for one in range(world)],
+            "gather": [str(rank) for rank in range(world)],
             "from_main": "found by 0",
             "none_fails": None,
             "one_fails": "process 1: the disk is full",
@@ -171,11 +171,11 @@ def test__no_thread_of_the_network_is_left_when_a_process_ends(launched: tuple[i
 @pytest.mark.parametrize("name", SETTINGS)
 def test__clustering_is_that_of_the_global_batch_and_the_global_queue(launched: tuple[int, Path], name: str) -> None:
     world, folder = launched
-    settings, found = SETTINGS[name], {}
+    settings, values = SETTINGS[name], {}
     for case, earlier in (("batch", None), ("queue", queued())):
         paths = [folder / f"{name}-{case}-{rank}.pt" for rank in range(world)]
         parts = [Results(**torch.load(path, weights_only=True)) for path in paths]
-        found[case] = alone = ours(*inputs(), settings, earlier)
+        values[case] = alone = ours(*inputs(), settings, earlier)
         tolerance = {"rtol": 1e-5, "atol": 1e-6}
         torch.testing.assert_close(torch.cat([part.assignments for part in parts]), alone.assignments, **tolerance)
         for field in ("loss", "prototype_gradient", "bias_gradient"):
@@ -184,8 +184,8 @@ def test__clustering_is_that_of_the_global_batch_and_the_global_queue(launched: 
     # Balancing each process by itself, or without the queue, would give something else: the test could fail.
     tokens, prototypes, bias = inputs()
     own = ours(tokens[: IMAGES // world], prototypes, bias, settings)
-    assert (own.assignments - found["batch"].assignments[: IMAGES // world]).abs().max() > 1e-3
-    assert (found["queue"].assignments - found["batch"].assignments).abs().max() > 1e-3
+    assert (own.assignments - values["batch"].assignments[: IMAGES // world]).abs().max() > 1e-3
+    assert (values["queue"].assignments - values["batch"].assignments).abs().max() > 1e-3
 
 
 def test__a_process_that_was_started_alone_exchanges_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,8 +276,8 @@ def test__a_number_of_processes_that_is_none_is_reported(given: str, monkeypatch
 
 def test__what_gloo_says_is_reported_without_its_source_and_its_guesses() -> None:
     said = "[/a/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:188. This is typically caused by a worker"
-    told = r"any more \(Connection closed by peer \[127.0.0.1\]:188\)"
-    with pytest.raises(LostProcessError, match=told), lost_process_is_an_error():
+    text = r"any more \(Connection closed by peer \[127.0.0.1\]:188\)"
+    with pytest.raises(LostProcessError, match=text), lost_process_is_an_error():
         raise RuntimeError(said)
 
 

@@ -80,11 +80,11 @@ def test__every_image_comes_at_every_place_equally_often() -> None:
 
 def test__a_data_set_of_billions_needs_no_memory() -> None:
     size = 3 * 10**9
-    found = permuted(torch.arange(100_000), size, 0, torch.zeros(100_000, dtype=torch.int64))
-    assert len(set(found.tolist())) == 100_000
-    assert found.min() >= 0
-    assert found.max() < size
-    assert abs(found.double().mean() / size - 0.5) < 0.01
+    order = permuted(torch.arange(100_000), size, 0, torch.zeros(100_000, dtype=torch.int64))
+    assert len(set(order.tolist())) == 100_000
+    assert order.min() >= 0
+    assert order.max() < size
+    assert abs(order.double().mean() / size - 0.5) < 0.01
 
 
 def test__seeds_of_steps_differ() -> None:

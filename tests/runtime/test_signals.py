@@ -79,7 +79,7 @@ def test__a_process_that_is_about_to_end_heeds_no_signal_any_more() -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     try:
         with StopRequest() as stop:
-            stop.turn_deaf()
+            stop.ignore()
         for number in before:
             os.kill(os.getpid(), number)
     finally:

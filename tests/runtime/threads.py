@@ -39,7 +39,7 @@ class ThreadExchange(Exchange):
 
 def exchanges(size: int) -> list[ThreadExchange]:
     """The ends of so many threads."""
-    pairs = [(one, other) for one in range(size) for other in range(size)]
+    pairs = [(rank, other) for rank in range(size) for other in range(size)]
     queues: dict[Any, Queue[Any]] = {key: Queue() for key in [*pairs, *(("all", rank) for rank in range(size))]}
     return [ThreadExchange(rank, size, queues) for rank in range(size)]
 

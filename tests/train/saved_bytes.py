@@ -13,21 +13,21 @@ def saved_bytes(forward: Callable[[], Tensor], leaving_out: Iterable[Tensor] = (
     Most are reported by autograd. What selective checkpointing keeps is not: those are tensors of Python. Its states of
     random generators are bytes, of a number that does not depend on the batch, and left out.
     """
-    known = {_address(value) for value in leaving_out}
-    kept: list[Tensor] = []
+    addresses = {_address(value) for value in leaving_out}
+    saved: list[Tensor] = []
     before = {id(value) for value in _tensors()}
 
     def pack(value: Tensor) -> Tensor:
         # Held until the end: a storage that is freed might have its address given out again.
-        kept.append(value)
+        saved.append(value)
         return value
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         output = forward()
-    kept += [value for value in _tensors() if id(value) not in before and value.dtype != torch.uint8]
-    storages = {_address(value): value.untyped_storage().nbytes() for value in kept}
+    saved += [value for value in _tensors() if id(value) not in before and value.dtype != torch.uint8]
+    storages = {_address(value): value.untyped_storage().nbytes() for value in saved}
     storages.pop(_address(output), None)
-    return sum(size for address, size in storages.items() if address not in known), output
+    return sum(size for address, size in storages.items() if address not in addresses), output
 
 
 def _tensors() -> list[Tensor]:

@@ -77,14 +77,14 @@ def test__what_is_recomputed_is_not_saved() -> None:
     config = load_config("vits16", ["optimization.batch_size=64", "model.stochastic_depth=0.2"])
     with torch.device("meta"):
         learner = build_learner(config, "meta")
-    kept = [planned(config, learner, ActivationPolicy(2, mode)) for mode in ("off", "selective", "full")]
-    assert kept[0].encoder > 1.5 * kept[1].encoder > 3 * kept[2].encoder
-    assert (kept[0].recomputed_encoder, kept[0].weight_copies > 0) == (0, True)
+    planned_bytes = [planned(config, learner, ActivationPolicy(2, mode)) for mode in ("off", "selective", "full")]
+    assert planned_bytes[0].encoder > 1.5 * planned_bytes[1].encoder > 3 * planned_bytes[2].encoder
+    assert (planned_bytes[0].recomputed_encoder, planned_bytes[0].weight_copies > 0) == (0, True)
     # All that a block keeps comes back for one block at a time; there are twelve.
-    assert kept[2].recomputed_encoder == pytest.approx(
-        (kept[0].encoder + kept[0].weight_copies * 12 / 18) / 12, rel=0.05
+    assert planned_bytes[2].recomputed_encoder == pytest.approx(
+        (planned_bytes[0].encoder + planned_bytes[0].weight_copies * 12 / 18) / 12, rel=0.05
     )
-    assert 0 < kept[1].recomputed_encoder < kept[2].recomputed_encoder
+    assert 0 < planned_bytes[1].recomputed_encoder < planned_bytes[2].recomputed_encoder
 
 
 @pytest.mark.parametrize("mode", ["full", "selective"])
@@ -93,7 +93,7 @@ def test__checkpointing_keeps_what_is_counted(mode: Checkpointing) -> None:
     learner = build_learner(config)
     plain = kept_by_autograd(config, learner, torch.float32)
     recompute((*learner.student.encoder.blocks, *learner.student.predictor.blocks), mode)
-    kept = kept_by_autograd(config, learner, torch.float32)
+    saved = kept_by_autograd(config, learner, torch.float32)
     count = planned(config, learner, ActivationPolicy(checkpointing=mode))
-    assert kept < plain / (2 if mode == "full" else 1.2)
-    assert sum(count[:-2]) == pytest.approx(kept, rel=0.005)
+    assert saved < plain / (2 if mode == "full" else 1.2)
+    assert sum(count[:-2]) == pytest.approx(saved, rel=0.005)

@@ -94,9 +94,9 @@ def test__a_model_of_our_own_is_a_source_too() -> None:
     model, x = str(REFERENCE / "student.pth"), torch.randn(2, 3, 32, 24)
     config = adapted_config(model, [*TINY, "data.image_size=[32,24]", "clustering.prototypes=16"])
     expected: Features = capi.load(model)(x)
-    found = started_learner(config).as_encoder()(x)
-    torch.testing.assert_close(found.feature_map, expected.feature_map)
-    torch.testing.assert_close(found.registers, expected.registers)
+    features = started_learner(config).as_encoder()(x)
+    torch.testing.assert_close(features.feature_map, expected.feature_map)
+    torch.testing.assert_close(features.registers, expected.registers)
 
 
 def test__the_optimizer_is_adamw_whatever_the_recipe_has_unless_an_override_names_one(tmp_path: Path) -> None:
@@ -333,10 +333,10 @@ def test__the_plan_of_a_large_encoder_is_what_tensors_without_values_keep(more: 
     settings = [*more, "optimization.batch_size=16"]
     config = adapted_config("baseline:dinov2_vitl14", settings, weights=False)
     visible, _, predicted = mask_sampler(config).counts(PatchGrid(*config.grid))
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(value: Tensor) -> Tensor:
-        kept[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
+        sizes[value.untyped_storage()._cdata] = value.untyped_storage().nbytes()
         return value
 
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -352,8 +352,8 @@ def test__the_plan_of_a_large_encoder_is_what_tensors_without_values_keep(more: 
         with hooks, torch.autocast("cpu", torch.bfloat16):
             outputs = student(*parts)
         weights = {each.untyped_storage()._cdata for each in student.parameters()}
-    found = sum(size for storage, size in kept.items() if storage not in weights)
+    saved = sum(size for storage, size in sizes.items() if storage not in weights)
     counts = Counts(student.encoder.num_registers, PatchGrid(*config.grid).size, visible, predicted)
     planned = student_activations(student, counts, 16, ActivationPolicy(compute_bytes=2))
     assert outputs.shape == (16, predicted, 1024)
-    assert planned.encoder + planned.predictor + planned.weight_copies == pytest.approx(found, rel=0.03)
+    assert planned.encoder + planned.predictor + planned.weight_copies == pytest.approx(saved, rel=0.03)

@@ -240,11 +240,11 @@ def test__training_crops_are_cut_before_they_are_resized(small_config: Config, t
     loaded = build.training_batches(config, image_folder(tmp_path), workers=0)[0].images
     keys = sample_keys(5, 0, torch.arange(len(loaded)))
     height, width = config.data.height_and_width
-    for found, draws, mirrored in zip(loaded, crop_draws(keys), flips(keys), strict=True):
+    for cropped, draws, mirrored in zip(loaded, crop_draws(keys), flips(keys), strict=True):
         box = random_box((50, 70), draws, config.data.crop_scale, config.data.crop_aspect)
         cut = Image.fromarray(image).crop(tuple(map(int, box))).resize((width, height), Image.Resampling.BICUBIC)
         expected = torch.tensor(np.asarray(cut)).permute(2, 0, 1)
-        assert torch.equal(found, expected.flip(2) if mirrored else expected)
+        assert torch.equal(cropped, expected.flip(2) if mirrored else expected)
 
 
 @pytest.mark.parametrize(("images", "epochs", "steps"), [(100, 3, 75), (101, 1, 26), (3, 0.5, 1), (10, 2.0, 5)])
@@ -253,8 +253,8 @@ def test__epochs_become_the_steps_that_see_every_image_so_often(
 ) -> None:
     overrides = [f"optimization.epochs={epochs}", "optimization.batch_size=4"]
     config = parse_config(small_config.model_dump(mode="json"), overrides)
-    found = build.resolve_steps(config, images).optimization
-    assert (found.steps, found.epochs) == (steps, None)
+    optimization = build.resolve_steps(config, images).optimization
+    assert (optimization.steps, optimization.epochs) == (steps, None)
     assert build.resolve_steps(small_config, images) is small_config
 
 

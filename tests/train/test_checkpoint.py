@@ -81,7 +81,7 @@ def test__a_newer_format_and_missing_checkpoints_are_refused(learner: Learner, c
 
 
 def save_without_recent_use(learner: Learner, checkpoints: Checkpoints, version: int) -> None:
-    """As format 1 did."""
+    """Write a checkpoint as format 1 did."""
 
     def without(learner: Learner) -> dict[str, torch.Tensor]:
         return {name: value for name, value in tensors(learner).items() if name != "clustering.recent_use"}

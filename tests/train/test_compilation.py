@@ -54,22 +54,22 @@ def test__compiled_networks_learn_what_plain_ones_do(compiled: dict[str, dict[st
 
 
 def test__a_slice_of_several_processes_is_one_graph() -> None:
-    found = driven("aot_eager", "slice")[0]["slice"]
-    assert found["breaks"] == {}
-    assert found["graphs"] == 1
-    compiled, plain = found["losses"]
+    records = driven("aot_eager", "slice")[0]["slice"]
+    assert records["breaks"] == {}
+    assert records["graphs"] == 1
+    compiled, plain = records["losses"]
     assert compiled == pytest.approx(plain, rel=1e-5)
 
 
 @pytest.mark.thorough
 def test__code_of_the_default_compiler_learns_the_same() -> None:
-    found = driven("inductor", "plain", "parts", "stochastic")[0]
-    assert all(case["distance"] < 1e-3 * case["moved"] for case in found.values())
+    records = driven("inductor", "plain", "parts", "stochastic")[0]
+    assert all(case["distance"] < 1e-3 * case["moved"] for case in records.values())
 
 
 def test__a_compiler_that_fails_at_a_step_is_reported_once_and_changes_nothing() -> None:
-    found, log = driven("broken", "plain")
-    assert found["plain"]["distance"] == 0
+    records, log = driven("broken", "plain")
+    assert records["plain"]["distance"] == 0
     assert log.count("torch.compile does not work here (OSError: the compiler is not there)") == 1
 
 
@@ -118,7 +118,10 @@ def test__without_a_compiler_a_run_says_so_before_its_first_step_and_trains(
         assert ("CXX names it" in said) == (switch == "on")
         assert "Traceback" not in said
         records.append(
-            [{key: one[key] for key in one if key not in WALL_CLOCK} for one in read_metrics(out / "metrics.jsonl")]
+            [
+                {key: record[key] for key in record if key not in WALL_CLOCK}
+                for record in read_metrics(out / "metrics.jsonl")
+            ]
         )
     assert records[0] == records[1]
 

@@ -37,12 +37,12 @@ def test__checking_with_images_looks_at_them_and_writes_nothing(small_config: Co
         Image.fromarray(np.full((20 + number, 30, 3), 100, dtype=np.uint8)).save(tmp_path / f"{number}.png")
     (tmp_path / "broken.png").write_bytes(b"no image")
     before = sorted(tmp_path.iterdir())
-    found = check(small_config, data=tmp_path, device=CPU, rounds=1)
-    assert found.data is not None
-    assert (found.data.total, list(found.data.broken)) == (5, ["broken.png"])
-    assert (found.data.smallest, found.data.largest) == ((20, 30), (23, 30))
-    assert found.cost.batch_size == 6
-    assert found.images_per_second_read
+    result = check(small_config, data=tmp_path, device=CPU, rounds=1)
+    assert result.data is not None
+    assert (result.data.total, list(result.data.broken)) == (5, ["broken.png"])
+    assert (result.data.smallest, result.data.largest) == ((20, 30), (23, 30))
+    assert result.cost.batch_size == 6
+    assert result.images_per_second_read
     assert sorted(tmp_path.iterdir()) == before
 
 

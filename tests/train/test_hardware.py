@@ -13,9 +13,9 @@ def test__the_table_has_what_data_sheets_print() -> None:
     a100, h200 = gpus()["a100-80g"], gpus()["h200"]
     assert (a100.memory, a100.bfloat16, a100.float32, a100.watts) == (80e9, 312e12, 19.5e12, 400)
     assert (h200.memory, h200.bfloat16, h200.watts) == (141e9, 989e12, 700)
-    assert all(one.memory >= 10e9 and one.watts and not one.measured for one in gpus().values())
+    assert all(gpu.memory >= 10e9 and gpu.watts and not gpu.measured for gpu in gpus().values())
     # Tensor cores are faster than the rest of the chip.
-    assert all(one.bfloat16 is None or one.bfloat16 > 1.9 * one.float32 for one in gpus().values())
+    assert all(gpu.bfloat16 is None or gpu.bfloat16 > 1.9 * gpu.float32 for gpu in gpus().values())
 
 
 def test__chips_without_bfloat16_compute_in_float32() -> None:

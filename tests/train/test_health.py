@@ -87,7 +87,7 @@ def test__advice_names_options_that_the_target_takes(small_config: Config, name:
         for option, value in re.findall(r"\b([a-z_]+(?:\.[a-z_]+)+)(=\w+)?", " ".join(filter(None, said))):
             changed = varied(config, option + (value or f"={halved(config, option)}"))
             # What a run has is not advised.
-            again = [rule.advice(one, run_facts(changed)) or "" for one in beyond(rule, facts)]
+            again = [rule.advice(value, run_facts(changed)) or "" for value in beyond(rule, facts)]
             assert not value or not any(option + value in advice for advice in again)
             # The default value of a key would be taken, but means nothing.
             assert name == "clustering" or option == "clustering.prototypes" or not option.startswith("clustering.")
@@ -133,10 +133,10 @@ def test__one_odd_record_raises_no_alarm_and_hides_none(rule: Metric, side: str,
 @pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
 def test__nan_is_an_alarm_at_any_time(broken: float) -> None:
     for rule in RULES:
-        found = after(rule, healthy(rule), broken, broken, step=5)
-        assert found.state == "alarm"
-        assert math.isnan(found.value)
-        assert "NaN" in found.advice
+        finding = after(rule, healthy(rule), broken, broken, step=5)
+        assert finding.state == "alarm"
+        assert math.isnan(finding.value)
+        assert "NaN" in finding.advice
         # As the file of metrics has it.
         assert after(rule, healthy(rule), None, None, step=5).state == "alarm"
 
@@ -155,13 +155,13 @@ def test__what_was_never_measured_is_unknown() -> None:
 
 
 def test__only_the_last_five_records_count() -> None:
-    rule = next(one for one in RULES if one.key == "position_share")
+    rule = next(rule for rule in RULES if rule.key == "position_share")
     assert after(rule, *[0.9] * 50, 0.0, 0.0).state == "alarm"
     assert after(rule, *[0.9] * 50, 0.0, 0.0, 0.0).state == "well"
 
 
 def test__records_of_evaluations_between_change_nothing() -> None:
-    rule = next(one for one in RULES if one.key == "position_share")
+    rule = next(rule for rule in RULES if rule.key == "position_share")
     watchman = Watchman(FACTS)
     for step in (800, 810, 820):
         raised = watchman.see({"step": step, rule.key: 0.9})
@@ -180,7 +180,7 @@ def test__an_alarm_is_given_once_until_all_was_well_again() -> None:
 
 
 def test__a_finding_in_one_line_has_value_range_and_advice() -> None:
-    rule = next(one for one in RULES if one.key == "dead_prototypes")
+    rule = next(rule for rule in RULES if rule.key == "dead_prototypes")
     assert after(rule, 0.9, 0.9, 0.9).sentence == f"Dead prototypes: 0.9 (healthy: up to 0.5). {rule.above}"
     assert range_text((2.0, math.inf)) == "2 or more"
     assert range_text((-math.inf, math.inf)) == "any finite number"
@@ -241,7 +241,7 @@ def alarms_of_a_run(draw: Callable[[torch.Generator], Tensor], *overrides: str, 
         record = {"step": step + 1, "target_entropy": float(metrics.described["target_entropy"]), **monitor.values()}
         raised |= {finding.key for finding in watchman.see(record)}
     ranges = {rule.key for rule in RULES}
-    assert {one.state for one in watchman.findings() if one.key in ranges} <= {"well", "alarm"}
+    assert {finding.state for finding in watchman.findings() if finding.key in ranges} <= {"well", "alarm"}
     return raised
 
 

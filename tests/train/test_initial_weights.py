@@ -104,10 +104,10 @@ def weights_of(state: State, owner: str) -> State:
     return {name.removeprefix(owner): value for name, value in state.items() if name.startswith(owner)}
 
 
-def assert_equal(found: State, expected: State) -> None:
-    assert found.keys() == expected.keys()
+def assert_equal(weights: State, expected: State) -> None:
+    assert weights.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(weights[name], value), name
 
 
 def begin(config: Config, images: Path, out: Path, **others: Any) -> Seen:
@@ -165,10 +165,10 @@ def test__prototypes_and_head_of_another_number_stay_fresh_and_that_is_reported(
 
 def test__the_optimizers_train_the_weights_that_were_loaded(run: Path) -> None:
     learner, _ = filled(made({"init": {"encoder": str(run)}}))
-    known = {id(one) for group in learner.student_optimizer.param_groups for one in group["params"]}
-    assert {id(one) for one in learner.student.parameters()} == known
-    assert not any(one.requires_grad for one in learner.teacher.parameters())
-    assert all(one.requires_grad for one in learner.student.parameters())
+    trained = {id(parameter) for group in learner.student_optimizer.param_groups for parameter in group["params"]}
+    assert {id(parameter) for parameter in learner.student.parameters()} == trained
+    assert not any(parameter.requires_grad for parameter in learner.teacher.parameters())
+    assert all(parameter.requires_grad for parameter in learner.student.parameters())
 
 
 def test__without_init_nothing_is_opened() -> None:
@@ -176,7 +176,7 @@ def test__without_init_nothing_is_opened() -> None:
     assert initialize(build_learner(config), config) is None
 
 
-def test__a_resumed_run_goes_on_where_it_was_and_needs_no_source(run: Path, images: Path, tmp_path: Path) -> None:
+def test__a_resumed_run_continues_where_it_was_and_needs_no_source(run: Path, images: Path, tmp_path: Path) -> None:
     source = shutil.copytree(run, tmp_path / "source")
     short = {"init": {"encoder": str(source)}, "checkpoint": {"every_steps": 1}}
     begin(made(short), images, tmp_path / "second")
@@ -262,8 +262,8 @@ def test__not_strict_takes_what_fits_and_says_the_rest(reference_checkpoint: Pat
     learner, done = filled(config)
     given, fresh = load_released(REFERENCE / "student.pth").state_dict(), build_learner(config).student.state_dict()
     for name, value in learner.student.state_dict().items():
-        kept = name == "encoder.registers" or name.startswith("encoder.blocks.2.")
-        assert torch.equal(value, (fresh if kept else given)[name]), name
+        is_fresh = name == "encoder.registers" or name.startswith("encoder.blocks.2.")
+        assert torch.equal(value, (fresh if is_fresh else given)[name]), name
     assert_equal(learner.teacher.average.state_dict(), learner.student.state_dict())
     encoder = done.parts[0]
     assert encoder.misshapen == ("registers",)
@@ -305,15 +305,15 @@ def test__another_target_keeps_its_own_head(run: Path) -> None:
     assert torch.equal(learner.student.encoder.registers, capi.load(run).encoder.registers)
 
 
-@pytest.mark.parametrize("told", ["console", "log"])
+@pytest.mark.parametrize("sentence", ["console", "log"])
 def test__what_was_loaded_is_printed_and_recorded(
-    told: str, run: Path, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sentence: str, run: Path, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "capi")
     written = StringIO()
-    console = Console(file=written) if told == "console" else None
+    console = Console(file=written) if sentence == "console" else None
     begin(made({"init": {"encoder": str(run)}}), images, tmp_path / "second", console=console)
-    printed = written.getvalue() if told == "console" else "\n".join(caplog.messages)
+    printed = written.getvalue() if sentence == "console" else "\n".join(caplog.messages)
     count = sum(value.numel() for value in capi.load(run).encoder.state_dict().values())
     digest = fingerprint(capi.load(run).state_dict())
     assert f"starts from {run} (sha256 of its tensors {digest[:16]})" in printed

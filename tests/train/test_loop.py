@@ -106,8 +106,8 @@ def test__stop_names_the_step_and_keeps_the_batch(small_config: Config, tmp_path
     loop = make_loop(small_config, tmp_path, Noise(small_config, bad=(5,)))
     with pytest.raises(CapiError, match=r"the loss of step 5 is not finite .*run\.non_finite to skip"):
         loop.run()
-    kept = tmp_path / "replay" / "step_00000005.safetensors"
-    with safe_open(kept, framework="pt") as file:
+    batch_file = tmp_path / "replay" / "step_00000005.safetensors"
+    with safe_open(batch_file, framework="pt") as file:
         assert file.metadata() == {"step": "5", "nearest_checkpoint": "4"}
         assert file.get_tensor("images.0").isnan().all()
         assert torch.equal(file.get_tensor("predict_index.0"), next(Noise(small_config)(5, 6))[0].predict_index)
@@ -154,7 +154,7 @@ def test__a_run_that_skipped_too_many_may_skip_none_when_resumed(small_config: C
     assert tensors(good.learner)["student_optimizer.encoder.registers.step"] == STEPS - 4
 
 
-def test__rollback_goes_on_from_the_checkpoint_with_other_data(small_config: Config, tmp_path: Path) -> None:
+def test__rollback_continues_from_the_checkpoint_with_other_data(small_config: Config, tmp_path: Path) -> None:
     noise, records = Noise(small_config, bad=(6,)), []
     loop = make_loop(small_config, tmp_path, noise, non_finite="rollback", loggers=[records.append])
     assert loop.run()
@@ -219,10 +219,10 @@ def test__an_alarm_is_logged_once_while_it_lasts(
     loop = make_loop(small_config, tmp_path, Noise(small_config), watchman=watchman, log_steps=1)
     with caplog.at_level(logging.WARNING, "capi"):
         loop.run()
-    told = [message for message in caplog.messages if "Effective rank of the features" in message]
-    assert len(told) == 1
-    assert told[0].startswith("step 3: ")
-    assert "optimization.learning_rate" in told[0]
+    alarms = [message for message in caplog.messages if "Effective rank of the features" in message]
+    assert len(alarms) == 1
+    assert alarms[0].startswith("step 3: ")
+    assert "optimization.learning_rate" in alarms[0]
     assert "effective_rank" in watchman.raised
 
 
@@ -271,6 +271,6 @@ def test__a_loader_that_starves_the_device_is_worth_a_look() -> None:
         watchman = Watchman(RunFacts(prototypes=24, width=32, total_steps=STEPS))
         for step in range(1, 8):
             assert watchman.see({"step": step, "data_wait": wait}) == []
-        (finding,) = (one for one in watchman.findings() if one.key == "data_wait")
+        (finding,) = (finding for finding in watchman.findings() if finding.key == "data_wait")
         assert finding.state == state
         assert ("Raise data.workers" in finding.sentence) == (state == "look")

@@ -21,9 +21,9 @@ def test__a_batch_that_can_be_tried_is_that_of_a_micro_batch() -> None:
 
 def test__ratios_are_those_of_plan_and_measurement() -> None:
     plan = plan_run(load_config("demo"), CPU)
-    found = Measured(plan, seconds=2 * plan.effort.seconds_a_step, peak_bytes=int(plan.memory.peak))
-    assert [row.error for row in found.comparisons] == pytest.approx([-0.5, 0], abs=1e-6)
-    assert found.mfu == pytest.approx(0.3)
+    measured = Measured(plan, seconds=2 * plan.effort.seconds_a_step, peak_bytes=int(plan.memory.peak))
+    assert [row.error for row in measured.comparisons] == pytest.approx([-0.5, 0], abs=1e-6)
+    assert measured.mfu == pytest.approx(0.3)
     assert len(Measured(plan, 1.0, None).comparisons) == 1
 
 
@@ -31,8 +31,8 @@ def test__ratios_are_those_of_plan_and_measurement() -> None:
 def test__the_memory_of_real_steps_is_near_the_plan() -> None:
     """At a size where what a process holds besides is small."""
     overrides = ["optimization.batch_size=48", "model.width=192", "model.heads=3", "model.depth=6"]
-    found = measure(load_config("mini", overrides), lambda: CPU, torch.device("cpu"), rounds=1)
-    _, memory = found.comparisons
+    measured = measure(load_config("mini", overrides), lambda: CPU, torch.device("cpu"), rounds=1)
+    _, memory = measured.comparisons
     assert memory.planned > 2e8
     assert 0.7 < memory.planned / memory.measured < 1.25
-    assert found.seconds > 0
+    assert measured.seconds > 0

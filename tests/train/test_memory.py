@@ -39,22 +39,22 @@ def test__what_is_held_is_what_a_real_learner_holds_after_a_step(optimizer: str)
     config = load_config("demo", ["optimization.batch_size=4", "model.depth=2", f"optimization.optimizer={optimizer}"])
     learner = build_learner(config)
     measure_step(learner, [_noise(config, torch.device("cpu"))], 36, 1, lambda: None)
-    found = sizes(networks(config, gpus()["t4"]).memory(4, Saving()))
+    planned = sizes(networks(config, gpus()["t4"]).memory(4, Saving()))
 
     def held(optimizer: torch.optim.Optimizer) -> int:
         states = (value for state in optimizer.state.values() for value in state.values() if value.ndim)
         return sum(4 * value.numel() for value in states)
 
-    assert found["always: student's weights"] == sum(4 * weight.numel() for weight in learner.student.parameters())
-    assert found["always: teacher's weights"] == sum(4 * weight.numel() for weight in learner.teacher.parameters())
-    assert found["always: prototypes"] == sum(4 * weight.numel() for weight in learner.target.parameters())
-    assert found["always: student's moments"] == held(learner.student_optimizer)
+    assert planned["always: student's weights"] == sum(4 * weight.numel() for weight in learner.student.parameters())
+    assert planned["always: teacher's weights"] == sum(4 * weight.numel() for weight in learner.teacher.parameters())
+    assert planned["always: prototypes"] == sum(4 * weight.numel() for weight in learner.target.parameters())
+    assert planned["always: student's moments"] == held(learner.student_optimizer)
     assert learner.target_optimizer is not None
-    assert found["always: prototypes' moments"] == held(learner.target_optimizer)
+    assert planned["always: prototypes' moments"] == held(learner.target_optimizer)
     # 36 patches and 4 registers of width 128; 20 predictions over 256 prototypes; 48 x 48 pixels of 3 channels.
-    assert found["student: teacher's tokens"] == 4 * 4 * 40 * 128
-    assert found["student: targets"] == 4 * 4 * 20 * 256
-    assert found["always: images"] == 4 * 4 * 3 * 48 * 48
+    assert planned["student: teacher's tokens"] == 4 * 4 * 40 * 128
+    assert planned["student: targets"] == 4 * 4 * 20 * 256
+    assert planned["always: images"] == 4 * 4 * 3 * 48 * 48
 
 
 def test__each_saving_saves_where_it_should() -> None:
@@ -78,13 +78,13 @@ def test__each_saving_saves_where_it_should() -> None:
 
 
 def test__micro_batches_keep_the_tokens_of_the_whole_batch() -> None:
-    found = sizes(networks(load_config("demo"), gpus()["t4"]).memory(64, Saving(micro_batches=8)))
-    assert found["student: teacher's tokens"] == 4 * 64 * 40 * 128
-    assert found["clustering: tokens of all micro-batches in one"] == 4 * 64 * 36 * 128
+    held = sizes(networks(load_config("demo"), gpus()["t4"]).memory(64, Saving(micro_batches=8)))
+    assert held["student: teacher's tokens"] == 4 * 64 * 40 * 128
+    assert held["clustering: tokens of all micro-batches in one"] == 4 * 64 * 36 * 128
     # Two vectors for each of 36 positions and a number for each of 64 x 36 tokens.
-    assert found["student: factors that rebuild targets"] == 4 * (2 * 36 * 256 + 64 * 36)
+    assert held["student: factors that rebuild targets"] == 4 * (2 * 36 * 256 + 64 * 36)
     # Those of one micro-batch.
-    assert found["student: targets"] == 4 * 8 * 20 * 256
+    assert held["student: targets"] == 4 * 8 * 20 * 256
 
 
 @pytest.mark.parametrize("overrides", [["target.kind=pixels"], ["target.kind=ema_head"], ["target.kind=features"]])

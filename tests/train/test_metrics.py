@@ -49,7 +49,7 @@ def test__a_line_cut_off_in_the_middle_is_left_out(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "none") == []
 
 
-def test__cutting_keeps_the_step_itself_and_writing_goes_on(tmp_path: Path) -> None:
+def test__cutting_keeps_the_step_itself_and_writing_continues(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write = JsonLines(path)
     for step in range(1, 6):
@@ -60,7 +60,7 @@ def test__cutting_keeps_the_step_itself_and_writing_goes_on(tmp_path: Path) -> N
     close(write)
     cut_after(path, 0)
     assert path.read_text() == ""
-    assert [one.name for one in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test__tensorboard_gets_every_number(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test__tensorboard_gets_every_number(tmp_path: Path) -> None:
         log({"step": step, "student_loss": 3.0 / step, "missing": None})
     close(log)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(one.step, one.value) for one in events.Scalars("student_loss")] == [(1, 3.0), (2, 1.5)]
+    assert [(event.step, event.value) for event in events.Scalars("student_loss")] == [(1, 3.0), (2, 1.5)]
     assert events.Tags()["scalars"] == ["student_loss"]
 
 
@@ -84,7 +84,7 @@ def test__a_resumed_tensorboard_hides_what_is_written_again(tmp_path: Path) -> N
             log({"step": step, "loss": float(10 * start + step)})
         close(log)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 23), (4, 24)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1), (2, 2), (3, 23), (4, 24)]
 
 
 @pytest.mark.parametrize("name", LOGGERS)
@@ -110,11 +110,11 @@ def test__wandb_gets_the_same_records(tmp_path: Path, monkeypatch: pytest.Monkey
     run = types.SimpleNamespace(
         log=lambda values, step: seen.append((step, values)), finish=lambda: seen.append("finished")
     )
-    known: list[str] = []
+    run_ids: list[str] = []
 
     def init(**options: Any) -> Any:
         seen.append(options["config"])
-        known.append(options["id"])
+        run_ids.append(options["id"])
         return run
 
     stand_in = types.SimpleNamespace(init=init)
@@ -124,7 +124,7 @@ def test__wandb_gets_the_same_records(tmp_path: Path, monkeypatch: pytest.Monkey
     close(log)
     assert seen == [{"seed": 3, "init": {"encoder": "run"}}, (1, {"loss": 2.0}), "finished"]
     LOGGERS["wandb"](tmp_path, 1, {})
-    assert known[0] == known[1]
+    assert run_ids[0] == run_ids[1]
 
 
 def _two_starts(name: str, folder: Path) -> None:
@@ -207,7 +207,7 @@ def test__a_roll_back_is_taken_back_in_tensorboard(tmp_path: Path) -> None:
     log({"step": 2, "loss": 9.0})
     close(log)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, 1), (2, 9)]
+    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1), (2, 9)]
 
 
 def test__loggers_that_are_missing_are_reported() -> None:

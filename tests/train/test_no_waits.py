@@ -130,7 +130,7 @@ def test__the_loop_does_not_wait_between_two_logs(
 
 def test__what_waits_is_found(on_meta: None) -> None:
     value = torch.ones(3, device=META)
-    for wait in (torch.Tensor.tolist, torch.Tensor.nonzero, torch.Tensor.cpu, lambda one: one[0].item()):
+    for wait in (torch.Tensor.tolist, torch.Tensor.nonzero, torch.Tensor.cpu, lambda values: values[0].item()):
         with pytest.raises((RuntimeError, NotImplementedError), match="meta"):
             wait(value)
     with pytest.raises(RuntimeError, match="meta"):

@@ -110,10 +110,10 @@ def draw_gradients(student: Student, seed: int) -> None:
 
 def test__muon_is_torchs_on_matrices_of_blocks_and_adamw_on_the_rest(small_config: Config) -> None:
     student, optimizer = muon_of(small_config, matrix_rate_multiplier=3.0)
-    twin, before = copy.deepcopy(student), {name: one.clone() for name, one in student.named_parameters()}
-    matrices = {name for name, one in twin.named_parameters() if ".blocks." in name and one.ndim == 2}
+    twin, before = copy.deepcopy(student), {name: parameter.clone() for name, parameter in student.named_parameters()}
+    matrices = {name for name, parameter in twin.named_parameters() if ".blocks." in name and parameter.ndim == 2}
     assert len(matrices) == 6 * 3
-    in_blocks = [one for name, one in twin.named_parameters() if name in matrices]
+    in_blocks = [parameter for name, parameter in twin.named_parameters() if name in matrices]
     theirs = torch.optim.Muon(
         in_blocks, lr=3e-2, momentum=0.95, weight_decay=0.1, adjust_lr_fn="match_rms_adamw", ns_steps=5
     )
@@ -125,8 +125,8 @@ def test__muon_is_torchs_on_matrices_of_blocks_and_adamw_on_the_rest(small_confi
         set_learning_rate(rest, 1e-2)
         optimizer.step()
         theirs.step()
-        for one in in_blocks:
-            one.grad = None
+        for matrix in in_blocks:
+            matrix.grad = None
         rest.step()
     for (name, ours), expected in zip(student.named_parameters(), twin.parameters(), strict=True):
         if name in matrices:
@@ -141,10 +141,10 @@ def test__orthogonalized_matrices_have_singular_values_near_one_and_keep_their_d
     matrices = torch.randn(3, 20, 48, generator=torch.Generator().manual_seed(0))
     for value in (matrices, matrices.mT):
         u, _, v = torch.linalg.svd(value, full_matrices=False)
-        found = u.mT @ orthogonal(value) @ v.mT
-        on_diagonal = found.diagonal(dim1=1, dim2=2)
+        rotated = u.mT @ orthogonal(value) @ v.mT
+        on_diagonal = rotated.diagonal(dim1=1, dim2=2)
         assert 0.6 < on_diagonal.min() < on_diagonal.max() < 1.3
-        torch.testing.assert_close(found, torch.diag_embed(on_diagonal), rtol=0, atol=1e-4)
+        torch.testing.assert_close(rotated, torch.diag_embed(on_diagonal), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("optimizer", [AdamW, Muon])
@@ -170,7 +170,7 @@ def states(optimizer: Optimizer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("optimizer", [AdamW, Muon])
 def test__a_step_starts_from_the_state_that_is_declared(small_config: Config, optimizer: type[Optimizer]) -> None:
-    found = []
+    states = []
     for declared in (False, True):
         torch.manual_seed(0)
         student = build_student(small_config)
@@ -180,9 +180,11 @@ def test__a_step_starts_from_the_state_that_is_declared(small_config: Config, op
         draw_gradients(student, 0)
         set_learning_rate(ours, 1e-2)
         ours.step()
-        assert all(ours.state[one].keys() == ours.initial_state(one).keys() for one in student.parameters())
-        found.append([*student.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        assert all(
+            ours.state[parameter].keys() == ours.initial_state(parameter).keys() for parameter in student.parameters()
+        )
+        states.append([*student.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
 
 def test__muon_needs_the_flop_that_torch_counts(small_config: Config) -> None:

@@ -100,12 +100,12 @@ def test__a_queue_costs_the_product_with_its_tokens() -> None:
     more = 3 * 2 * 196 * 384 * prototypes
     share = 1 + more / sum(plain.flop_an_image)
     assert queued.effort.hours == pytest.approx(plain.effort.hours * share)
-    kept = {part.name: part.bytes for part in queued.memory.parts}["queue of earlier tokens"]
-    assert kept == 2 * 1536 * 196 * 384
+    queue_bytes = {part.name: part.bytes for part in queued.memory.parts}["queue of earlier tokens"]
+    assert queue_bytes == 2 * 1536 * 196 * 384
 
 
 def test__every_saving_has_its_row() -> None:
-    names = {one.name for one in plan_run(load_config("vits16"), A100, 4).variants}
+    names = {variant.name for variant in plan_run(load_config("vits16"), A100, 4).variants}
     assert names == {
         "as planned",
         "replicated on every GPU",

@@ -96,15 +96,15 @@ def test__sinkhorn_queue_and_averages_of_32_processes_are_those_of_one(sinkhorn:
 
     many = in_threads(RANKS, work)
     halves = [slice(None, RANKS), slice(RANKS, None)]
-    one = trained(clustering(sinkhorn, 1), Processes(), [(tokens[:, half], predicted[half]) for half in halves])
+    single = trained(clustering(sinkhorn, 1), Processes(), [(tokens[:, half], predicted[half]) for half in halves])
     for each in many:
-        torch.testing.assert_close(each["loss"], one["loss"], rtol=1e-5, atol=1e-6)
-        torch.testing.assert_close(each["prototypes"], one["prototypes"], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(torch.cat([each["targets"] for each in many]), one["targets"], rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(each["loss"], single["loss"], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(each["prototypes"], single["prototypes"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.cat([each["targets"] for each in many]), single["targets"], rtol=1e-3, atol=1e-6)
     # Each process keeps the last two batches of its own images.
     together = torch.stack([each["queue"].view(2, IMAGES, POSITIONS, WIDTH) for each in many], 1)
-    torch.testing.assert_close(together.flatten(1, 2), one["queue"].view(2, RANKS * IMAGES, POSITIONS, WIDTH))
-    assert (one["loss"][0] - one["loss"][-1]).abs() > 1e-2
+    torch.testing.assert_close(together.flatten(1, 2), single["queue"].view(2, RANKS * IMAGES, POSITIONS, WIDTH))
+    assert (single["loss"][0] - single["loss"][-1]).abs() > 1e-2
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.train.saved_bytes import saved_bytes
 
 
 def gradients(config: Config, kind: str) -> tuple[list[torch.Tensor], int]:
-    """Of a student's forward and backward pass, and the bytes that were kept between them."""
+    """Gradients of a student's forward and backward pass, and the bytes that were saved between them."""
     networks = build_networks(config)
     recompute(networks.blocks, kind)  # type: ignore[arg-type]
     student: Student = networks.student
@@ -18,9 +18,9 @@ def gradients(config: Config, kind: str) -> tuple[list[torch.Tensor], int]:
     images = torch.randn(4, 3, *config.data.height_and_width, generator=torch.Generator().manual_seed(0))
     order = torch.arange(patches).expand(4, -1)
     torch.manual_seed(0)
-    kept, output = saved_bytes(lambda: student(images, order[:, : patches // 2], order[:, patches // 2 :]))
+    saved, output = saved_bytes(lambda: student(images, order[:, : patches // 2], order[:, patches // 2 :]))
     output.square().sum().backward()
-    return [parameter.grad for parameter in student.parameters() if parameter.grad is not None], kept
+    return [parameter.grad for parameter in student.parameters() if parameter.grad is not None], saved
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def deep(small_config: Config) -> Config:
 def test__gradients_stay_the_same_with_less_kept(deep: Config) -> None:
     plain, all_kept = gradients(deep, "off")
     for kind, share in (("full", 0.5), ("selective", 0.95)):
-        again, kept = gradients(deep, kind)
+        again, saved = gradients(deep, kind)
         assert len(again) == len(plain)
-        for one, other in zip(again, plain, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
-        assert kept < share * all_kept, kind
+        for value, other in zip(again, plain, strict=True):
+            torch.testing.assert_close(value, other, rtol=1e-5, atol=1e-7)
+        assert saved < share * all_kept, kind

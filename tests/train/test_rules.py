@@ -18,7 +18,7 @@ SCORE = "demo/knn/teacher"
 def findings(
     columns: Mapping[str, Sequence[float]], *overrides: str, images: int = 10**6, last: int = STEPS, config: bool = True
 ) -> dict[str, Finding]:
-    """By metric, of values that are spread evenly over a run up to a step; NaN as the file of metrics has it."""
+    """Findings by metric, of values spread evenly over a run up to a step; NaN as the file of metrics has it."""
     records: dict[int, dict[str, float | None]] = {}
     for key, values in columns.items():
         for step, value in zip(np.linspace(last / len(values), last, len(values)), values, strict=True):
@@ -54,10 +54,14 @@ def test__a_loss_that_stands_still_is_worth_a_look_unless_scores_rise() -> None:
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
 def test__of_a_run_without_clustering_nothing_is_said_of_clusters(kind: str) -> None:
-    found = findings({"student_loss": FALLING}, "clustering.prototypes=256", *TARGETS[kind])
-    assert found["student_loss"].state == "well"
-    assert "clustering_loss" not in found
-    assert not [one for one in found.values() if one.key != "target_entropy" and "prototypes" in one.text + one.advice]
+    judged = findings({"student_loss": FALLING}, "clustering.prototypes=256", *TARGETS[kind])
+    assert judged["student_loss"].state == "well"
+    assert "clustering_loss" not in judged
+    assert not [
+        difference
+        for difference in judged.values()
+        if difference.key != "target_entropy" and "prototypes" in difference.text + difference.advice
+    ]
 
 
 @pytest.mark.parametrize(
@@ -65,8 +69,8 @@ def test__of_a_run_without_clustering_nothing_is_said_of_clusters(kind: str) -> 
 )
 def test__targets_get_harder_only_where_the_teacher_makes_them(kind: str, harder: bool) -> None:
     for scores in ([0.1, 0.2, 0.3, 0.4], [0.1, 0.3, 0.3, 0.2]):
-        found = findings({"student_loss": STANDING, SCORE: scores}, *TARGETS[kind])["student_loss"]
-        assert ("the targets get harder" in (found.text + found.advice).lower()) == harder
+        finding = findings({"student_loss": STANDING, SCORE: scores}, *TARGETS[kind])["student_loss"]
+        assert ("the targets get harder" in (finding.text + finding.advice).lower()) == harder
 
 
 def test__losses_are_not_judged_early_or_by_few_records() -> None:
@@ -93,9 +97,9 @@ def test__scores_below_their_start_are_an_alarm() -> None:
 
 def test__nan_is_reported_with_its_step() -> None:
     nan = math.nan
-    found = findings({"student_loss": [3, nan, 2, 1]})["student_loss"]
-    assert found.state == "look"
-    assert "1 of 4 values are NaN, the last at step 500" in found.text
+    finding = findings({"student_loss": [3, nan, 2, 1]})["student_loss"]
+    assert finding.state == "look"
+    assert "1 of 4 values are NaN, the last at step 500" in finding.text
     assert loss_state([3, 2, nan]) == "alarm"
     # Losses are numbers from the first step on; what else is not known at first becomes known later.
     assert loss_state([nan, nan]) == "alarm"
@@ -109,26 +113,26 @@ def test__nan_is_reported_with_its_step() -> None:
 def test__a_speed_that_fell_by_half_is_worth_a_look() -> None:
     steady = np.cumsum([1.0] * 30)
     slow = np.cumsum([1.0] * 24 + [2.5] * 6)
-    assert [findings({"seconds": list(one)})["seconds"].state for one in (steady, slow)] == ["well", "look"]
+    assert [findings({"seconds": list(stretch)})["seconds"].state for stretch in (steady, slow)] == ["well", "look"]
     # The clock restarts when a run is resumed, and an evaluation between two records takes its time.
     resumed = np.cumsum([1.0] * 10 + [30.0] + [1.0] * 9).tolist() + np.cumsum([1.0] * 20).tolist()
-    found = findings({"seconds": resumed}, "optimization.batch_size=6")["seconds"]
-    assert found.state == "well"
+    finding = findings({"seconds": resumed}, "optimization.batch_size=6")["seconds"]
+    assert finding.state == "well"
     # 25 steps a second, of 6 images.
-    assert found.text == "150 images/s now, 150 as a rule"
+    assert finding.text == "150 images/s now, 150 as a rule"
     assert "seconds" not in findings({"seconds": [1.0, 2.0]})
 
 
 @pytest.mark.parametrize(("broken", "state"), [(0, "well"), (9, "well"), (11, "look"), (101, "alarm")])
 def test__broken_images_are_judged_by_their_share(broken: int, state: str) -> None:
-    found = findings({"broken_images": [0, broken]}, images=1000)["broken_images"]
-    assert found.state == state
-    assert f"{broken} of 1000" in found.text
-    assert bool(found.advice) == (state != "well")
+    finding = findings({"broken_images": [0, broken]}, images=1000)["broken_images"]
+    assert finding.state == state
+    assert f"{broken} of 1000" in finding.text
+    assert bool(finding.advice) == (state != "well")
 
 
 def test__without_a_config_what_can_be_said_is_said() -> None:
-    found = findings({"student_loss": FALLING, SCORE: [0.1, 0.2, 0.3, 0.4]}, config=False)
-    assert found["student_loss"].state == found[SCORE].state == "well"
-    assert set(found) == {"student_loss", SCORE}
+    judged = findings({"student_loss": FALLING, SCORE: [0.1, 0.2, 0.3, 0.4]}, config=False)
+    assert judged["student_loss"].state == judged[SCORE].state == "well"
+    assert set(judged) == {"student_loss", SCORE}
     assert set(findings({}, config=False)) == {"student_loss", "Scores"}

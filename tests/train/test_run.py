@@ -319,7 +319,7 @@ def as_version_1(run: Path, evaluation: dict[str, Any]) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(tree))
 
 
-def test__a_run_of_config_version_1_is_loaded_and_goes_on(
+def test__a_run_of_config_version_1_is_loaded_and_continues(
     config: Config, images: Path, tmp_path: Path, class_folders: Path
 ) -> None:
     evaluation = {"data": str(class_folders), "every_steps": 2, "neighbours": 3, "split": "val"}
@@ -350,7 +350,7 @@ def without_times(run: Path) -> list[dict[str, Any]]:
     ]
 
 
-def test__health_is_measured_and_goes_on_where_an_interrupted_run_left_it(
+def test__health_is_measured_and_continues_where_an_interrupted_run_left_it(
     config: Config, images: Path, tmp_path: Path
 ) -> None:
     short = changed(config, checkpoint={"every_steps": 3}, clustering={"prototypes": 100})
@@ -366,20 +366,20 @@ def test__health_is_measured_and_goes_on_where_an_interrupted_run_left_it(
     assert {rule.key for rule in RULES} <= lines[0].keys()
 
 
-def test__an_alarm_that_rang_before_an_interruption_is_not_told_again(
+def test__an_alarm_raised_before_an_interruption_is_not_raised_again(
     config: Config, images: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for path in images.rglob("*.png"):
         Image.new("RGB", (36, 30), (90, 90, 90)).save(path)
     short = changed(config, checkpoint={"every_steps": 3}, run={"log_steps": 1})
     capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE)
-    told = [message for message in caplog.messages if "Position in the features" in message]
-    assert len(told) == 1
-    assert told[0].startswith("step 3: ")
-    assert "positional collapse" in told[0]
+    alarms = [message for message in caplog.messages if "Position in the features" in message]
+    assert len(alarms) == 1
+    assert alarms[0].startswith("step 3: ")
+    assert "positional collapse" in alarms[0]
     shutil.rmtree(max((tmp_path / "run" / "checkpoints").iterdir()))
     capi.pretrain(short, data=images, out=tmp_path / "run", device=DEVICE, resume=True)
-    assert [message for message in caplog.messages if "Position in the features" in message] == told
+    assert [message for message in caplog.messages if "Position in the features" in message] == alarms
 
 
 def test__recipes_by_name_take_overrides(images: Path, tmp_path: Path) -> None:

@@ -99,8 +99,8 @@ def test__micro_batches_make_the_step_of_the_whole_batch(small_config: Config, s
     for step in range(2, 5):
         batch = batch_of(config, step)
         split = [MaskedBatch(*(value[start : start + 2] for value in batch[:3])) for start in (0, 2, 4)]
-        expected, found = train_step(whole, [batch], step), train_step(parts, split, step)
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+        expected, losses = train_step(whole, [batch], step), train_step(parts, split, step)
+        torch.testing.assert_close(losses, expected, rtol=1e-5, atol=1e-6)
         for ours, theirs in zip(states(parts), states(whole), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
@@ -117,10 +117,10 @@ def test__the_memory_of_micro_batches_does_not_grow_with_their_targets() -> None
 
     def live_bytes() -> int:
         gc.collect()
-        found = [one for one in gc.get_objects() if type(one) in {torch.Tensor, torch.nn.Parameter}]
+        tensors_there = [tensor for tensor in gc.get_objects() if type(tensor) in {torch.Tensor, torch.nn.Parameter}]
         # Other tests may have left tensors that have no storage.
-        tensors = [one for one in found if one.layout is torch.strided and one.is_cpu]
-        storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
+        tensors = [place for place in tensors_there if place.layout is torch.strided and place.is_cpu]
+        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
         return sum(storages.values())
 
     of_one_part = 4 * 5 * 4096 * 4

@@ -34,20 +34,20 @@ LAPTOP = Gpu("this", "a laptop", 16e9, None, 170e9, None, accelerator=False, mea
     ],
 )
 def test__a_suggestion_loads_fits_and_gives_reasons(images: Images, gpu: Gpu, count: int, recipe: str) -> None:
-    found = suggest_run(images, gpu, count, hours=48.0)
-    words = shlex.split(found.command("my photos"))
+    suggestion = suggest_run(images, gpu, count, hours=48.0)
+    words = shlex.split(suggestion.command("my photos"))
     overrides = [word for word in words if "=" in word]
     named = words[words.index("--data") - len(overrides) - 1]
     config = load_config(named, overrides)
-    assert config == found.config
+    assert config == suggestion.config
     mask_sampler(config)
-    assert named == recipe == found.recipe.value
+    assert named == recipe == suggestion.recipe.value
     assert words[-4:] == ["--data", "my photos", "--out", "my_photos_run"]
-    assert found.plan.fits
-    assert found.plan.effort.hours <= 48 * 1.01
+    assert suggestion.plan.fits
+    assert suggestion.plan.effort.hours <= 48 * 1.01
     assert config.optimization.batch_size % count == 0
     assert max(config.data.height_and_width) <= max(images.side, 4 * config.model.patch_size)
-    for choice in (found.recipe, *found.choices):
+    for choice in (suggestion.recipe, *suggestion.choices):
         assert choice.reason
         assert choice.origin in {"measured", "paper", "rule of thumb"}
 
@@ -69,19 +69,20 @@ def test__what_was_measured_is_suggested_for_what_it_was_measured_on() -> None:
 
 def test__no_override_says_what_the_recipe_has_already() -> None:
     for images in (Images(50, 300), Images(700, 300), Images(5000, 300), Images(14_000_000, 400)):
-        found = suggest_run(images, gpus()["a100-80g"], 8, hours=1000.0)
-        plain = load_config(str(found.recipe.value))
-        for override in found.overrides:
-            assert load_config(str(found.recipe.value), [override]) != plain, override
+        suggestion = suggest_run(images, gpus()["a100-80g"], 8, hours=1000.0)
+        plain = load_config(str(suggestion.recipe.value))
+        for override in suggestion.overrides:
+            assert load_config(str(suggestion.recipe.value), [override]) != plain, override
 
 
 def test__few_photos_are_not_seen_a_thousand_times_and_very_few_are_said_to_be_too_few() -> None:
     for count, too_few in ((1, True), (40, True), (99, True), (100, False), (300, False), (900, False)):
-        found = suggest_run(Images(count, 348, data=("my photos",)), LAPTOP)
-        assert found.plan.images_seen <= 300 * count
-        assert any("too few to train a good encoder on" in line for line in found.advice) == too_few
+        suggestion = suggest_run(Images(count, 348, data=("my photos",)), LAPTOP)
+        assert suggestion.plan.images_seen <= 300 * count
+        assert any("too few to train a good encoder on" in line for line in suggestion.advice) == too_few
         assert any(
-            "`capi adapt capi_vitl14_lvd --data 'my photos' --out my_photos_adapted`" in line for line in found.advice
+            "`capi adapt capi_vitl14_lvd --data 'my photos' --out my_photos_adapted`" in line
+            for line in suggestion.advice
         )
 
 
@@ -116,9 +117,9 @@ def test__the_hours_shorten_the_run() -> None:
 
 
 def test__micro_batches_make_it_fit() -> None:
-    found = suggest_run(Images(1_281_167, 400), gpus()["rtx3090"], 8, hours=500.0)
-    assert found.config.optimization.micro_batches > 1
-    assert found.plan.fits
+    suggestion = suggest_run(Images(1_281_167, 400), gpus()["rtx3090"], 8, hours=500.0)
+    assert suggestion.config.optimization.micro_batches > 1
+    assert suggestion.plan.fits
 
 
 def test__many_gpus_are_started_by_what_can_start_them() -> None:
@@ -141,8 +142,8 @@ def test__the_images_are_counted_and_their_size_is_typical(tmp_path: Path) -> No
     for number, size in enumerate([(40, 60), (100, 50), (500, 400)]):
         Image.fromarray(np.zeros((*size, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
     (tmp_path / "broken.png").write_bytes(b"no image")
-    found = look_at(image_folder(tmp_path))
-    assert (found.count, found.side, found.channels) == (4, 50, 3)
+    images = look_at(image_folder(tmp_path))
+    assert (images.count, images.side, images.channels) == (4, 50, 3)
     for number in range(3):
         (tmp_path / f"{number}.png").unlink()
     with pytest.raises(CapiError, match="1 image tried, and none could be read"):
@@ -195,11 +196,11 @@ def test__masks_are_left_out_of_the_plan_and_of_its_command(tmp_path: Path) -> N
             Image.fromarray(pixels if folder == "images" else pixels[:8, :8] // 200).save(
                 tmp_path / folder / f"{number}.png"
             )
-    found = suggest([tmp_path], gpu="l4")
+    suggestion = suggest([tmp_path], gpu="l4")
     photos = str(tmp_path / "images")
-    assert (found.images.count, found.images.side, found.images.data) == (4, 60, (photos,))
-    assert f"4 of 8 files look like masks: give --data {photos}, as the command below does" in found.advice[0]
-    assert shlex.split(found.command())[-4:] == ["--data", photos, "--out", "images_run"]
+    assert (suggestion.images.count, suggestion.images.side, suggestion.images.data) == (4, 60, (photos,))
+    assert f"4 of 8 files look like masks: give --data {photos}, as the command below does" in suggestion.advice[0]
+    assert shlex.split(suggestion.command())[-4:] == ["--data", photos, "--out", "images_run"]
     several = suggest([f"{tmp_path}@3", f"{photos}@1"], gpu="l4")
     assert several.images.data == (f"{photos}@3.0", f"{photos}@1.0")
     assert several.images.count == 8

@@ -25,7 +25,7 @@ def small(name: str, **changes: Any) -> Baseline:
 
 
 def random_model(baseline: Baseline) -> PlainViT:
-    """With weights that leave nothing at its usual start: norms, biases and layer scales too."""
+    """A model whose weights leave nothing at its usual start: norms, biases and layer scales too."""
     model = PlainViT(baseline.architecture, statistics=baseline.statistics)
     randomize(model)
     return model.eval().requires_grad_(False)
@@ -42,8 +42,8 @@ def to_theirs(ours: StateDict, layout: Layout) -> StateDict:
     shapes = {name: tuple(value.shape) for name, value in ours.items()}
     theirs: StateDict = {}
     for name, place in _places(layout, shapes).items():
-        known = [ours[each] for each in place.ours if each is not None]
-        parts = [torch.zeros_like(known[0]) if each is None else ours[each] for each in place.ours]
+        pieces = [ours[each] for each in place.ours if each is not None]
+        parts = [torch.zeros_like(pieces[0]) if each is None else ours[each] for each in place.ours]
         value = torch.cat(parts) if len(parts) > 1 else parts[0]
         theirs[name] = value.reshape(place.shape).clone()
     return theirs
@@ -63,12 +63,12 @@ def images(rows: int = 5, columns: int = 5, patch_size: int = 4, count: int = 2)
     return torch.randn(count, 3, rows * patch_size, columns * patch_size)
 
 
-def assert_same(found: Features, expected: Features, tolerance: float = 1e-5) -> None:
-    torch.testing.assert_close(found.feature_map, expected.feature_map, atol=tolerance, rtol=tolerance)
-    torch.testing.assert_close(found.registers, expected.registers, atol=tolerance, rtol=tolerance)
-    assert found.pooled is not None
+def assert_same(features: Features, expected: Features, tolerance: float = 1e-5) -> None:
+    torch.testing.assert_close(features.feature_map, expected.feature_map, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(features.registers, expected.registers, atol=tolerance, rtol=tolerance)
+    assert features.pooled is not None
     assert expected.pooled is not None
-    torch.testing.assert_close(found.pooled, expected.pooled, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(features.pooled, expected.pooled, atol=tolerance, rtol=tolerance)
 
 
 def transformers_model(kind: str, config: str, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from capi.models.plain_vit import PlainViT
 from capi.zoo.baselines import is_baseline, is_on_this_machine
 from capi.zoo.baselines.load import find_weights, open_baseline
 from capi.zoo.baselines.registry import BASELINES
-from capi.zoo.encoders import load_weights, open_encoder
+from capi.zoo.encoders import open_capi_encoder, open_encoder
 from capi.zoo.published import hub
 from tests.zoo.baseline_checkpoints import assert_same, images, original, random_model, save, small
 
@@ -126,7 +126,7 @@ def test__what_needs_a_model_of_capi_says_so() -> None:
     assert is_baseline("baseline:x")
     assert not is_baseline("pixels:16")
     with pytest.raises(CapiError, match="is no model of CAPI"):
-        load_weights(f"baseline:{NAME}")
+        open_capi_encoder(f"baseline:{NAME}")
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,9 @@ def test__pickled_indices_that_are_damaged_are_reported(
 ) -> None:
     index = old / ".metadata"
     index.write_bytes(change(index.read_bytes()))
-    with pytest.raises(CapiError, match=message) as told:
+    with pytest.raises(CapiError, match=message) as error:
         StoredTensors(old)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 class Opens:

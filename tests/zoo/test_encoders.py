@@ -16,7 +16,7 @@ from capi.errors import CapiError
 from capi.models.features import CapiEncoder, PixelEncoder
 from capi.train.build import build_learner
 from capi.types import IMAGENET, Features, Statistics, VisionEncoder, statistics_of
-from capi.zoo.encoders import load_weights, open_encoder, open_noted_encoder, untrained
+from capi.zoo.encoders import open_capi_encoder, open_encoder, open_noted_encoder, untrained
 from capi.zoo.huggingface.files import write_transformers
 from capi.zoo.published.registry import RELEASED
 from tests.zoo.serving import serving
@@ -75,8 +75,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def same(one: CapiEncoder, other: CapiEncoder) -> bool:
-    states = [one.state_dict(), other.state_dict()]
+def same(first: CapiEncoder, other: CapiEncoder) -> bool:
+    states = [first.state_dict(), other.state_dict()]
     return states[0].keys() == states[1].keys() and all(
         torch.equal(value, states[1][name]) for name, value in states[0].items()
     )
@@ -90,12 +90,12 @@ def test__a_path_is_a_run_an_exported_file_or_a_released_checkpoint(
     assert same(student, capi.load(run, weights="student"))
     assert not same(teacher, student)
     assert same(open_encoder(capi.export(run, tmp_path / "x: y.safetensors")), teacher)
-    assert same(open_encoder(reference_checkpoint), load_weights(reference_checkpoint))
+    assert same(open_encoder(reference_checkpoint), open_capi_encoder(reference_checkpoint))
 
 
 def test__a_name_that_no_file_can_have_is_reported_in_one_sentence() -> None:
     with pytest.raises(CapiError, match=r"cannot be looked at \(File name too long\): expected a run folder"):
-        load_weights(300 * "x")
+        open_capi_encoder(300 * "x")
 
 
 def test__pixels_are_raw_patches() -> None:
@@ -259,8 +259,8 @@ def test__a_published_name_is_taken_from_the_cache(
     folder = tmp_path / "hub" / "checkpoints"
     folder.mkdir(parents=True)
     reference_checkpoint.rename(folder / "capi_vitl14_i22k.pth")
-    loaded = load_weights("capi_vitl14_in22k")
-    assert same(loaded, load_weights(folder / "capi_vitl14_i22k.pth"))
+    loaded = open_capi_encoder("capi_vitl14_in22k")
+    assert same(loaded, open_capi_encoder(folder / "capi_vitl14_i22k.pth"))
     assert same(loaded, open_encoder("capi_vitl14_in22k"))
     assert same(loaded, capi.load("capi_vitl14_in22k"))
 
@@ -272,7 +272,7 @@ def test__a_published_name_is_downloaded_when_it_is_not_there(
     with serving(reference_checkpoint.read_bytes()) as server:
         model = replace(RELEASED["capi_vitl14_lvd"], address=server.address)
         monkeypatch.setitem(RELEASED, "capi_vitl14_lvd", model)
-        assert same(open_encoder("capi_vitl14_lvd"), load_weights(reference_checkpoint))
+        assert same(open_encoder("capi_vitl14_lvd"), open_capi_encoder(reference_checkpoint))
     assert len(server.requests) == 1
 
 
@@ -293,7 +293,7 @@ def test__a_folder_of_the_transformers_library_and_its_file_are_read(
     model: CapiEncoder, transformers_folder: Path
 ) -> None:
     assert same(open_encoder(transformers_folder), model)
-    assert same(load_weights(transformers_folder / "model.safetensors"), model)
+    assert same(open_capi_encoder(transformers_folder / "model.safetensors"), model)
 
 
 def test__an_id_of_the_hub_is_read_from_where_it_was_fetched_to(
@@ -313,7 +313,7 @@ def test__an_id_of_the_hub_is_read_from_where_it_was_fetched_to(
 
 def test__weights_alone_are_not_looked_for_among_other_encoders() -> None:
     with pytest.raises(CapiError, match=r"there is no encoder pixels:4: expected .* id of the Hub \(owner/name\)$"):
-        load_weights("pixels:4")
+        open_capi_encoder("pixels:4")
 
 
 @pytest.mark.parametrize(
@@ -347,7 +347,7 @@ def test__a_name_that_a_file_brings_opens_what_is_here(
     with serving(reference_checkpoint.read_bytes()) as server:
         model = replace(RELEASED["capi_vitl14_lvd"], address=server.address)
         monkeypatch.setitem(RELEASED, "capi_vitl14_lvd", model)
-        assert same(open_noted_encoder("capi_vitl14_lvd", "f"), load_weights(reference_checkpoint))
+        assert same(open_noted_encoder("capi_vitl14_lvd", "f"), open_capi_encoder(reference_checkpoint))
 
 
 def test__what_a_file_brings_must_be_a_name() -> None:

@@ -8,7 +8,7 @@ import capi
 from capi.config.schema import Config
 from capi.errors import CapiError
 from capi.runtime.atomic import Output
-from capi.zoo.encoders import load_weights
+from capi.zoo.encoders import open_capi_encoder
 from capi.zoo.export import ExportFormat, ExportOptions, write_export
 from tests.conftest import REFERENCE
 from tests.zoo.test_weights import make_run
@@ -34,8 +34,8 @@ def test__from_format_to_format_features_stay_bit_equal(
     run = make_run(small_config, tmp_path / "run")
     once = write_export(run, Output(tmp_path / "once"), format=first).path
     twice = write_export(once, Output(tmp_path / "twice"), format=second).path
-    assert same(load_weights(once), load_weights(run), images)
-    assert same(load_weights(twice), load_weights(run), images)
+    assert same(open_capi_encoder(once), open_capi_encoder(run), images)
+    assert same(open_capi_encoder(twice), open_capi_encoder(run), images)
 
 
 @pytest.mark.parametrize("format", BACK)
@@ -43,7 +43,7 @@ def test__a_released_checkpoint_goes_into_every_format(tmp_path: Path, format: E
     images = torch.randn(1, 3, 64, 48)
     checkpoint = REFERENCE / "student.pth"
     done = write_export(checkpoint, Output(tmp_path / "out"), format=format)
-    assert same(load_weights(done.path), load_weights(checkpoint), images)
+    assert same(open_capi_encoder(done.path), open_capi_encoder(checkpoint), images)
 
 
 def test__statistics_go_along_where_there_is_no_config(small_config: Config, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test__statistics_go_along_where_there_is_no_config(small_config: Config, tmp
     run = make_run(small_config.model_copy(update={"data": data}), tmp_path / "run")
     folder = write_export(run, Output(tmp_path / "folder"), format="transformers").path
     file = write_export(folder, Output(tmp_path / "file"), format="safetensors").path
-    assert load_weights(file).statistics == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert open_capi_encoder(file).statistics == ((0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test__a_run_s_own_size_goes_to_transformers(small_config: Config, tmp_path: 
     run = make_run(small_config, tmp_path / "run")
     folder = write_export(run, Output(tmp_path / "out"), format="transformers").path
     height, width = small_config.data.height_and_width
-    known = [json.loads((folder / name).read_text()) for name in ("config.json", "preprocessor_config.json")]
-    assert [known[0]["image_size"], known[1]["size"]] == [[height, width], {"height": height, "width": width}]
+    configs = [json.loads((folder / name).read_text()) for name in ("config.json", "preprocessor_config.json")]
+    assert [configs[0]["image_size"], configs[1]["size"]] == [[height, width], {"height": height, "width": width}]

@@ -279,9 +279,9 @@ def damaged_headers() -> dict[str, bytes]:
 def test__damaged_headers_are_reported_in_one_sentence(tmp_path: Path, name: str) -> None:
     header = damaged_headers()[name]
     (tmp_path / "file").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    with pytest.raises(CapiError, match=r"could not be opened|is cut off") as told:
+    with pytest.raises(CapiError, match=r"could not be opened|is cut off") as error:
         read_contents(tmp_path / "file")
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["a" * 68, "a" * 19221])

@@ -49,8 +49,8 @@ def assert_equal(ours: CapiEncoder, theirs: CapiEncoder) -> None:
         assert torch.equal(value, theirs.state_dict()[name]), name
     images = torch.randn(2, ours.encoder.patch_embedding.weight.shape[1], 3 * ours.patch_size, 2 * ours.patch_size)
     with torch.no_grad():
-        for one, other in zip(ours(images), theirs(images), strict=True):
-            assert torch.equal(one, other)
+        for tensor, other in zip(ours(images), theirs(images), strict=True):
+            assert torch.equal(tensor, other)
 
 
 @pytest.mark.parametrize("overrides", [[], ["model.positions=released"], *VARIANTS.values()], ids=str)

@@ -126,7 +126,7 @@ def test__values_that_are_scaled_already_stay_as_they_are() -> None:
     plain = {"do_resize": False, "do_rescale": False, "return_tensors": "pt"}
     values = torch.rand(3, 8, 12)
     given = CapiImageProcessor()(values, **plain)["pixel_values"][0]
-    mean, std = (torch.tensor(one).view(3, 1, 1) for one in IMAGENET)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in IMAGENET)
     torch.testing.assert_close(given, (values - mean) / std)
     deep = of_dtype("uint16", 8, 12, 3)
     given = CapiImageProcessor()(deep, do_normalize=False, **plain)["pixel_values"][0]

@@ -72,9 +72,9 @@ def test__a_part_is_found_behind_its_names_and_wrappers() -> None:
     contents = {
         "model": {"module.net.table": torch.zeros(1), "module.net.stack.0": torch.ones(1), "head.x": torch.zeros(1)}
     }
-    found = find_state(contents, LAYOUT, LAYOUT.part(None))
-    assert found is not None
-    assert set(found) == {"table", "layer.0", "head.x"}
+    state = find_state(contents, LAYOUT, LAYOUT.part(None))
+    assert state is not None
+    assert set(state) == {"table", "layer.0", "head.x"}
     assert find_state(contents, LAYOUT, LAYOUT.part("two")) is None
     assert find_state(["no dict"], LAYOUT, LAYOUT.part("one")) is None
 

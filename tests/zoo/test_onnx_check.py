@@ -56,13 +56,13 @@ def graph_file(path: Path, output: str, shape: list[int]) -> Path:
 
 def test__a_difference_is_that_of_numpy() -> None:
     expected, given = torch.randn(7, 5), torch.randn(7, 5)
-    found = difference(expected, given)
-    one, other = expected.double().numpy(), given.double().numpy()
-    cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
-    assert found.absolute == pytest.approx(np.abs(one - other).max())
-    assert found.relative == pytest.approx(np.abs(one - other).max() / np.abs(one).max())
-    assert found.cosine == pytest.approx(cosines.mean())
-    assert found.least_cosine == pytest.approx(cosines.min())
+    measured = difference(expected, given)
+    reference, other = expected.double().numpy(), given.double().numpy()
+    cosines = (reference * other).sum(1) / np.linalg.norm(reference, axis=1) / np.linalg.norm(other, axis=1)
+    assert measured.absolute == pytest.approx(np.abs(reference - other).max())
+    assert measured.relative == pytest.approx(np.abs(reference - other).max() / np.abs(reference).max())
+    assert measured.cosine == pytest.approx(cosines.mean())
+    assert measured.least_cosine == pytest.approx(cosines.min())
 
 
 def test__nan_is_no_small_difference() -> None:
@@ -77,9 +77,9 @@ def test__of_no_vectors_nothing_differs() -> None:
 
 def test__two_resolutions_one_not_square_run_in_batches_of_one_and_three(stand_in: Any, model: CapiEncoder) -> None:
     session = stand_in(0.0)
-    found = check_onnx(model, Path("any.onnx"))
-    assert set(found) == {"pooled", "registers", "feature_map"}
-    assert all(one.absolute == 0 for one in found.values())
+    differences = check_onnx(model, Path("any.onnx"))
+    assert set(differences) == {"pooled", "registers", "feature_map"}
+    assert all(difference.absolute == 0 for difference in differences.values())
     assert sorted({shape[0] for shape in session.shapes}) == [1, 3]
     sizes = {shape[2:] for shape in session.shapes}
     assert len(sizes) == 2
@@ -89,9 +89,9 @@ def test__two_resolutions_one_not_square_run_in_batches_of_one_and_three(stand_i
 
 def test__a_difference_in_any_output_is_found(stand_in: Any, model: CapiEncoder) -> None:
     stand_in(0.25, "registers", "feature_map")
-    found = check_onnx(model, Path("any.onnx"))
-    assert set(found) == {"registers", "feature_map"}
-    assert all(one.absolute == pytest.approx(0.25, abs=1e-5) for one in found.values())
+    differences = check_onnx(model, Path("any.onnx"))
+    assert set(differences) == {"registers", "feature_map"}
+    assert all(difference.absolute == pytest.approx(0.25, abs=1e-5) for difference in differences.values())
 
 
 def test__images_of_ones_own_are_used(stand_in: Any, model: CapiEncoder) -> None:
@@ -108,10 +108,10 @@ def test__a_model_in_training_or_of_another_precision_is_checked_as_it_would_be_
     for block in model.encoder.blocks:
         block.drop_rate = 0.5
     model.train()
-    found = check_onnx(model, Path("any.onnx"), batches=[torch.randn(1, 3, 8, 8)])
+    differences = check_onnx(model, Path("any.onnx"), batches=[torch.randn(1, 3, 8, 8)])
     # The stand-in did drop branches; the encoder that it was compared with did not.
     assert model.training
-    assert set(found) == {"pooled", "registers", "feature_map"}
+    assert set(differences) == {"pooled", "registers", "feature_map"}
 
 
 def test__a_file_that_is_none_of_ours_is_refused(tmp_path: Path, model: CapiEncoder) -> None:
@@ -131,10 +131,10 @@ def test__a_file_of_constants_differs(tmp_path: Path, model: CapiEncoder) -> Non
     pytest.importorskip("onnxruntime")
     path = graph_file(tmp_path / "zeros.onnx", "feature_map", [1, 2, 3, 32])
     images = torch.randn(1, 3, 8, 12)
-    found = check_onnx(model, path, batches=[images])["feature_map"]
+    measured = check_onnx(model, path, batches=[images])["feature_map"]
     largest: Tensor = model(images).feature_map.abs().max()
-    assert found.absolute == pytest.approx(largest.item())
-    assert found.relative == pytest.approx(1)
+    assert measured.absolute == pytest.approx(largest.item())
+    assert measured.relative == pytest.approx(1)
 
 
 def test__times_are_given_for_pytorch_and_each_file(tmp_path: Path, model: CapiEncoder) -> None:

@@ -60,10 +60,10 @@ def test__a_plain_encoder_is_not_copied(model: CapiEncoder) -> None:
 
 
 def test__facts_are_values_of_json(model: CapiEncoder) -> None:
-    known = {name: json.loads(value) for name, value in facts(model, "int8").items()}
-    assert known["patch_size"] == 4
-    assert known["mean"] == [0.485, 0.456, 0.406]
-    assert (known["width"], known["registers"], known["channels"], known["precision"]) == (32, 4, 3, "int8")
+    values = {name: json.loads(value) for name, value in facts(model, "int8").items()}
+    assert values["patch_size"] == 4
+    assert values["mean"] == [0.485, 0.456, 0.406]
+    assert (values["width"], values["registers"], values["channels"], values["precision"]) == (32, 4, 3, "int8")
 
 
 def test__libraries_at_work_are_silent_and_leave_logging_as_it_was(caplog: pytest.LogCaptureFixture) -> None:
@@ -116,6 +116,6 @@ def test__every_kind_of_model_gives_pytorchs_features_at_any_size(
     # A single patch and single rows and columns are where symbols and grids go wrong.
     sizes = [(1, 4, 4), (2, 4, 12), (1, 20, 4), (3, 16, 16), (1, 24, 40)]
     batches = [torch.randn(batch, 3, height, width) for batch, height, width in sizes]
-    found = check_onnx(encoder, tmp_path / "encoder.onnx", batches=batches)
-    assert set(found) == {"pooled", "registers", "feature_map"}
-    assert max(one.relative for one in found.values()) < 1e-5
+    differences = check_onnx(encoder, tmp_path / "encoder.onnx", batches=batches)
+    assert set(differences) == {"pooled", "registers", "feature_map"}
+    assert max(difference.relative for difference in differences.values()) < 1e-5

@@ -19,14 +19,14 @@ SAME = Difference(absolute=1e-6, relative=1e-6, cosine=1.0, least_cosine=1.0)
 def without_tracing(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Files of a few bytes in place of graphs, and a check that finds what it is asked to find."""
 
-    def use(found: Difference = SAME, *, beside: bool = False) -> None:
+    def use(measured: Difference = SAME, *, beside: bool = False) -> None:
         def save(encoder: CapiEncoder, path: Path, **_: object) -> None:
             path.write_bytes(b"graph")
             if beside:
                 path.with_name(f"{path.name}.data").write_bytes(b"weights")
 
         monkeypatch.setattr(onnx_files, "_save", save)
-        monkeypatch.setattr(onnx_files, "check_onnx", lambda encoder, path: {"feature_map": found})
+        monkeypatch.setattr(onnx_files, "check_onnx", lambda encoder, path: {"feature_map": measured})
         monkeypatch.setattr(onnx_files, "compare_speed", lambda encoder, files: dict.fromkeys(files, 1.0))
 
     return use
@@ -79,8 +79,8 @@ def test__an_overflow_in_half_precision_is_not_kept(
 ) -> None:
     without_tracing()
     nan = float("nan")
-    found = iter([SAME, Difference(absolute=nan, relative=nan, cosine=nan, least_cosine=nan)])
-    monkeypatch.setattr(onnx_files, "check_onnx", lambda encoder, path: {"feature_map": next(found)})
+    measured = iter([SAME, Difference(absolute=nan, relative=nan, cosine=nan, least_cosine=nan)])
+    monkeypatch.setattr(onnx_files, "check_onnx", lambda encoder, path: {"feature_map": next(measured)})
     with pytest.raises(CapiError, match="in float16 this model gives feature_map that are NaN"):
         write_onnx(model, tmp_path / "encoder.onnx", precision="float16")
     assert list(tmp_path.iterdir()) == []
@@ -120,7 +120,7 @@ def test__half_precision_is_inside_alone_and_close(tmp_path: Path) -> None:
     written = write_onnx(small_encoder("axial", "cross", 2), tmp_path / "half.onnx", precision="float16")
     assert [path.name for path in tmp_path.iterdir()] == ["half.onnx"]
     session = opened(written.path)
-    assert {one.type for one in [*session.get_inputs(), *session.get_outputs()]} == {"tensor(float)"}
+    assert {tensor.type for tensor in [*session.get_inputs(), *session.get_outputs()]} == {"tensor(float)"}
     assert written.differences["feature_map"].least_cosine > 0.999
     assert written.differences["feature_map"].absolute > 1e-5
     assert set(written.seconds) == {"PyTorch", "ONNX float32", "ONNX float16"}
@@ -157,11 +157,11 @@ def test__the_file_says_what_its_user_must_know_and_nothing_of_this_machine(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder.onnx", "encoder.onnx.data"]
     assert b".py" not in written.path.read_bytes()
     session = opened(written.path)
-    assert [one.name for one in session.get_outputs()] == ["registers", "feature_map"]
+    assert [tensor.name for tensor in session.get_outputs()] == ["registers", "feature_map"]
     assert session.get_inputs()[0].shape == ["batch", 3, "height", "width"]
-    known = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
-    assert (known["patch_size"], known["width"], known["std"]) == (4, 16, [0.229, 0.224, 0.225])
-    assert known["image_size"] == [8, 12]
+    values = {name: json.loads(value) for name, value in session.get_modelmeta().custom_metadata_map.items()}
+    assert (values["patch_size"], values["width"], values["std"]) == (4, 16, [0.229, 0.224, 0.225])
+    assert values["image_size"] == [8, 12]
     images = torch.randn(1, 3, 8, 12)
     feature_map = torch.from_numpy(session.run(["feature_map"], {"images": images.numpy()})[0])
     torch.testing.assert_close(feature_map, encoder(images).feature_map, atol=1e-5, rtol=1e-5)

@@ -36,13 +36,13 @@ def in_front(prefix: str, state: dict[str, Any] = STATE) -> dict[str, Any]:
         ({"my own name": STATE}, "my own name"),
     ],
 )
-def test__the_released_layout_is_found_and_told(
+def test__the_released_layout_is_found_and_named(
     contents: Any, place: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "capi"):
-        found = find_released(contents, "file.pth")
-    assert list(found) == list(STATE)
-    assert all(found[name].data_ptr() == value.data_ptr() for name, value in STATE.items())
+        layout = find_released(contents, "file.pth")
+    assert list(layout) == list(STATE)
+    assert all(layout[name].data_ptr() == value.data_ptr() for name, value in STATE.items())
     assert caplog.messages == ([] if place is None else [caplog.messages[0]])
     assert place is None or f'the weights under "{place}" are taken' in caplog.text
 

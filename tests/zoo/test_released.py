@@ -67,9 +67,9 @@ def released_feature_map(state: dict[str, Tensor], images: Tensor) -> Tensor:
         torch.meshgrid(torch.linspace(0, 1, rows), torch.linspace(0, 1, columns), indexing="ij"), -1
     ).view(1, -1, 2)
     side = torch.arange(registers.shape[1] // 4) / max(registers.shape[1] // 4, 1)
-    zero, one = torch.zeros_like(side), torch.ones_like(side)
+    zero, ones = torch.zeros_like(side), torch.ones_like(side)
     border = torch.cat(
-        [torch.stack(pair, -1) for pair in ((side, zero), (one, side), (1 - side, one), (zero, 1 - side))]
+        [torch.stack(pair, -1) for pair in ((side, zero), (ones, side), (1 - side, ones), (zero, 1 - side))]
     )[None]
     at = torch.cat([border, grid], 1)
     x = torch.cat([registers.expand(len(images), -1, -1), patches.flatten(2).transpose(1, 2)], 1)

@@ -5,9 +5,8 @@ Another one is a file with a `DATASET` and its name in `_MODULES`. Nothing is ev
 
 import importlib
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from capi.errors import CapiError, nearest
 from capi.evals.datasets.copies import noting_copies
@@ -22,28 +21,30 @@ _MODULES = (
     *("folder", "csv", "masks", "demo", "pets", "voc", "ade20k", "cityscapes", "camvid"),
     *("imagenet", "imagenette", "imagenet22k", "inaturalist2021", "places205", "sun397"),
 )
-_FOUND: list[Dataset] = [importlib.import_module(f"{__name__}.{name}").DATASET for name in _MODULES]
-DATASETS = {dataset.name: dataset for dataset in (*_FOUND, CIFAR10, CIFAR100, STL10)}
+_OF_MODULES: list[Dataset] = [importlib.import_module(f"{__name__}.{name}").DATASET for name in _MODULES]
+DATASETS = {dataset.name: dataset for dataset in (*_OF_MODULES, CIFAR10, CIFAR100, STL10)}
 _OPTIONS = ("train", "tests", "test_share", "label", "exclude", "ignored", "class_names", "more")
 
 
 def load_classification(name: str, root: Path | None, options: DataOptions) -> ClassificationData:
     """The images and classes of a data set that lies at `root`."""
-    dataset = dataset_named(name)
-    check_task(name, "classification")
-    assert dataset.classification is not None
-    with _hinting(name):
-        data = dataset.classification(_checked(dataset, root, options), options)
-    return noting_copies(data, root) if dataset.own_split else data
+    data: ClassificationData = _load(name, "classification", root, options)
+    return data
 
 
 def load_segmentation(name: str, root: Path | None, options: DataOptions) -> SegmentationData:
     """The images and masks of a data set that lies at `root`."""
+    data: SegmentationData = _load(name, "segmentation", root, options)
+    return data
+
+
+def _load(name: str, task: Task, root: Path | None, options: DataOptions) -> Any:
     dataset = dataset_named(name)
-    check_task(name, "segmentation")
-    assert dataset.segmentation is not None
-    with _hinting(name):
-        data = dataset.segmentation(_checked(dataset, root, options), options)
+    check_task(name, task)
+    try:
+        data = getattr(dataset, task)(_checked(dataset, root, options), options)
+    except MisplacedFilesError as error:
+        raise CapiError(f"{error}: the files must lie as `capi datasets show {name}` says") from error
     return noting_copies(data, root) if dataset.own_split else data
 
 
@@ -59,15 +60,6 @@ def check_task(name: str, task: Task) -> None:
     )
 
 
-@contextmanager
-def _hinting(name: str) -> Iterator[None]:
-    """Say where the layout of the data set can be read."""
-    try:
-        yield
-    except MisplacedFilesError as error:
-        raise CapiError(f"{error}: the files must lie as `capi datasets show {name}` says") from error
-
-
 def dataset_named(name: str) -> Dataset:
     """The data set of this name; an unknown name is an error that suggests one."""
     if name not in DATASETS:
@@ -79,9 +71,9 @@ def _checked(dataset: Dataset, root: Path | None, options: DataOptions) -> Path:
     """The folder to read, once the options are known to mean something to the data set."""
     for option in _OPTIONS:
         given = getattr(options, option)
-        if option not in dataset.heeds and given is not None and given != {}:
-            heeded = ", ".join(sorted(dataset.heeds)) or "none"
-            raise CapiError(f'{option}= means nothing to the data set "{dataset.name}" (options it heeds: {heeded})')
+        if option not in dataset.reads and given is not None and given != {}:
+            listed = ", ".join(sorted(dataset.reads)) or "none"
+            raise CapiError(f'{option}= means nothing to the data set "{dataset.name}" (options it reads: {listed})')
     twice = next((name for name, count in Counter(options.tests or ()).items() if count > 1), None)
     if twice is not None:
         raise CapiError(f'tests= names the split "{twice}" twice: name each once')

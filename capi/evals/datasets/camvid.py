@@ -102,5 +102,5 @@ ROOT/train.txt, test.txt                  lists of NAME of your own, a line each
 The classes are those of label_colors.txt but for Void, which is ignored; no counts are verified.
 """,
     segmentation=load,
-    heeds=frozenset({"train", "tests"}),
+    reads=frozenset({"train", "tests"}),
 )

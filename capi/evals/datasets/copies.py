@@ -5,12 +5,10 @@ A photo that was stored again (resized, recompressed, another format) has other 
 """
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from capi.data.sources import ImageSource, csv_place, is_csv
+from capi.errors import warn_once
 from capi.evals.tasks import ClassificationData, SegmentationData
-from capi.runtime.documents import regular_size
+from capi.runtime.documents import READING_THREADS, regular_size
 from capi.runtime.image_files import MAX_IMAGE_BYTES
 
-_LOG = logging.getLogger("capi")
 _LAST_BYTES = 4096
 # Files that are handed to threads at a time: each of them is an object while it waits.
 _FILES_AT_A_TIME = 10_000
@@ -42,8 +40,9 @@ def noting_copies(data: TaskData, root: Path | None) -> TaskData:
         tests = {name: test.images for name, test in data.tests.items()}
     for name, images in tests.items():
         notes += _notes(name, images, data.train.images, folder)
+    # A comparison loads the same data for every cell.
     for note in notes:
-        _warn_once(note)
+        warn_once(note)
     return replace(data, notes=(*data.notes, *notes))
 
 
@@ -59,12 +58,6 @@ def _notes(name: str, test: ImageSource, train: ImageSource, folder: Path | None
         f"{len(same)} of {len(test)} {name} images are also training images (the same bytes), for example {tested} "
         f"and {trained}: scores on them say nothing about new images, so take them out of one split"
     ]
-
-
-@cache
-def _warn_once(note: str) -> None:
-    """A comparison loads the same data for every cell."""
-    _LOG.warning("%s", note)
 
 
 def copies(tested: ImageSource, trained: ImageSource) -> dict[Path, Path]:
@@ -92,7 +85,7 @@ def _of_common_sizes(*sources: ImageSource) -> list[list[Path]]:
 
 
 def _sizes(source: ImageSource) -> npt.NDArray[np.int64]:
-    """In bytes; -1 for what is no file, and for files that are missing, which raises where they are read."""
+    """Sizes in bytes; -1 for what is no file, and for files that are missing, which raises where they are read."""
 
     def size(number: int) -> int:
         path = source.read(number)
@@ -114,7 +107,7 @@ def _marks(paths: Sequence[Path], mark: Callable[[Path], bytes]) -> list[bytes |
             return None
 
     marks: list[bytes | None] = []
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(READING_THREADS) as pool:
         for start in range(0, len(paths), _FILES_AT_A_TIME):
             marks += pool.map(marked, paths[start : start + _FILES_AT_A_TIME])
     return marks

@@ -112,6 +112,6 @@ images to leave out, a line each, spelt as in the CSV.
 """,
     classification=load_classification,
     segmentation=load_segmentation,
-    heeds=frozenset({"train", "tests", "test_share", "label", "exclude", "ignored", "class_names"}),
+    reads=frozenset({"train", "tests", "test_share", "label", "exclude", "ignored", "class_names"}),
     own_split=True,
 )

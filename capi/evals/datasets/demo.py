@@ -37,6 +37,6 @@ val 57 and test 661 photos, a photo that is stored twice counted once. train= (t
 tests= (test unless said) is tested on.
 """,
     classification=load,
-    heeds=frozenset({"train", "tests"}),
+    reads=frozenset({"train", "tests"}),
     needs_folder=False,
 )

@@ -205,7 +205,7 @@ def check_splits_are_there(asked: Sequence[str], splits: Collection[str], where:
 
 
 def refuse(options: DataOptions, names: Collection[str], task: str) -> None:
-    """An option that a data set heeds in its other task only."""
+    """An option that a data set reads in its other task only."""
     for name in sorted(names):
         if getattr(options, name):
             raise CapiError(f"{name}= means nothing for the {task} of this data set: leave it out")

@@ -48,6 +48,6 @@ train= and tests= name other splits. The classes are the class folders that hold
 beside the class folders is an error. A class that only test images have stays a class, and the results warn of it.
 """,
     classification=load,
-    heeds=frozenset({"train", "tests", "test_share"}),
+    reads=frozenset({"train", "tests", "test_share"}),
     own_split=True,
 )

@@ -123,7 +123,7 @@ class FramedFiles(Files):
 
 
 def objectnet_classes(mappings: Path, classes: int) -> dict[str, list[int]]:
-    """For each folder of ObjectNet the ImageNet classes that stand for its object, by number.
+    """The ImageNet classes, by number, that stand for the object of each folder of ObjectNet.
 
     The files name the classes in English; a line of `imagenet_to_label_2012_v2` is a class in the order of the
     development kit, and `pytorch_to_imagenet_2012_id.json` leads from our order to that one.
@@ -285,5 +285,5 @@ images; R 30000 images in 200 classes; A 200 classes; Sketch 1000 classes. The n
 says 50000, copies hold more) and ObjectNet is not verified: no exact official figure was found.
 """,
     classification=load,
-    heeds=frozenset({"more"}),
+    reads=frozenset({"more"}),
 )

@@ -33,7 +33,7 @@ def load(root: Path, options: DataOptions) -> ClassificationData:
 
 
 def every_so_many(rows: list[tuple[str, str]]) -> set[str]:
-    """Of the images of each class, in sorted order, the 50th, the 100th and so on."""
+    """The 50th, the 100th and so on of the images of each class, in sorted order."""
     held_out: set[str] = set()
     seen: dict[str, int] = {}
     for name, kind in rows:
@@ -66,5 +66,5 @@ these are verified. The release of winter 2021 removed classes and images (said 
 so it needs verify_counts=false, and the numbers found go into the results.
 """,
     classification=load,
-    heeds=frozenset({"more"}),
+    reads=frozenset({"more"}),
 )

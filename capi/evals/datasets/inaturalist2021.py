@@ -61,5 +61,5 @@ train, 500000 in train_mini, 100000 in val. Trained on train where it is there, 
 Tested on val, since the labels of the test images are not public.
 """,
     classification=load,
-    heeds=frozenset({"train"}),
+    reads=frozenset({"train"}),
 )

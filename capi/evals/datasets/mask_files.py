@@ -16,6 +16,7 @@ from capi.data.sources import Files
 from capi.errors import CapiError, counted, some_of
 from capi.evals.datasets.files import images_under
 from capi.evals.tasks import DataOptions, MaskedImages, MaskSource, SegmentationData
+from capi.runtime.devices import choose_workers
 from capi.runtime.image_files import open_image
 
 MaskValues = npt.NDArray[Any]
@@ -123,13 +124,13 @@ def _opened(path: Path) -> Image.Image:
         raise CapiError(f"the mask {path} cannot be read ({error}): repair it, or leave its image out") from error
 
 
-def labels_found(masks: MaskSource) -> set[int]:
+def labels_in(masks: MaskSource) -> set[int]:
     """Every label of the masks."""
 
     def labels_of(index: int) -> list[int]:
         return [int(label) for label in np.unique(masks.read(index))]
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(choose_workers(None, None)) as pool:
         return set(itertools.chain.from_iterable(pool.map(labels_of, range(len(masks)))))
 
 
@@ -187,7 +188,7 @@ def segmentation_of_own_masks(
         classes = {label: name for label, name in enumerate(options.class_names) if label not in ignored}
         more: tuple[str, ...] = ()
     else:
-        labels = sorted((labels_found(_files(train, None)) | labels_found(_files(test, None))) - ignored)
+        labels = sorted((labels_in(_files(train, None)) | labels_in(_files(test, None))) - ignored)
         note = f"the label {VOID} counts as a class; if it means pixels that do not count, say ignored=[{VOID}]"
         classes, more = ({label: str(label) for label in labels}, (note,) if VOID in labels else ())
     if not classes:

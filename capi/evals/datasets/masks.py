@@ -75,6 +75,6 @@ a line each, like train/NAME.jpg. An image without a mask is an error; of a labe
 training patch has the results warn.
 """,
     segmentation=load,
-    heeds=frozenset({"train", "tests", "test_share", "ignored", "class_names", "exclude"}),
+    reads=frozenset({"train", "tests", "test_share", "ignored", "class_names", "exclude"}),
     own_split=True,
 )

@@ -122,5 +122,5 @@ exclude= names a file with photos to leave out, a line each, like images/NAME.jp
 """,
     classification=load_classification,
     segmentation=load_segmentation,
-    heeds=frozenset({"exclude"}),
+    reads=frozenset({"exclude"}),
 )

@@ -78,7 +78,7 @@ BINARIES: dict[Name, Binary] = {
 
 
 def load(name: Name, root: Path, options: DataOptions) -> ClassificationData:
-    """From the binary files, in the root or in a folder of their own, or from class folders."""
+    """The data set from its binary files, in the root or in a folder of their own, or from class folders."""
     binary = BINARIES[name]
     folder = next((each for each in (root, root / binary.folder) if (each / binary.test[0]).is_file()), None)
     if folder is None:

@@ -48,5 +48,5 @@ images of each class to train on and 50 to test on, 19850 each. Partition 01 unl
 such as Training_02 and Testing_02.
 """,
     classification=load,
-    heeds=frozenset({"train", "tests"}),
+    reads=frozenset({"train", "tests"}),
 )

@@ -121,5 +121,5 @@ SBD (11355 annotated images of VOC 2011, whose lists contain images of VOC's val
 which the results note. Tested on VOC val. Void pixels are ignored.
 """,
     segmentation=load,
-    heeds=frozenset({"more"}),
+    reads=frozenset({"more"}),
 )

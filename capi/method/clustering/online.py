@@ -150,7 +150,7 @@ class OnlineClustering(Target):
         )
 
     def prepare(self, device: torch.device, precision: torch.dtype) -> None:
-        """In which precision the products are."""
+        """Choose the precision of the products."""
         self.settings = replace(self.settings, precision=choose_products(self.precision, device, precision))
 
     def flop(self, counts: Counts, head: Head) -> int:  # noqa: ARG002 - the contract

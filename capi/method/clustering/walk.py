@@ -178,7 +178,7 @@ def cluster(
     streamed = settings.sinkhorn == "standard" and slices.at_once < positions
     together = settings.sinkhorn == "standard" and not streamed
     if together:
-        # One group, as if all patches were images of a single position.
+        # One group, as if all patches were images of a single position: (b n, 1, d), image by image.
         tokens = tokens.flatten(0, 1)[:, None]
         earlier = None if earlier is None else earlier.flatten(0, 1)[:, None]
         absent = None if absent is None else absent.repeat_interleave(positions)
@@ -210,7 +210,7 @@ def rebuild(
     The sums over prototypes are of these logits, so that they cancel what a product of another shape rounds otherwise.
     """
     bias = None if bias is None else bias.float()
-    # Each patch is a sample with factors of its own.
+    # Each patch is a sample with factors of its own: rows (m p, 1, d), image by image.
     positions = predict_index.flatten()
     samples = plain.normalized(tokens).flatten(0, 1)[:, None]
     logits = plain.logits_of(samples, prototypes.float(), bias, settings.precision)
@@ -331,6 +331,7 @@ class _Walk:
         samples = self.tokens[:, positions]
         if self.earlier is not None:
             samples = torch.cat([samples, self.earlier[:, positions]])
+        # From (b g d) to (g b d): the samples of a group lie together, own ones before earlier ones.
         samples = plain.normalized(samples.transpose(0, 1)).contiguous()
         logits = plain.logits_of(samples, self.prototypes, self.bias, self.settings.precision)
         if self.absent is not None:
@@ -340,6 +341,7 @@ class _Walk:
 
     def _add_gradient(self, samples: Float[Tensor, "g b d"], gradient: Float[Tensor, "g _ k"]) -> None:
         """The prototypes' gradient is that of the batch's own samples, times them."""
+        # Rows of both position by position: (d, g b) @ (g b, k).
         own_samples = samples[:, : self.own_samples].flatten(0, 1)
         precision = gradient_products(self.settings.precision)
         product(own_samples.t(), gradient.flatten(0, 1), precision, self.gradient, out=self.gradient)

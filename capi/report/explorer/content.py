@@ -142,7 +142,13 @@ class Content:
 
     def filled(self, view: View, predictions: HiddenPredictions, labels: Int[Tensor, " p"]) -> Image.Image:
         """The image with each hidden patch replaced by the best patch of a prototype."""
-        return filled_picture(view.photo, predictions.hidden, labels, lambda label: self._tile(label, view))
+
+        def tile(prototype: int) -> Image.Image | None:
+            # Of another image: this one would give the answer away.
+            places = self.explorer.members(prototype, 1, besides=view.number)
+            return self.explorer.crop(places[0], context=0, side=_TILE_SIDE) if places else None
+
+        return filled_picture(view.photo, predictions.hidden, labels, tile)
 
     def outcome(self, view: View, predictions: HiddenPredictions) -> str:
         """How good the predictions are, in numbers, and what of them cannot be shown."""
@@ -196,11 +202,6 @@ class Content:
         values = similarity_map(view.feature_map[patch], other)
         picture = heat_over(self.explorer.photo(place.image), values, limits)
         return outline_patch(picture, (place.row, place.column), (other.shape[0], other.shape[1]))
-
-    def _tile(self, prototype: int, view: View) -> Image.Image | None:
-        """The best patch of a prototype, of another image: this one would give the answer away."""
-        places = self.explorer.members(prototype, 1, besides=view.number)
-        return self.explorer.crop(places[0], context=0, side=_TILE_SIDE) if places else None
 
     def _examples(self, prototype: int, view: View) -> list[Figure]:
         return self._crops(self.explorer.members(prototype, _ANSWERS, besides=view.number))

@@ -140,15 +140,18 @@ class ExplorerLayout:
             self._on(self.upload.upload, self._open, [self.upload]),
         )
         clustering = [self.view, self.number]
+        draw_features = self._drawing(self.pca, self.content.pca)
+        draw_clusters = self._drawing(self.clusters, self.content.clusters)
         for event in starts:
-            drawn = self._on(event.then, self._draw_features, [self.view], follows=True)
-            drawn = self._on(drawn.then, self._draw_clusters, clustering, follows=True)
+            drawn = self._on(event.then, draw_features, [self.view], follows=True)
+            drawn = self._on(drawn.then, draw_clusters, clustering, follows=True)
             if self.explorer.index is not None:
-                self._on(drawn.then, self._draw_prototypes, [self.view], follows=True)
-        self._on(self.number.release, self._draw_clusters, clustering)
+                draw_prototypes = self._drawing(self.prototype_map, self.content.prototype_map)
+                self._on(drawn.then, draw_prototypes, [self.view], follows=True)
+        self._on(self.number.release, draw_clusters, clustering)
         clicked = self._on(self.photo.select, self._click, [self.view], selects=True)
         patch = [self.view, self.clicked]
-        clicked = self._on(clicked.then, self._compare, patch, follows=True)
+        clicked = self._on(clicked.then, self._drawing(self.others, self.content.others), patch, follows=True)
         if self.explorer.index is not None:
             self._on(clicked.then, self._find_prototype, patch, follows=True)
             self._on(self.prototype.input, self._show_prototype, [self.prototype])
@@ -216,7 +219,7 @@ class ExplorerLayout:
             path.unlink(missing_ok=True)
 
     def _shown(self, view: View) -> Values:
-        """A new image; what was seen of the last one goes away."""
+        """Show a new image and clear what was shown of the last one."""
         where = parts.facts(f"· {view.grid[0]} x {view.grid[1]} patches · click one", view.name)
         values = {
             **{self.view: view, self.photo: view.photo, self.where: where},
@@ -224,14 +227,9 @@ class ExplorerLayout:
         }
         return values if self.explorer.missing_predictions is not None else values | self._nothing_hidden(view)
 
-    def _draw_features(self, view: View | None) -> Values:
-        return {} if view is None else {self.pca: self.content.pca(view)}
-
-    def _draw_clusters(self, view: View | None, number: int) -> Values:
-        return {} if view is None else {self.clusters: self.content.clusters(view, number)}
-
-    def _draw_prototypes(self, view: View | None) -> Values:
-        return {} if view is None else {self.prototype_map: self.content.prototype_map(view)}
+    def _drawing(self, component: Any, draw: Callable[..., Any]) -> Callable[..., Values]:
+        """A handler that draws one component, once there are an image and a patch to draw it of."""
+        return lambda *values: {} if any(value is None for value in values) else {component: draw(*values)}
 
     def _click(self, view: View | None, pixel: Sequence[int | float]) -> Values:
         """The similarity within the image, at once."""
@@ -242,9 +240,6 @@ class ExplorerLayout:
             self.similarity: self.content.similarity(seen, patch),
             self.others: parts.facts("Searching the other images …"),
         }
-
-    def _compare(self, view: View | None, patch: Patch | None) -> Values:
-        return {} if view is None or patch is None else {self.others: self.content.others(view, patch)}
 
     def _find_prototype(self, view: View | None, patch: Patch | None) -> Values:
         if view is None or patch is None:

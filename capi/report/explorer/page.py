@@ -163,7 +163,7 @@ def _launched(page: Any, host: str, port: int, open_browser: bool) -> str:
 
 
 def _guards(host: str) -> list[Any]:
-    """On this machine alone, requests under a foreign name are refused: a page from elsewhere may have made them."""
+    """Refuse foreign host names where only this machine is served: a page from elsewhere may have asked."""
     from starlette.middleware import Middleware
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -250,7 +250,7 @@ def explore(
     """
     encoder = open_encoder(model, weights=weights, device=choose_device(device))
     name = str(model) if isinstance(model, str | Path) else type(model).__name__
-    details = known_of(Path(name))
+    details = run_parts(Path(name))
     if prototypes is not None:
         details["prototypes"] = Prototypes(**load_file(prototypes))
     serve(
@@ -266,7 +266,7 @@ def explore(
     )
 
 
-def known_of(model: Path) -> dict[str, Any]:
+def run_parts(model: Path) -> dict[str, Any]:
     """What a run knows and a file of weights does not."""
     folder = RunFolder(model)
     # What `capi push` writes has a config, and is no run.

@@ -25,7 +25,7 @@ from capi.evals.features import Encoding, encode
 from capi.method.masking import MaskSampler, PatchGrid
 from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, built_in_photos
-from capi.report.pictures.feature_maps import PictureFrame, SizedImages, picture_side
+from capi.report.pictures.feature_maps import PictureFrame, SizedImages, none_readable, picture_side
 from capi.report.pictures.gallery import PatchPlace, PrototypeIndex, patch_crop
 from capi.report.pictures.hidden_patches import STUDENT_TEMPERATURE, HiddenPredictions, predict_hidden
 from capi.report.pictures.pca import photos_of
@@ -34,6 +34,7 @@ from capi.report.pictures.similarity import nearest_patches
 from capi.runtime.cache import Cache
 from capi.runtime.image_files import open_image, read_image
 from capi.runtime.randomness import sample_keys
+from capi.train.build import mask_sampler
 from capi.types import Bool, Float, Int, VisionEncoder, statistics_of
 
 # The images one can pick, and those that other patches are looked for in; more are left out evenly.
@@ -44,7 +45,6 @@ VIEW_BYTES, LIBRARY_BYTES, PHOTO_BYTES = 2**27, 2**28, 2**26
 MEMBERS = 24
 # The short side of a photo on the page, about.
 _SHOWN_SIDE, _THUMBNAIL = 448, 128
-_FALLBACK_MASKS = MaskSampler(kind="inverse_block", ratio=0.65, roll=True, predict=1.0)
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Explorer:
         self.encoder, self.temperature = encoder, temperature
         self.source: ImageSource = find_images(images) if images else built_in_photos()
         self.frame = PictureFrame(size or picture_side(encoder), encoder.patch_size, whole=True)
-        self.masks = masks or _FALLBACK_MASKS
+        self.masks = masks or mask_sampler()
         self.index = None if prototypes is None else PrototypeIndex(prototypes.weight, prototypes.bias, MEMBERS)
         self.failed: dict[str, str] = {}
         self._views = Cache(
@@ -155,8 +155,7 @@ class Explorer:
             except CapiError as error:
                 self.failed[self.name(number)] = str(error)
         if not thumbnails:
-            name, reason = next(iter(self.failed.items()))
-            raise CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
+            raise none_readable(self.failed)
         return thumbnails
 
     def name(self, number: int) -> str:

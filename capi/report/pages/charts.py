@@ -114,7 +114,10 @@ def _chart_data(chart: Chart, runs: Sequence[RunReport]) -> dict[str, Any]:
 
 
 def _line(column: Column, run: str, label: str, number: int, kind: int, *, several: bool) -> dict[str, Any]:
-    whole = _without_leading_gap(column)
+    # A measure that is not known yet is NaN; that is no gap to be shown.
+    finite = ~np.isnan(column.values)
+    first = int(finite.argmax()) if finite.any() else 0
+    whole = Column(column.steps[first:], column.values[first:])
     drawn = thin(whole)
     return {
         "label": " ".join(part for part in (run if several else "", label) if part),
@@ -125,13 +128,6 @@ def _line(column: Column, run: str, label: str, number: int, kind: int, *, sever
         "steps": drawn.steps.tolist(),
         "values": [_short(value) for value in drawn.values.tolist()],
     }
-
-
-def _without_leading_gap(column: Column) -> Column:
-    """A measure that is not known yet is NaN; that is no gap to be shown."""
-    finite = ~np.isnan(column.values)
-    first = int(finite.argmax()) if finite.any() else 0
-    return Column(column.steps[first:], column.values[first:])
 
 
 def _short(value: float) -> float | None:

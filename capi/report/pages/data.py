@@ -45,12 +45,12 @@ class RunState:
     def sentence(self) -> str:
         if self.step is None:
             return {
-                "running": "The run is going on and has not written metrics yet.",
+                "running": "The run is training and has not written metrics yet.",
                 "unknown": "There are no metrics yet.",
             }.get(self.kind, "There are no metrics: the run ended before it wrote any.")
         of_total = f"{self.step:,}" + (f" of {self.total:,}" if self.total else "")
         return {
-            "running": f"The run is going on, at step {of_total}.",
+            "running": f"The run is training, at step {of_total}.",
             "finished": f"The run has finished all {counted(self.step, 'step')}.",
             "stopped": f"The run stopped at step {of_total}. The command that started it resumes it with --resume.",
             "unknown": f"The run has reached step {of_total}; whether it still trains is unknown on this system.",

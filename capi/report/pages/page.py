@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from capi.evals.results import percent
 from capi.train.health import metric_of, number_text
@@ -117,8 +117,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_text,
     )
-    made.filters |= {"number": number_text, "compact": _compact, "lines": _lines, "percent": percent, "link": _link}
+    made.filters |= {"number": number_text, "compact": _compact, "percent": percent}
     made.filters["meaning"] = lambda key: metric_of(key).description
+    # Text of several lines: its spaces carry meaning and stay.
+    made.filters["lines"] = lambda text: escape(_text(text))
+    # A path from the page as an address, also where a name holds bytes that are no text.
+    made.filters["link"] = lambda path: "./" + quote(path, errors="surrogateescape")
     return made
 
 
@@ -127,18 +131,8 @@ def _text(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode("utf-8") if type(value) is str else value
 
 
-def _link(path: str) -> str:
-    """A path from the page as an address, also where a name holds bytes that are no text."""
-    return "./" + quote(path, errors="surrogateescape")
-
-
 def _compact(step: int) -> str:
     """A step in few letters."""
     if step >= 1_000_000:
         return f"{step / 1_000_000:.3g}M"
     return f"{step / 1000:.3g}k" if step >= 1000 else str(step)
-
-
-def _lines(value: str) -> Markup:
-    """Text of several lines, made harmless; its spaces carry meaning and stay."""
-    return escape(value.encode("utf-8", "replace").decode("utf-8"))

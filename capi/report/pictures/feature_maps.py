@@ -1,11 +1,11 @@
 """Feature maps of images as pictures need them: at any resolution, in the image's own aspect, one after the other.
 
 Every image is resized to the resolution that is asked for, also one of a single pixel. An image that cannot be read is
-remembered with the reason, and the others go on.
+remembered with the reason, and the others continue.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -134,15 +134,15 @@ class FeatureMaps:
     what: str = "images"
     kept_bytes: int = MAP_CACHE_BYTES
     failed: dict[str, str] = field(default_factory=dict)
-    _kept: list[NumberedMap] = field(default_factory=list, init=False)
+    _cached: list[NumberedMap] = field(default_factory=list, init=False)
     _room: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self._room = self.kept_bytes
 
     def __iter__(self) -> Iterator[NumberedMap]:
-        yield from self._kept
-        first = self._kept[-1].number + 1 if self._kept else 0
+        yield from self._cached
+        first = self._cached[-1].number + 1 if self._cached else 0
         for numbered in self._encoded(first):
             self._keep(numbered)
             yield numbered
@@ -151,7 +151,7 @@ class FeatureMaps:
         """What is kept is a beginning without gaps: once there is no room, nothing more is."""
         self._room -= numbered.feature_map.nbytes
         if self._room >= 0:
-            self._kept.append(numbered)
+            self._cached.append(numbered)
         else:
             self._room = -1
 
@@ -186,6 +186,12 @@ class FeatureMaps:
                 yield image
             else:
                 self.failed[self.source.name(image.number)] = image.failure
+
+
+def none_readable(failed: Mapping[str, str]) -> CapiError:
+    """The error where no image can be read; `failed` has the reasons by name."""
+    name, reason = next(iter(failed.items()), ("none", "there are none"))
+    return CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
 
 
 def photos(

@@ -35,10 +35,10 @@ def similarity_sheet(
     `images` is the folder that names are relative to, or the source itself. Patches are framed.
     """
     cells = [Drawn(query_tile(query, _TILE, framing, at), caption=f"query\n{query.name}")]
-    cells += [
-        Drawn(match_tile(match, _TILE, framing, images), caption=_caption(rank, match))
-        for rank, match in enumerate(matches, start=1)
-    ]
+    for rank, match in enumerate(matches, start=1):
+        lines = [f"{rank}.   {match.similarity:.3f}", match.label or "", match.name]
+        caption = "\n".join(printable(line) for line in lines if line)
+        cells.append(Drawn(match_tile(match, _TILE, framing, images), caption=caption))
     rows = [Row("", cells[start : start + _PER_ROW]) for start in range(0, len(cells), _PER_ROW)]
     return sheet_of("", (), (), rows, side=_TILE)
 
@@ -102,8 +102,3 @@ def _message(text: str, side: int) -> Image.Image:
     tile = Image.new("RGB", (side, side), "#d0d7de")
     ImageDraw.Draw(tile).text((side / 2, side / 2), text, fill=_FAINT, font=font(14), anchor="mm")
     return tile
-
-
-def _caption(rank: int, match: Match) -> str:
-    lines = [f"{rank}.   {match.similarity:.3f}", match.label or "", match.name]
-    return "\n".join(printable(line) for line in lines if line)

@@ -160,7 +160,7 @@ def photos_of(pixels: Tensor) -> list[Image.Image]:
 
 
 def _stretched(pixels: Tensor) -> Tensor:
-    """From percentile 1 to 99 over 0 to 255, all channels alike, where the image needs it."""
+    """Stretch percentiles 1 to 99 over 0 to 255, all channels alike, where the image needs it."""
     if not pixels.is_floating_point() or bool((pixels == pixels.round()).all()):
         return pixels
     low, high = np.percentile(pixels.numpy(), _CONTRAST)
@@ -173,7 +173,7 @@ SAMPLE_ROWS, SAMPLE_BYTES = 2**17, 2**27
 
 
 class PatchSample:
-    """At most `rows` patches, each patch of the stream as likely as any other: those with the smallest random keys."""
+    """A sample of at most `rows` patches, each as likely as any other: those with the smallest random keys."""
 
     def __init__(self, rows: int, seed: int = 0) -> None:
         self.rows, self.seed, self.seen = rows, seed, 0

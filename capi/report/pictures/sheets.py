@@ -58,7 +58,7 @@ def enlarged(picture: Image.Image, side: int) -> Image.Image:
 
 
 def contained(picture: Image.Image, side: int) -> Image.Image:
-    """As large as fits into a square, in its own aspect. What is small is enlarged without blurring."""
+    """The picture as large as fits into a square, in its own aspect. A small one is enlarged without blurring."""
     scale = side / max(picture.size)
     size = max(round(picture.width * scale), 1), max(round(picture.height * scale), 1)
     method = Image.Resampling.NEAREST if scale >= 1 else Image.Resampling.BOX
@@ -100,7 +100,10 @@ def sheet_of(
     sheet.paste(head, (0, 0))
     draw = ImageDraw.Draw(sheet)
     for number, lines in enumerate(heads):
-        _write(draw, (_MARGIN + number * (side + _GAP), head.height), lines, side)
+        across = _MARGIN + number * (side + _GAP)
+        for below, line in enumerate(lines):
+            fill = _FAINT if below else _INK
+            draw.text((across, head.height + below * _LINE), fitting(line, side), fill=fill, font=font())
     for row, height in zip(rows, heights, strict=True):
         _draw_row(sheet, draw, row, top, side)
         top += height
@@ -212,14 +215,8 @@ def strip(squares: Sequence[Image.Image], *, side: int = 64, least: int = 1) -> 
 
 
 def strip_width(count: int, side: int) -> int:
-    """Of a strip of so many squares."""
+    """The width of a strip of so many squares."""
     return count * (side + _BETWEEN) - _BETWEEN
-
-
-def _write(draw: Any, corner: tuple[int, int], lines: Sequence[str], width: int) -> None:
-    for number, line in enumerate(lines):
-        fill = _INK if number == 0 else _FAINT
-        draw.text((corner[0], corner[1] + number * _LINE), fitting(line, width), fill=fill, font=font())
 
 
 def fitting(text: str, width: int, size: int = 12) -> str:

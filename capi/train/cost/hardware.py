@@ -46,7 +46,7 @@ class Gpu:
     measured: bool = False
 
     def precision(self, wanted: str) -> RunPrecision:
-        """What `run.precision` comes to: bfloat16 only where the chip has it."""
+        """The precision of `run.precision` here: bfloat16 only where the chip has it."""
         if wanted == "bfloat16" and self.bfloat16 is None:
             raise CapiError(f"{self.title} has no bfloat16: leave run.precision at auto, or set it to float32")
         return "float32" if wanted == "float32" or self.bfloat16 is None else "bfloat16"
@@ -91,15 +91,14 @@ def gpu_of_device(title: str, memory: float) -> Gpu | None:
     words = set(_WORDS.findall(title.lower()))
     if words & _OTHER_BOARDS:
         return None
-    # Each die of an MI250X is a device of its own.
-    alike = [gpu for gpu in gpus().values() if _model(gpu) in words and "both dies" not in gpu.title]
+    alike = []
+    for gpu in gpus().values():
+        # What names the chip: a100, 4090, mi300x. Each die of an MI250X is a device of its own.
+        chip = next(word for word in _WORDS.findall(gpu.title.lower()) if any(letter.isdigit() for letter in word))
+        if chip in words and "both dies" not in gpu.title:
+            alike.append(gpu)
     same_socket = [gpu for gpu in alike if ("pcie" in words) == ("PCIe" in gpu.title)]
     return min(same_socket or alike, key=lambda gpu: abs(gpu.memory - memory), default=None)
-
-
-def _model(gpu: Gpu) -> str:
-    """What names the chip: a100, 4090, mi300x."""
-    return next(word for word in _WORDS.findall(gpu.title.lower()) if any(letter.isdigit() for letter in word))
 
 
 def peak_images_per_second(config: Config, learner: Learner, device: torch.device, processes: int) -> float | None:

@@ -62,7 +62,9 @@ def measure(
 
     `gpu` is asked afterwards, since measuring its peak takes memory too.
     """
-    _warm_up(device)
+    # One iteration of a tiny model: what libraries load when they are first used is no part of the plan.
+    tiny = ["model.width=16", "model.depth=1", "clustering.prototypes=8", "optimization.batch_size=2"]
+    check(load_config("small", tiny), device=device, rounds=1)
     before = _reset_peak()
     cost = check(config, device=device, rounds=rounds, progress=progress).cost
     peak = _status("VmHWM")
@@ -70,12 +72,6 @@ def measure(
     if device.type != "cuda":
         risen = None if before is None or peak is None else peak - before
     return Measured(plan_run(config, gpu(), assumptions=assumptions), cost.seconds, risen)
-
-
-def _warm_up(device: torch.device) -> None:
-    """One iteration of a tiny model: what libraries load when they are first used is no part of the plan."""
-    tiny = ["model.width=16", "model.depth=1", "clustering.prototypes=8", "optimization.batch_size=2"]
-    check(load_config("small", tiny), device=device, rounds=1)
 
 
 def _reset_peak() -> int | None:

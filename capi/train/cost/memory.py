@@ -42,7 +42,7 @@ from capi.train.step import Learner
 
 @dataclass(frozen=True)
 class Saving:
-    """What a run does against shortage of memory.
+    """How a run saves memory.
 
     `shards` processes hold one copy of the student's weights, their gradients, moments and the teacher together, and
     there are `replicas` of that copy.
@@ -106,7 +106,7 @@ class Planned:
 
     @cached_property
     def gradient_bytes(self) -> int:
-        """Of what is trained."""
+        """Bytes of the gradients of what is trained."""
         parameters = self.learner.student.parameters()
         return FLOAT32 * sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
 
@@ -134,7 +134,7 @@ class Planned:
         return head.outputs
 
     def memory(self, images: int, saving: Saving) -> MemoryPlan:
-        """Of a process that works on so many images in an iteration, over all its micro-batches."""
+        """The memory of a process that works on so many images in an iteration, over all its micro-batches."""
         work = Workload(images, saving.micro_batches, self.accelerator, saving.bounded_clustering)
         return MemoryPlan(
             [

@@ -201,7 +201,7 @@ def plan_run(
 
 
 def saving_of(config: Config, gpu: Gpu, gpus: int) -> Saving:
-    """What a config does against shortage of memory."""
+    """How a config saves memory."""
     shards = config.distributed.shards or gpus
     if gpus % shards:
         raise CapiError(f"distributed.shards is {shards}, which does not divide {counted(gpus, 'GPU')}: set a divisor")
@@ -309,7 +309,7 @@ def _largest(peak: Callable[[int], int], usable: float) -> int:
 
 
 def launch_seconds(planned: Planned, saving: Saving, gpus: int = 1) -> float:
-    """Of a step: what launching its operations takes, however small they are, and waiting for other GPUs."""
+    """Seconds of a step for launching its operations, however small they are, and waiting for other GPUs."""
     student, optimizer = planned.learner.student, planned.learner.student_optimizer
     encoder, predictor = len(blocks_of(student.encoder)), len(blocks_of(student.predictor))
     casts = CASTS_OF_BLOCK * (encoder + predictor) if saving.mixed_precision else 0

@@ -67,28 +67,27 @@ class Choice(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A recipe for so many images and more."""
+    """A recipe for so many images and more, with a batch of its own where the recipe's is too large for them."""
 
     recipe: str
-    images: int
-    side: int
-    batch: int
+    images: int = 0
+    batch: int | None = None
 
 
 _MEASURED = "docs/measurements/small-data.md"
 _PETS = f"{_MEASURED}, the run on 3680 photos"
 _LADDER = (
-    Rung("small", 0, 48, 64),
-    Rung("vits16", 20_000, 224, 512),
-    Rung("vitb14", 1_000_000, 224, 4096),
-    Rung("vitl16", 10_000_000, 224, 16384),
-    Rung("vitl14", 50_000_000, 224, 16384),
+    Rung("small"),
+    Rung("vits16", 20_000),
+    Rung("vitb14", 1_000_000, batch=4096),
+    Rung("vitl16", 10_000_000),
+    Rung("vitl14", 50_000_000),
 )
 # Fewer photos than these are the limit, not the optimizer; and so few teach no good encoder.
 _FEW_PHOTOS, _TOO_FEW_PHOTOS = 1000, 100
-_OF_FEW = Rung("demo", 0, 48, 64)
+_OF_FEW = Rung("demo")
 # Images that a patch of 8 pixels would cut into too few.
-_TINY = Rung("tiny4", 0, 32, 128)
+_TINY = Rung("tiny4")
 _TINY_SIDE = 48
 
 
@@ -288,14 +287,14 @@ def suggest(
 def suggest_run(
     images: Images, gpu: Gpu, gpus: int = 1, *, hours: float = 24.0, assumptions: Assumptions | None = None
 ) -> Suggestion:
-    """The largest recipe that so many images deserve and that so many hours allow."""
+    """The largest recipe for so many images that so many hours allow."""
     wanted = [rung for rung in _LADDER if rung.images <= images.count]
     if images.side < _TINY_SIDE or images.count < _FEW_PHOTOS:
         wanted = [_TINY if images.side < _TINY_SIDE else _OF_FEW]
     for rung in reversed(wanted):
         suggestion = _on(rung, images, gpu, gpus, assumptions)
         if suggestion is not None and suggestion.plan.effort.hours > hours:
-            # Passes over the images give way to the hours, and a large recipe to a smaller one.
+            # Too few hours mean fewer passes over the images, and a smaller recipe before too few passes.
             steps = max(int(suggestion.config.optimization.steps * hours / suggestion.plan.effort.hours), 1)
             enough = steps * suggestion.plan.batch_size >= FEWEST_PASSES * images.count
             suggestion = _on(rung, images, gpu, gpus, assumptions, steps) if enough or rung is wanted[0] else None
@@ -350,9 +349,14 @@ def _recipe_reason(rung: Rung, images: Images) -> tuple[str, Origin]:
 def _choices(rung: Rung, images: Images, gpus: int, steps: int | None) -> Iterator[Choice]:
     recipe = load_config(rung.recipe)
     # No larger than the images are, and whole patches.
-    patch = recipe.model.patch_size
-    side, batch = max(min(rung.side, images.side) // patch * patch, 4 * patch), _batch(rung, images, gpus)
-    if side != recipe.data.height_and_width[0]:
+    patch, recipe_side = recipe.model.patch_size, recipe.data.height_and_width[0]
+    side = max(min(recipe_side, images.side) // patch * patch, 4 * patch)
+    batch = rung.batch or recipe.optimization.batch_size
+    # At least 16 batches in a pass, no image twice in one, and a number that so many GPUs divide.
+    while batch > 1 and (batch > images.count or (batch > SMALLEST_BATCH and 16 * batch > images.count)):
+        batch //= 2
+    batch = -(-batch // gpus) * gpus
+    if side != recipe_side:
         yield Choice("data.image_size", side, f"images of {images.side} px have no detail beyond that", "rule of thumb")
     yield from _channel_choices(recipe, images)
     yield Choice("optimization.batch_size", batch, *_batch_reason(batch))
@@ -376,14 +380,6 @@ def _channel_choices(recipe: Config, images: Images) -> Iterator[Choice]:
     yield Choice("data.std", "auto", "as for data.mean", "measured")
 
 
-def _batch(rung: Rung, images: Images, gpus: int) -> int:
-    """The rung's, but at least 16 batches in a pass, and no image twice in one; and one that so many GPUs divide."""
-    batch = rung.batch
-    while batch > 1 and (batch > images.count or (batch > SMALLEST_BATCH and 16 * batch > images.count)):
-        batch //= 2
-    return -(-batch // gpus) * gpus
-
-
 def _batch_reason(batch: int) -> tuple[str, Origin]:
     if batch < SMALLEST_BATCH:
         return "no more than there are images: 64 did better where there were enough", "rule of thumb"
@@ -395,7 +391,7 @@ def _batch_reason(batch: int) -> tuple[str, Origin]:
 
 
 def _prototypes(recipe: Config, batch: int) -> Choice:
-    """As many as a batch can be balanced over."""
+    """As many prototypes as a batch can be balanced over."""
     least = min(PROTOTYPES_AN_IMAGE * batch, 16384)
     if batch == 16384:
         return Choice("clustering.prototypes", 16384, "the paper's", "paper")

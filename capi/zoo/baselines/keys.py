@@ -1,4 +1,4 @@
-"""From the names of a source's state dict to ours, strictly: a tensor is used, known to belong elsewhere, or an error.
+"""Names of a source's state dict to ours, strictly: a tensor is used, known to belong elsewhere, or an error.
 
 A `Layout` is a list of rules, one for each kind of tensor; `{n}` stands for the number of a block. A tensor of theirs
 may be several of ours, one after the other in its first dimension: a fused map of queries, keys and values.

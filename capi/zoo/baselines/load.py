@@ -68,7 +68,7 @@ def open_baseline(name: str) -> PlainViT:
 
 
 def _with_resampling(baseline: Baseline, resampling: str) -> Baseline:
-    """The same model, whose table of positions comes to other grids by plain or by antialiased bicubic resampling."""
+    """The same model, whose positions are resampled to other grids by plain or by antialiased bicubic resampling."""
     own = baseline.architecture.resampling
     if own not in _BICUBIC or baseline.architecture.positions != "table":
         raise CapiError(f'{baseline.name} has one way to other sizes than its own: leave out "+{resampling}"')
@@ -180,7 +180,7 @@ def _build(
 
 
 def _set_periods(model: PlainViT, state: StateDict, layout: Layout, source: str) -> None:
-    """Of rotary positions: the file's where it has them, as published ones are rounded; else as they are computed."""
+    """Set the periods of rotary positions: those of the file, which may be rounded, else those that are computed."""
     if model.rotary_periods is None:
         return
     computed = rotary_periods(model.architecture.width // model.architecture.heads)

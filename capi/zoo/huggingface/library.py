@@ -38,6 +38,7 @@ from capi.data.decoding import (
 from capi.errors import CapiError
 from capi.models.architecture import Architecture, build_encoder
 from capi.models.features import CapiEncoder
+from capi.models.positions import AxialPositions
 from capi.types import IMAGENET, Float, Statistics
 from capi.zoo.huggingface.files import MODEL_TYPE, ImageSize, check_statistics, checked_image_size, config_of
 
@@ -51,7 +52,7 @@ DEFAULTS: dict[str, Any] = {
         patch_size=14,
         registers=16,
         channels=3,
-        positions="axial",
+        positions=AxialPositions.kind,
         grid=None,
         predictor_kind="cross",
         predictor_mask_tokens=None,
@@ -301,7 +302,7 @@ class CapiImageProcessor(PilBackend):
         image_std: tuple[float, ...],
         **_: Any,
     ) -> Pixels:
-        """With our own arithmetic where both steps are wanted as usual, so that not one bit differs."""
+        """Rescale and normalize by our own arithmetic where both are wanted as usual, so that not one bit differs."""
         if do_rescale and do_normalize and rescale_factor == RESCALE_FACTOR:
             return normalize(torch.from_numpy(np.array(pixels))[None], image_mean, image_std)[0].numpy()
         values = pixels.astype(np.float32)

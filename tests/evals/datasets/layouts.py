@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import Image
 
 from capi.evals.datasets.records import BINARIES, Name
-from capi.evals.tasks import DataOptions
+from capi.evals.tasks import AnsweredImages, DataOptions
 
 SIZE = 8
 Labels = npt.NDArray[np.uint8]
@@ -198,6 +198,17 @@ KIT = {wnid: 1 + (index * 5) % 12 for index, wnid in enumerate(WNIDS)}
 REAL = [[0], [1, 7], [], [3]] + [[number % 12] for number in range(4, 24)]
 
 
+def answers_by_name(test: AnsweredImages) -> dict[str, set[int]]:
+    """The classes that are right for each image of a test."""
+    rows = ((Path(test.images.name(index)).name, set(row.tolist()) - {-1}) for index, row in enumerate(test.answers))
+    return dict(rows)
+
+
+def val_name(number: int) -> str:
+    """The name of a validation image of ImageNet."""
+    return f"ILSVRC2012_val_{number:08d}.JPEG"
+
+
 def build_imagenet(root: Path, forwards: bool = False) -> DataOptions:
     """Twelve classes, so that the folders 0, 1, 10, 11, 2 of V2 come in another order as text."""
     tree = Tree(forwards)
@@ -206,7 +217,7 @@ def build_imagenet(root: Path, forwards: bool = False) -> DataOptions:
         for number in range(4):
             tree.photo(f"train/{wnid}/{wnid}_{number}.JPEG", kind)
         for number in (kind + 1, kind + 13):
-            tree.photo(f"val/{wnid}/ILSVRC2012_val_{number:08d}.JPEG", kind)
+            tree.photo(f"val/{wnid}/{val_name(number)}", kind)
         tree.photo(f"v2/{kind}/a.jpeg", kind)
         tree.photo(f"sketch/{wnid}/sketch.JPEG", kind)
         if kind in {2, 5}:

@@ -132,7 +132,9 @@ def test__masks_of_a_table_without_splits_are_divided(tmp_path: Path) -> None:
     build_csv(tmp_path)
     lines = (tmp_path / "table.csv").read_text().splitlines()
     column = lines[0].split(",").index("split")
-    kept = [",".join(cell for number, cell in enumerate(line.split(",")) if number != column) for line in lines]
-    data = load_segmentation(table(tmp_path / "table.csv", *kept), DataOptions(test_share=0.5))
+    without_split = [
+        ",".join(cell for number, cell in enumerate(line.split(",")) if number != column) for line in lines
+    ]
+    data = load_segmentation(table(tmp_path / "table.csv", *without_split), DataOptions(test_share=0.5))
     assert abs(len(data.train.images) - len(data.test.images)) <= 1
     assert len(data.train.images) + len(data.test.images) == len(lines) - 1

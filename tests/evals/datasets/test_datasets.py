@@ -132,7 +132,7 @@ def test__a_segmentation_has_masks_of_its_labels_in_the_size_of_the_images(name:
     options = BUILDERS[name](tmp_path)
     data = load_segmentation(name, root_of(name, tmp_path), options)
     assert not data.ignored & set(data.classes)
-    found = set()
+    labels = set()
     for part in (data.train, data.test):
         assert isinstance(part.masks, MaskSource)
         assert len(part.images) == len(part.masks) > 0
@@ -142,9 +142,9 @@ def test__a_segmentation_has_masks_of_its_labels_in_the_size_of_the_images(name:
             assert path.is_file()
             mask = part.masks.read(index)
             assert mask.shape == (8, 8)
-            found |= set(np.unique(mask).tolist())
-    assert found <= data.ignored | set(data.classes)
-    assert len(found & set(data.classes)) >= 2
+            labels |= set(np.unique(mask).tolist())
+    assert labels <= data.ignored | set(data.classes)
+    assert len(labels & set(data.classes)) >= 2
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test__a_task_that_a_data_set_lacks_is_an_error() -> None:
         load_segmentation("imagenet", Path(), DataOptions())
 
 
-@pytest.mark.parametrize("name", [name for name in DATASETS if "tests" in DATASETS[name].heeds])
+@pytest.mark.parametrize("name", [name for name in DATASETS if "tests" in DATASETS[name].reads])
 def test__a_split_is_tested_on_once(name: str, tmp_path: Path) -> None:
     load = load_classification if name in CLASSIFICATION else load_segmentation
     root = None if name == "demo" else root_of(name, tmp_path)
@@ -222,12 +222,12 @@ def test__a_missing_folder_says_where_the_layout_is_shown(name: str, tmp_path: P
     ],
 )
 def test__an_option_that_is_not_heeded_is_an_error(options: DataOptions) -> None:
-    with pytest.raises(CapiError, match=r'means nothing to the data set "voc" \(options it heeds: more\)'):
+    with pytest.raises(CapiError, match=r'means nothing to the data set "voc" \(options it reads: more\)'):
         load_segmentation("voc", Path(), options)
 
 
 def test__further_files_that_are_not_heeded_are_an_error() -> None:
-    with pytest.raises(CapiError, match=r'more= means nothing to the data set "ade20k" \(options it heeds: none\)'):
+    with pytest.raises(CapiError, match=r'more= means nothing to the data set "ade20k" \(options it reads: none\)'):
         load_segmentation("ade20k", Path(), DataOptions(more={"sbd": Path()}))
     with pytest.raises(CapiError, match='more= has no "sdb" for this data set; did you mean "sbd"'):
         load_segmentation("voc", Path(), DataOptions(more={"sdb": Path()}))

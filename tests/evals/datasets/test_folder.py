@@ -74,7 +74,7 @@ def test__what_a_folder_lacks_is_an_error(tmp_path: Path, names: list[str], opti
         load(written(tmp_path, *names), options)
 
 
-def test__where_there_is_no_split_at_all_the_layout_is_told() -> None:
+def test__where_there_is_no_split_at_all_the_layout_is_reported() -> None:
     with pytest.raises(CapiError, match="photos has no test, no val and no other split: `capi datasets show`"):
         chosen_tests((), DataOptions(), Path("photos"))
 

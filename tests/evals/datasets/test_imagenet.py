@@ -6,8 +6,8 @@ import scipy.io
 
 from capi.errors import CapiError
 from capi.evals.datasets.imagenet import load
-from capi.evals.tasks import AnsweredImages, DataOptions
-from tests.evals.datasets.layouts import KIT, WNIDS, build_imagenet
+from capi.evals.tasks import DataOptions
+from tests.evals.datasets.layouts import KIT, WNIDS, answers_by_name, build_imagenet, val_name
 
 
 def flat(root: Path) -> None:
@@ -17,15 +17,6 @@ def flat(root: Path) -> None:
     for folder in list((root / "val").iterdir()):
         if folder.is_dir():
             folder.rmdir()
-
-
-def answers_by_name(test: AnsweredImages) -> dict[str, set[int]]:
-    rows = ((Path(test.images.name(index)).name, set(row.tolist()) - {-1}) for index, row in enumerate(test.answers))
-    return dict(rows)
-
-
-def val_name(number: int) -> str:
-    return f"ILSVRC2012_val_{number:08d}.JPEG"
 
 
 EXPECTED = {val_name(number): {(number - 1) % 12} for number in range(1, 25)}

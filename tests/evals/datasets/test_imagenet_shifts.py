@@ -6,17 +6,7 @@ import pytest
 from PIL import Image
 
 from capi.evals.datasets.imagenet import load, padded
-from capi.evals.tasks import AnsweredImages
-from tests.evals.datasets.layouts import REAL, build_imagenet
-
-
-def answers_by_name(test: AnsweredImages) -> dict[str, set[int]]:
-    rows = ((Path(test.images.name(index)).name, set(row.tolist()) - {-1}) for index, row in enumerate(test.answers))
-    return dict(rows)
-
-
-def val_name(number: int) -> str:
-    return f"ILSVRC2012_val_{number:08d}.JPEG"
+from tests.evals.datasets.layouts import REAL, answers_by_name, build_imagenet, val_name
 
 
 def test__reassessed_labels_go_by_the_number_in_the_name(tmp_path: Path) -> None:

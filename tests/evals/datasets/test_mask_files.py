@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from capi.errors import CapiError
-from capi.evals.datasets.mask_files import ColorMasks, MaskFiles, labels_found, read_label_image
+from capi.evals.datasets.mask_files import ColorMasks, MaskFiles, labels_in, read_label_image
 from tests.evals.datasets.layouts import mask_bytes
 
 LABELS = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4 + 3
@@ -95,7 +95,7 @@ def test__labels_are_found_with_the_first_mask_that_has_them(tmp_path: Path) -> 
     for name, values in [("a", [1, 2]), ("b", [2, 9]), ("c", [1, 9])]:
         (tmp_path / f"{name}.png").write_bytes(mask_bytes(np.array([values], np.uint8), palette=False))
     masks = MaskFiles(tmp_path, ["a.png", "b.png", "c.png"])
-    assert labels_found(masks) == {1, 2, 9}
+    assert labels_in(masks) == {1, 2, 9}
 
 
 def test__a_source_of_masks_travels_to_other_processes_and_its_fingerprint_knows_the_table(tmp_path: Path) -> None:

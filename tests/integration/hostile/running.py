@@ -90,12 +90,12 @@ def cases_of(group: str) -> list[Case]:
 
 def snapshot(folder: Path) -> dict[str, str]:
     """Everything under a folder, with what it holds."""
-    found = {}
+    hashes = {}
     for path in sorted(folder.rglob("*")):
         link = path.is_symlink()
         content = os.readlink(path).encode() if link else path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
-    return found
+        hashes[str(path.relative_to(folder))] = hashlib.sha256(content).hexdigest()
+    return hashes
 
 
 def run_group(group: str, base: Path) -> Iterator[Answer]:
@@ -151,7 +151,7 @@ def _wait(child: int) -> int:
 
 
 def _become(case: Case, folder: Path, streams: list[Path]) -> None:
-    """In the child: the command line, with limits."""
+    """The child's part: the command line, with limits."""
     code = 70
     try:
         os.setsid()

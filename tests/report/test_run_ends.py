@@ -11,7 +11,7 @@ import torch
 import capi
 from capi.config.files import parse_config
 from capi.config.schema import Config
-from capi.report import runs
+from capi.report import run_report
 from capi.report.snapshots import snapshot_steps
 from tests.photos import noise_photos
 from tests.variants import varied
@@ -79,7 +79,7 @@ def test__a_report_that_cannot_be_written_is_reported_and_the_run_stands(
     def fail(_run: Path) -> None:
         raise OSError("no room")
 
-    monkeypatch.setattr(runs, "write_report", fail)
+    monkeypatch.setattr(run_report, "write_report", fail)
     with caplog.at_level(logging.WARNING, logger="capi"):
         done = capi.pretrain(changed(small_config), data=images, out=tmp_path / "run", device="cpu")
     assert (done.finished, done.report) == (True, None)
@@ -92,7 +92,7 @@ def test__a_report_that_is_written_again_draws_a_missing_gallery_where_the_image
     config = changed(small_config, report=False)
     done = capi.pretrain(config, data=images, out=tmp_path / "run", device="cpu")
     gallery = done.path / "pictures" / "prototypes" / "index.json"
-    assert runs.report(done.path, device=CPU) == done.path / "report.html"
+    assert run_report.report(done.path, device=CPU) == done.path / "report.html"
     assert gallery.exists()
     shutil.rmtree(gallery.parent)
     shutil.rmtree(images)

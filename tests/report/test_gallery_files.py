@@ -12,8 +12,8 @@ from capi.data.sources import EncodedImages
 from capi.errors import CapiError
 from capi.evals.features import Encoding
 from capi.report.draw import Prototypes, load_prototypes
-from capi.report.explorer.page import known_of
-from capi.report.galleries import index_images, write_gallery, write_neighbors
+from capi.report.explorer.page import run_parts
+from capi.report.gallery_files import index_images, write_gallery, write_neighbors
 from capi.report.picture_files import read_neighbors
 from capi.report.pictures.feature_maps import PictureFrame, SizedImages
 from capi.report.pictures.gallery import PrototypeIndex, patch_crop
@@ -48,16 +48,16 @@ def test__patches_of_a_color_belong_to_the_prototype_of_that_color() -> None:
     source = source_of([np.full((16, 16, 3), COLORS[name], np.uint8) for name in ("green", "red", "blue", "red")])
     # Patches are normalised colours, so prototypes are as well.
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    known = Prototypes((colors / 255 - mean) / deviation)
-    index = index_images(PatchColors(), known, source, PictureFrame(16, 4), Encoding(batch_size=3))
+    prototypes = Prototypes((colors / 255 - mean) / deviation)
+    index = index_images(PatchColors(), prototypes, source, PictureFrame(16, 4), Encoding(batch_size=3))
     images = [[place.image for place in index.members(number)] for number in range(3)]
     assert images == [[1, 1, 1, 3, 3, 3], [0, 0, 0], [2, 2, 2]]
     torch.testing.assert_close(index.shares, torch.tensor([0.5, 0.25, 0.25]))
 
 
 def test__a_bias_that_outweighs_all_takes_all_patches(photos: EncodedImages) -> None:
-    known = Prototypes(torch.eye(3), torch.tensor([0.0, 9.0, 0.0]))
-    index = index_images(PatchColors(), known, photos, PictureFrame(16, 4), Encoding())
+    prototypes = Prototypes(torch.eye(3), torch.tensor([0.0, 9.0, 0.0]))
+    index = index_images(PatchColors(), prototypes, photos, PictureFrame(16, 4), Encoding())
     assert index.shares.tolist() == [0, 1, 0]
     assert index.seen == 5 * 16
 
@@ -76,17 +76,17 @@ def test__images_that_cannot_be_read_are_reported_with_the_reason(photos: Encode
 def test__a_gallery_shows_the_patches_that_an_index_finds(run: Path, photos: EncodedImages) -> None:
     folder = write_gallery(run, photos, prototypes=6)
     assert folder == run / "pictures" / "prototypes"
-    known, frame = load_prototypes(run), run_frame((32, 24), 4)
-    expected = index_images(load_run(run), known, photos, frame, Encoding())
+    prototypes, frame = load_prototypes(run), run_frame((32, 24), 4)
+    expected = index_images(load_run(run), prototypes, photos, frame, Encoding())
     listed = index_of(folder)["prototypes"]
-    shares = [one["share"] for one in listed]
-    np.testing.assert_allclose(shares, [float(expected.shares[one["number"]]) for one in listed], rtol=1e-5)
+    shares = [strip["share"] for strip in listed]
+    np.testing.assert_allclose(shares, [float(expected.shares[strip["number"]]) for strip in listed], rtol=1e-5)
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(float(expected.shares.max()))
     assert shares[-1] == pytest.approx(float(expected.shares[expected.shares > 0].min()))
-    for one in listed:
-        assert one["file"] == f"{one['number']:05d}.png"
-        _check_strip(folder / one["file"], expected, one["number"], photos)
+    for strip in listed:
+        assert strip["file"] == f"{strip['number']:05d}.png"
+        _check_strip(folder / strip["file"], expected, strip["number"], photos)
 
 
 def test__prototypes_of_averaged_layers_are_shown_patches_of_averaged_layers(
@@ -96,7 +96,7 @@ def test__prototypes_of_averaged_layers_are_shown_patches_of_averaged_layers(
     run, seen = make_run(config, tmp_path / "run"), run_frame((32, 24), 4)
     with pytest.raises(CapiError, match=r"prototypes of .* averages of the teacher's layers .*: choose other pictures"):
         load_prototypes(run)
-    assert known_of(run)["prototypes"] is None
+    assert run_parts(run)["prototypes"] is None
     learner = build_learner(config)
     Checkpoints(run / "checkpoints").load(learner)
 
@@ -111,19 +111,19 @@ def test__prototypes_of_averaged_layers_are_shown_patches_of_averaged_layers(
 
     expected = index_images(Tokens(), load_prototypes(run, any_layers=True), photos, seen, Encoding())
     listed = index_of(write_gallery(run, photos, prototypes=6))["prototypes"]
-    shares = [float(expected.shares[one["number"]]) for one in listed]
-    np.testing.assert_allclose([one["share"] for one in listed], shares, rtol=1e-5)
+    shares = [float(expected.shares[strip["number"]]) for strip in listed]
+    np.testing.assert_allclose([strip["share"] for strip in listed], shares, rtol=1e-5)
 
 
 def _check_strip(path: Path, index: PrototypeIndex, number: int, photos: EncodedImages) -> None:
     """The strip is as long as there are patches, up to eight, and its first picture is the best patch."""
     members, frame = index.members(number)[:8], run_frame((32, 24), 4)
-    found = Image.open(path)
-    assert found.size == (len(members) * 66 - 2, 64)
+    picture = Image.open(path)
+    assert picture.size == (len(members) * 66 - 2, 64)
     # At the size that the encoder sees; strips are drawn from larger photos, so that they differ in details alone.
     pixels = SizedImages(photos, frame)[members[0].image].pixels
     crop = patch_crop(Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy()), members[0], frame.grid)
-    difference = abs(np.asarray(found)[:, :64].astype(int) - np.asarray(crop))
+    difference = abs(np.asarray(picture)[:, :64].astype(int) - np.asarray(crop))
     assert np.median(difference) <= 6
 
 
@@ -172,11 +172,11 @@ def test__a_gallery_that_fails_leaves_the_old_one(
 
 
 def test__progress_comes_to_its_end(run: Path, photos: EncodedImages) -> None:
-    told: dict[str, tuple[int, int]] = {}
-    encoding = Encoding(progress=lambda what, done, total: told.update({what: (done, total)}))
+    progress: dict[str, tuple[int, int]] = {}
+    encoding = Encoding(progress=lambda what, done, total: progress.update({what: (done, total)}))
     write_gallery(run, photos, encoding=encoding)
-    assert told["prototypes"] == (5, 5)
-    assert told["photos"][0] == told["photos"][1] > 0
+    assert progress["prototypes"] == (5, 5)
+    assert progress["photos"][0] == progress["photos"][1] > 0
 
 
 def test__a_run_without_a_checkpoint_says_so(run: Path, photos: EncodedImages) -> None:

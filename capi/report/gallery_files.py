@@ -25,7 +25,7 @@ from capi.evals.limits import PartOfImages
 from capi.method.teacher import Layers, Normalization, layer_tokens
 from capi.models.features import CapiEncoder
 from capi.report.draw import Prototypes, load_prototypes
-from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, SizedImages
+from capi.report.pictures.feature_maps import FeatureMaps, PictureFrame, SizedImages, none_readable
 from capi.report.pictures.gallery import FROM_ONE_IMAGE, PrototypeIndex, member_crops, spread_over_use
 from capi.report.pictures.sheets import save_picture, strip
 from capi.report.snapshots import RunFrame, photo_of, run_frame
@@ -142,8 +142,7 @@ def index_images(
     for number, feature_map in FeatureMaps(encoder, source, frame, encoding, "prototypes", 0, failed):
         index.add(number, feature_map)
     if not index.seen:
-        name, reason = next(iter(failed.items()), ("none", "there are none"))
-        raise CapiError(f"none of the images can be read, for example {name} ({reason}): give others")
+        raise none_readable(failed)
     return index
 
 
