@@ -4,7 +4,7 @@ MAKEFLAGS += --no-print-directory
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: demo test lint types layers docs pictures pytest long thorough format benchmarks dist upgrade clean
+.PHONY: demo test lint types layers docs pictures pytest thorough format benchmarks dist upgrade clean
 
 demo:
 	@$(MAKE) $(STAMP)
@@ -17,7 +17,6 @@ test:
 	@bash scripts/timed.sh "import layers" $(MAKE) layers
 	@bash scripts/timed.sh "docs" $(MAKE) docs
 	@bash scripts/timed.sh "tests" $(MAKE) pytest
-	@bash scripts/timed.sh "long tests" $(MAKE) long
 	@echo "all passed"
 
 $(STAMP): pyproject.toml scripts/constraints.txt
@@ -44,16 +43,15 @@ docs: $(STAMP)
 pictures: demo
 	$(BIN)/python scripts/pictures.py demo_run
 
-# One OpenMP thread a worker: with more they fight for the cores.
-pytest: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not long and not thorough"
+# One OpenMP thread a worker: with more they fight for the cores. A file stays on one worker, which makes its fixtures once.
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
 
-long: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "long and not thorough"
+pytest: $(STAMP)
+	$(PYTEST) -m "not thorough"
 
 # What is long and rarely tells something new: run it before a release and after changes to what it tests.
 thorough: $(STAMP)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m thorough
+	$(PYTEST) -m thorough
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .

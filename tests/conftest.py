@@ -1,5 +1,6 @@
 """What the tests share: the reference tensors, and small models."""
 
+import gc
 import json
 import shutil
 import signal
@@ -32,6 +33,12 @@ REFERENCE = Path(__file__).parent / "reference" / "tiny"
 # A shell that starts the tests in the background has them ignore Ctrl-C, which the processes they start would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What has been imported by now stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -36,12 +36,14 @@ def test__clustering_agrees_with_the_plain_version_and_needs_less_memory() -> No
     assert min(ratios) >= 2
 
 
+@pytest.mark.thorough
 def test__step_prints_speed_and_share_of_the_peak() -> None:
     output = run("step.py", "--rounds=1", "--peak-size=256", "--only=tiny4", "--batch-size=4")
     assert re.search(r"GEMM peak +\d+ GFLOP/s", output)
     assert re.search(r"tiny4 .* images/s, .*% of the peak", output)
 
 
+@pytest.mark.thorough
 def test__the_profile_of_a_step_tells_the_clustering_from_the_networks() -> None:
     output = run("step_profile.py", "--case=tiny4", "--batch-size=4")
     shares = {name: float(share) for share, name in re.findall(r"([\d.]+)% +(\S.*)", output)}
@@ -50,7 +52,7 @@ def test__the_profile_of_a_step_tells_the_clustering_from_the_networks() -> None
     assert parts <= {name for name, share in shares.items() if share}
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__the_roofline_is_held_against_a_step_that_is_run_here() -> None:
     output = run("roofline.py", "tiny4", "--images=4", "--check")
     match = re.search(r"tiny4, 4 images, .*counted ([\d.]+) s, taken ([\d.]+) s, ([\d.]+) times", output)
@@ -105,12 +107,14 @@ def test__the_roofline_counts_what_a_step_requires(tmp_path: Path) -> None:
         assert fused["kernels"] <= eager["kernels"]
 
 
+@pytest.mark.thorough
 def test__the_allocator_is_measured_with_and_without_its_setting() -> None:
     output = run("allocator.py", "--recipe=mini", "--batch-size=2", "--rounds=1")
     assert re.search(r"mini, batch 2: default [\d.]+ s, kept [\d.]+ s", output)
     assert re.search(r"keeping freed memory makes an iteration [\d.]+ times faster", output)
 
 
+@pytest.mark.thorough
 def test__data_prints_speeds_and_stays_close_to_plain_decoding() -> None:
     output = run("data.py", "--rounds=1", "--images=2", "--shards=3", "--sides", "300", "1000")
     assert len(re.findall(r"loose files \d+, shards \d+: shards [\d.]+ x", output)) == 3
@@ -120,6 +124,7 @@ def test__data_prints_speeds_and_stays_close_to_plain_decoding() -> None:
     assert max(differences) < 2
 
 
+@pytest.mark.thorough
 def test__evals_agree_with_the_plain_ways_they_are_measured_against() -> None:
     output = run("evals.py", "--quick")
     above = [float(value) for value in re.findall(r"above the minimum by (?:at most )?([\d.e+-]+)", output)]
@@ -131,6 +136,7 @@ def test__evals_agree_with_the_plain_ways_they_are_measured_against() -> None:
     assert "the same neighbours as scikit-learn: yes" in output
 
 
+@pytest.mark.thorough
 def test__health_prints_the_share_of_the_monitor_in_the_time_between_two_records() -> None:
     output = run("health.py", "--rounds=1", "--only=demo", "--batch-size=4")
     match = re.search(r"iteration ([\d.]+) ms, monitor ([\d.]+) ms in one of 10: ([\d.]+)%", output)
@@ -148,6 +154,7 @@ def test__pca_streams_to_the_same_directions() -> None:
     assert len(re.findall(r"[\d.]+ s +\d+ MiB more memory", output)) == 2
 
 
+@pytest.mark.thorough
 def test__predictors_prints_speeds_beside_the_paper_s_claims() -> None:
     small = ["clustering.prototypes=64", "model.depth=2", "model.width=48", "model.heads=3", "masking.predict=7"]
     output = run("predictors.py", "--recipe=tiny4", "--rounds=1", "--batch-size=2", "--overrides", *small)
@@ -157,6 +164,7 @@ def test__predictors_prints_speeds_beside_the_paper_s_claims() -> None:
     assert re.search(r"cross over self: [+-]\d+% measured, [+-]\d+% by FLOP, \+18% in the paper", output)
 
 
+@pytest.mark.thorough
 def test__loading_prints_memory_by_the_weights_and_time_by_the_products() -> None:
     output = run("loading.py", "--rounds=1", "--width=64", "--depth=2", "--prototypes=65536", "--size=28")
     assert re.findall(r"MiB of (\.\w+): [\d.]+ x the weights at most", output) == [".pth", ".safetensors"]
@@ -165,6 +173,7 @@ def test__loading_prints_memory_by_the_weights_and_time_by_the_products() -> Non
     assert float(match[3]) > 0
 
 
+@pytest.mark.thorough
 def test__sinkhorn_queue_prints_what_each_length_costs_beside_a_larger_batch() -> None:
     small = ["data.image_size=32", "clustering.prototypes=32", "model.depth=1", "model.width=32", "masking.predict=2"]
     output = run("sinkhorn_queue.py", "--rounds=1", "--batch-size=2", "--queues", "4", "8", "--overrides", *small)
@@ -173,6 +182,7 @@ def test__sinkhorn_queue_prints_what_each_length_costs_beside_a_larger_batch() -
     assert len(re.findall(r"MiB more +queue [\d.]+ MiB", output)) == 4
 
 
+@pytest.mark.thorough
 def test__scaling_prints_the_speed_of_processes() -> None:
     output = run("scaling.py", "--only", "processes", "--processes", "1", "--batch-size=4", "--steps=4", "--workers=0")
     assert re.search(r"1 processes: [\d.]+ images/s, [\d.]+ s a step, 1.00 x", output)
@@ -210,6 +220,7 @@ def dark_and_bright_photos(folder: Path) -> None:
     (folder / "labels.csv").write_text("\n".join(rows))
 
 
+@pytest.mark.thorough
 def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: Path) -> None:
     dark_and_bright_photos(tmp_path)
     small = ["data.image_size=16", "model.patch_size=4", "model.width=16", "clustering.prototypes=8"]
@@ -241,7 +252,7 @@ def test__the_search_runs_what_is_missing_and_compares_photo_by_photo(tmp_path: 
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__the_adapting_study_trains_a_source_and_scores_frozen_adapted_and_scratch(tmp_path: Path) -> None:
     dark_and_bright_photos(tmp_path)
     small = ["data.image_size=16", "model.patch_size=4", "model.width=16", "clustering.prototypes=8"]

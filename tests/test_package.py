@@ -158,7 +158,7 @@ def test__the_encoder_of_the_documentation_can_be_evaluated(tmp_path: Path) -> N
     assert len([line for line in code.split("class")[1].splitlines() if line.strip()]) <= 10
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__python_in_the_document_about_formats_runs_as_written(tmp_path: Path) -> None:
     """Each format by its own ecosystem's code, one block after the other; the published model is a small one."""
     student = ROOT / "tests" / "reference" / "tiny" / "student.pth"

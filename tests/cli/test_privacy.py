@@ -347,6 +347,7 @@ def test__neighbors_are_found_by_a_file_that_names_no_place(
     assert_nameless(tmp_path, features, sheet)
 
 
+@pytest.mark.thorough
 def test__an_onnx_file_names_no_place(run_here: RunHere, run: Path, places: Places, tmp_path: Path) -> None:
     out = places.project / "encoder.onnx"
     ran = run_here("export", run, "--format", "onnx", "--out", out)

@@ -20,7 +20,6 @@ from tests.photos import noise_photos
 
 DRIVER = Path(__file__).with_name("driver.py")
 LAST_STEP = 44
-KILLS = 10
 # Moments from one checkpoint to the next, all and those of the writer: so far a run gets at most before it dies.
 ALL_MOMENTS, WRITER_MOMENTS = 26, 10
 
@@ -52,13 +51,15 @@ def final_state(run: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]
     return tensors, lines, record
 
 
-@pytest.mark.long
-def test__a_run_killed_at_ten_moments_is_the_uninterrupted_one(images: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kills", [pytest.param(2, marks=pytest.mark.long), pytest.param(10, marks=pytest.mark.thorough)]
+)
+def test__a_run_killed_at_any_moments_is_the_uninterrupted_one(images: Path, tmp_path: Path, kills: int) -> None:
     straight = drive(images, tmp_path / "straight")
     assert straight.returncode == 0, straight.stderr
     draw = random.Random(20)  # noqa: S311
     killed = tmp_path / "killed"
-    for number in range(KILLS):
+    for number in range(kills):
         in_writer = [str(draw.randint(1, WRITER_MOMENTS)), "writer"]
         done = drive(images, killed, *(in_writer if number % 2 else [str(draw.randint(1, ALL_MOMENTS))]))
         assert done.returncode == -signal.SIGKILL, done.stderr

@@ -1,4 +1,3 @@
-import gc
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -13,6 +12,7 @@ from capi.models.positions import register_coordinates
 from capi.runtime.devices import as_on_accelerator
 from capi.train.build import build_learner
 from capi.zoo.build import build_student
+from tests.live_tensors import NewTensors
 from tests.variants import LAYERS, TARGETS, learner_of, varied
 
 
@@ -157,18 +157,11 @@ def test__layers_that_cannot_be_are_reported_with_their_key(
         learner_of(varied(small_config, *overrides))
 
 
-def live_bytes() -> int:
-    gc.collect()
-    tensors = [tensor for tensor in gc.get_objects() if type(tensor) in {torch.Tensor, torch.nn.Parameter}]
-    plain = [tensor for tensor in tensors if tensor.layout is torch.strided and tensor.device.type == "cpu"]
-    return sum({tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in plain}.values())
-
-
 def test__only_the_mean_is_kept_from_layer_to_layer(small_config: Config) -> None:
     teacher = Teacher(build_student(varied(small_config, "model.depth=9")), layers="all", normalize="instance")
-    live: list[int] = []
+    made, held = NewTensors(), list[int]()
     for block in teacher.average.encoder.blocks:
-        block.register_forward_pre_hook(lambda *_: live.append(live_bytes()))
+        block.register_forward_pre_hook(lambda *_: held.append(made.bytes()))
     teacher(torch.randn(2, 3, 32, 24))
     a_layer = 4 * 2 * 48 * 32
-    assert live[-1] - live[1] < a_layer < live[1] - live[0] + a_layer // 8
+    assert held[-1] - held[1] < a_layer < held[1] - held[0] + a_layer // 8

@@ -1,10 +1,11 @@
 """How much memory a forward pass leaves for its backward pass."""
 
-import gc
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+
+from tests.live_tensors import NewTensors
 
 
 def saved_bytes(forward: Callable[[], Tensor], leaving_out: Iterable[Tensor] = ()) -> tuple[int, Tensor]:
@@ -15,25 +16,19 @@ def saved_bytes(forward: Callable[[], Tensor], leaving_out: Iterable[Tensor] = (
     """
     addresses = {_address(value) for value in leaving_out}
     saved: list[Tensor] = []
-    before = {id(value) for value in _tensors()}
 
     def pack(value: Tensor) -> Tensor:
         # Held until the end: a storage that is freed might have its address given out again.
         saved.append(value)
         return value
 
+    made = NewTensors()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda value: value):
         output = forward()
-    saved += [value for value in _tensors() if id(value) not in before and value.dtype != torch.uint8]
+    saved += [value for value in made.living() if value.dtype != torch.uint8]
     storages = {_address(value): value.untyped_storage().nbytes() for value in saved}
     storages.pop(_address(output), None)
     return sum(size for address, size in storages.items() if address not in addresses), output
-
-
-def _tensors() -> list[Tensor]:
-    gc.collect()
-    # No isinstance, which would ask every object that there is for its class.
-    return [value for value in gc.get_objects() if type(value) is Tensor]
 
 
 def _address(value: Tensor) -> int:

@@ -1,4 +1,3 @@
-import gc
 import math
 
 import pytest
@@ -13,6 +12,7 @@ from capi.runtime.randomness import sample_keys
 from capi.train.build import build_learner, mask_sampler
 from capi.train.step import Learner, train_step
 from capi.types import MaskedBatch
+from tests.live_tensors import NewTensors
 from tests.variants import varied
 
 
@@ -112,16 +112,9 @@ def test__the_memory_of_micro_batches_does_not_grow_with_their_targets() -> None
     def peak(parts: int) -> int:
         tokens = [torch.randn(4, 6, 8) for _ in range(parts)]
         predict = [torch.zeros(4, 5, dtype=torch.int64) for _ in range(parts)]
+        made = NewTensors()
         _, targets = clustering(tokens, predict)
-        return max(live_bytes() for _ in targets)
-
-    def live_bytes() -> int:
-        gc.collect()
-        tensors_there = [tensor for tensor in gc.get_objects() if type(tensor) in {torch.Tensor, torch.nn.Parameter}]
-        # Other tests may have left tensors that have no storage.
-        tensors = [place for place in tensors_there if place.layout is torch.strided and place.is_cpu]
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        return sum(storages.values())
+        return max(made.bytes() for _ in targets)
 
     of_one_part = 4 * 5 * 4096 * 4
     peak(2)

@@ -144,7 +144,7 @@ def test__eight_bits_are_close_and_take_integers(tmp_path: Path, opset: int, lef
     assert set(written.seconds) == {"PyTorch", "ONNX float32", "ONNX int8"}
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.usefixtures("sizes_are_symbols")
 def test__the_file_says_what_its_user_must_know_and_nothing_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
