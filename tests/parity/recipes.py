@@ -52,8 +52,8 @@ def machine() -> dict[str, str]:
     """What the last bits depend on beside the code."""
     info = Path("/proc/cpuinfo")
     text = info.read_text(encoding="utf-8").split("\n\n", maxsplit=1)[0] if info.exists() else platform.processor()
-    kept = ("vendor_id", "cpu family", "model", "model name", "stepping")
-    cpu = [line.split(":")[1].strip() for line in text.splitlines() if line.split("\t")[0] in kept]
+    facts = ("vendor_id", "cpu family", "model", "model name", "stepping")
+    cpu = [line.split(":")[1].strip() for line in text.splitlines() if line.split("\t")[0] in facts]
     capability = torch.backends.cpu.get_cpu_capability()
     return {"torch": torch.__version__, "cpu": " ".join(cpu) or text, "capability": capability}
 

@@ -25,9 +25,9 @@ RECORD = json.loads(FILE.read_text(encoding="utf-8"))
 def test__a_recipe_of_the_paper_computes_what_it_did(recipe: str) -> None:
     expected = RECORD["recipes"][recipe]
     with one_thread():
-        found = computed(recipe)
-    for losses, before in zip(found["losses"], expected["losses"], strict=True):
+        digests = computed(recipe)
+    for losses, before in zip(digests["losses"], expected["losses"], strict=True):
         assert losses == pytest.approx(before, rel=1e-5)
-    assert found["moved"] == pytest.approx(expected["moved"], rel=1e-5)
+    assert digests["moved"] == pytest.approx(expected["moved"], rel=1e-5)
     if machine() == RECORD["machine"]:
-        assert found == expected
+        assert digests == expected
