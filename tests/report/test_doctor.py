@@ -413,7 +413,7 @@ def test__batch_and_data_must_suffice_for_the_prototypes(
     diagnosis = doctor(write_run(tmp_path / "run", varied(config, *overrides), data=facts))
     assert (finding(diagnosis, "Batch").state, finding(diagnosis, "Data").state) == (batch, data)
     assert ("clustering.prototypes" in finding(diagnosis, "Batch").advice) == (batch == "look")
-    assert f"{images} images" in finding(diagnosis, "Data").text
+    assert f"{images:,} images" in finding(diagnosis, "Data").text
 
 
 @pytest.mark.parametrize("kind", sorted(TARGETS))
