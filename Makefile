@@ -43,8 +43,10 @@ docs: $(STAMP)
 pictures: demo
 	$(BIN)/python scripts/pictures.py demo_run
 
-# One OpenMP thread a worker: with more they fight for the cores. A file stays on one worker, which makes its fixtures once.
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadscope --no-loadscope-reorder
+# One OpenMP thread a worker: with more they fight for the cores. A worker more than cores, since some wait for processes
+# that they started. A file stays on one worker, which makes its fixtures once.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 pytest: $(STAMP)
 	$(PYTEST) -m "not thorough"

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 import shutil
 import signal
 from collections.abc import Iterator
@@ -39,6 +40,14 @@ def pytest_collection_finish() -> None:
     """What has been imported by now stays: the garbage collector need not look through it again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _without_waiting_for_the_disk() -> Iterator[None]:
+    """No test cuts the power: what is written need not reach the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from capi.api import evaluation
 from capi.api.evaluation import evaluate
 from capi.config.files import load_benchmark
 from capi.config.schema import Config
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals import features
 from capi.evals.fitted_probes import load_probe
 from capi.evals.results import read_record
@@ -367,7 +367,9 @@ def test__results_say_how_many_images_settings_were_chosen_by(
     done = evaluate("pixels:4", benchmark, [*classes, *options], out=tmp_path / "out")
     assert read(tmp_path / "out")["details"]["held-out images"] == held_out
     assert f"| held-out images | {held_out} |" in (tmp_path / "out" / "results.md").read_text()
-    assert any(f"chosen by {held_out} held-out images of 3 classes" in line for line in done.record["warnings"])
+    assert any(
+        f"chosen by {counted(held_out, 'held-out image')} of 3 classes" in line for line in done.record["warnings"]
+    )
 
 
 def test__scores_are_kept_when_the_probe_cannot_be_written(

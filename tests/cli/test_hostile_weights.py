@@ -98,8 +98,8 @@ def test__an_exported_file_with_another_description_of_itself(run_here: RunHere,
     facts = json.loads((capi.export(run, "folder", format="transformers") / "config.json").read_text())
     names = [field.name for field in fields(Architecture)]
     for changes, message in (
-        ({"depth": 4096}, "has depth=4096, but its weights have 1 blocks in the encoder"),
-        ({"predictor_depth": 4096}, "has predictor_depth=4096, but its weights have 1 blocks in the predictor"),
+        ({"depth": 4096}, "has depth=4096, but its weights have 1 block in the encoder"),
+        ({"predictor_depth": 4096}, "has predictor_depth=4096, but its weights have 1 block in the predictor"),
         ({"width": 2**20}, "of shape"),
     ):
         (run.parent / "folder" / "config.json").write_text(json.dumps(facts | changes))

@@ -161,7 +161,7 @@ STACKS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "a stack with axes QQYX": ((4, 5, 20, 30), {}),
     "a page with a depth of 5": ((5, 32, 32), {"volumetric": True, "tile": (5, 16, 16)}),
     "axes YXC, but pages": ((20, 30, 5), {"metadata": {"axes": "YXC"}}),
-    "but 1 pages of shape": ((5, 20, 30), {"truncate": True}),
+    "but 1 page of shape": ((5, 20, 30), {"truncate": True}),
 }
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from capi.errors import CapiError
+from capi.errors import CapiError, counted
 from capi.evals.results import few_held_out, hold_out
 
 
@@ -34,7 +34,7 @@ def test__samples_are_held_out_all_over_the_set() -> None:
 
 @pytest.mark.parametrize(("count", "share"), [(0, 0.1), (1, 0.1), (5, 1.0)])
 def test__nothing_left_to_fit_on_is_an_error(count: int, share: float) -> None:
-    with pytest.raises(CapiError, match=f"{count} training images cannot give"):
+    with pytest.raises(CapiError, match=f"{counted(count, 'training image')} cannot give"):
         hold_out(count, share, seed=0)
 
 
