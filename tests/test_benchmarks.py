@@ -72,7 +72,7 @@ def test__a_gpu_would_read_and_write_a_slice_a_few_times() -> None:
     assert 8 <= float(match[3]) < 9
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__the_roofline_counts_what_a_step_requires(tmp_path: Path) -> None:
     file = tmp_path / "roofline.json"
     output = run(

@@ -22,9 +22,10 @@ SMALL = [
 ]
 
 
-def test__the_demo_ends_with_numbers_and_pictures(tmp_path: Path) -> None:
+def test__the_demo_ends_with_numbers_and_pictures_and_resumed_with_the_same(tmp_path: Path) -> None:
     summary = run_demo(tmp_path / "run", SMALL, split="val", device="cpu")
     assert summary is not None
+    assert run_demo(tmp_path / "run", SMALL, split="val", device="cpu", resume=True) == summary
     for accuracy in (summary.untrained, summary.trained, summary.pixels):
         # There are 57 photos to be right or wrong about.
         assert round(accuracy * 57, 6) == int(round(accuracy * 57, 6))
@@ -38,6 +39,7 @@ def test__the_demo_ends_with_numbers_and_pictures(tmp_path: Path) -> None:
             assert len(picture.convert("RGB").getcolors(2**24)) > 50
 
 
+@pytest.mark.thorough
 def test__the_curve_of_a_demo_ends_with_the_score_it_ends_with(tmp_path: Path) -> None:
     summary = run_demo(tmp_path / "run", SMALL[1:], split="test", device="cpu")
     assert summary is not None
@@ -55,11 +57,6 @@ def test__the_encoder_before_training_needs_nothing_of_what_made_the_targets(tmp
     assert summary is not None
     assert 0.05 < summary.untrained < 0.9
     assert summary.prototype_use is None
-
-
-def test__resuming_a_finished_demo_tells_it_again(tmp_path: Path) -> None:
-    first = run_demo(tmp_path / "run", SMALL, split="val", device="cpu")
-    assert run_demo(tmp_path / "run", SMALL, split="val", device="cpu", resume=True) == first
 
 
 def test__the_recipe_is_within_five_minutes_of_two_cores() -> None:

@@ -24,7 +24,7 @@ def commands(heading: str) -> list[list[str]]:
     return [shlex.split(line, comments=True)[1:] for line in blocks.splitlines() if line.startswith("capi ")]
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__the_five_minutes_work_as_written(run_here: RunHere, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     baseline, x = BASELINES["dinov2_reg_vits14"], torch.randn(1, 3, 56, 56)

@@ -179,7 +179,7 @@ def peak_of_extraction(image: Path, out: Path) -> tuple[float, str]:
     return usage.ru_maxrss / 1024, printed.strip()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__memory_does_not_grow_with_the_image_where_it_is_read_in_parts(tmp_path: Path) -> None:
     tile = noise(64, 64, 3, dtype=np.uint16).repeat(8, 0).repeat(8, 1)
     for name, side in (("small", 1024), ("large", 10_240)):

@@ -139,7 +139,7 @@ def test__the_target_of_the_page_is_trained_resumed_and_judged(run_here: RunHere
     assert "has changed since the run was started" in " ".join(said.stderr.split())
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__a_run_that_is_killed_ends_like_one_that_is_not(work: Path) -> None:
     environment = os.environ | {"PYTHONPATH": str(PAGE.parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "capi", *words("killed")]

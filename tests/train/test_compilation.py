@@ -30,13 +30,18 @@ def driven(backend: str, *names: str) -> tuple[dict[str, dict[str, Any]], str]:
     return json.loads(done.stdout), done.stderr
 
 
+QUICK = ("stochastic", "queued")
+EACH = [pytest.param(name, marks=() if name in QUICK else pytest.mark.thorough) for name in CASES]
+
+
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, dict[str, Any]]:
+def compiled(request: pytest.FixtureRequest) -> dict[str, dict[str, Any]]:
     """Traced and differentiated as by any backend, and then carried out as it is."""
-    return driven("aot_eager", *CASES)[0]
+    wanted = {item.callspec.params["name"] for item in request.session.items if "compiled" in item.fixturenames}  # type: ignore[attr-defined]
+    return driven("aot_eager", *wanted)[0]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test__blocks_heads_and_slices_are_compiled_whole(compiled: dict[str, dict[str, Any]], name: str) -> None:
     assert compiled[name]["breaks"] == {}
     # Blocks of the teacher, the encoder and the predictor, and a head, however deep the networks are; and a slice of
@@ -46,7 +51,7 @@ def test__blocks_heads_and_slices_are_compiled_whole(compiled: dict[str, dict[st
     assert set(compiled[name]["copies"]) <= {"method", "partial"}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH)
 def test__compiled_networks_learn_what_plain_ones_do(compiled: dict[str, dict[str, Any]], name: str) -> None:
     assert compiled[name]["moved"] > 1e-2
     assert compiled[name]["distance"] < 1e-3 * compiled[name]["moved"]
@@ -87,6 +92,7 @@ def test__functions_that_a_target_names_are_compiled_beside_the_networks(
         assert {name for name, value in vars(learner.target).items() if isinstance(value, Compiled)} == names
 
 
+@pytest.mark.thorough
 def test__without_a_compiler_a_run_says_so_before_its_first_step_and_trains(
     small_config: Config, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,9 +83,9 @@ def make_template(folder: Path) -> None:
     shutil.rmtree(folder / "evaluated")
 
 
-def cases_of(group: str) -> list[Case]:
-    """The cases of a group: always the same ones."""
-    return list(GROUPS[group](random.Random(SEED)))  # noqa: S311 - a fixed seed
+def cases_of(groups: Iterable[str]) -> list[Case]:
+    """The cases of some groups: always the same ones."""
+    return [case for group in groups for case in GROUPS[group](random.Random(SEED))]  # noqa: S311 - a fixed seed
 
 
 def snapshot(folder: Path) -> dict[str, str]:
@@ -98,7 +98,7 @@ def snapshot(folder: Path) -> dict[str, str]:
     return hashes
 
 
-def run_group(group: str, base: Path, every: int = 1) -> Iterator[Answer]:
+def run_groups(groups: Iterable[str], base: Path, every: int) -> Iterator[Answer]:
     """Make and run every so many-th case, each in a fork."""
     outside, home, template = base / "outside", base / "home", base / "template"
     for folder in (outside, home, template, base / "cases"):
@@ -107,7 +107,7 @@ def run_group(group: str, base: Path, every: int = 1) -> Iterator[Answer]:
     (outside / "notes.txt").write_text("to be left alone")
     make_template(template)
     before = snapshot(outside), snapshot(home), sorted(os.listdir(base)), snapshot(template)
-    for number, case in enumerate(cases_of(group)[::every]):
+    for number, case in enumerate(cases_of(groups)[::every]):
         folder = base / "cases" / f"{number:03d}"
         shutil.copytree(template, folder, symlinks=True)
         case.prepare(folder)
