@@ -239,7 +239,10 @@ def move_into_place(partial: Path, path: Path) -> None:
 def remove(path: Path) -> None:
     """Remove a file, a folder or a link, if it is there; what a link leads to stays."""
     if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
+        # Another process may be removing it too: what is gone already is no error.
+        while path.exists():
+            with suppress(FileNotFoundError):
+                shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
 

@@ -104,7 +104,7 @@ def test__labels_that_do_not_fit_are_reported_by_the_first_evaluation(data: Path
         ablate("sinkhorn", SMALL, options=[*QUICK, "label=breed"], **given)
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 def test__several_runs_at_once_give_the_same_scores(done: Study, data: Path, tmp_path: Path) -> None:
     ablate("sinkhorn", SMALL, data=data, out=tmp_path, scale="smoke", options=QUICK, device="cpu", jobs=2)
     other = plan_study("sinkhorn", SMALL, data=str(data), out=tmp_path, scale="smoke", options=QUICK)

@@ -50,6 +50,7 @@ def test__the_curve_of_a_demo_ends_with_the_score_it_ends_with(tmp_path: Path) -
     assert scores[-1] == pytest.approx(summary.trained, abs=1e-9)
 
 
+@pytest.mark.thorough
 def test__the_encoder_before_training_needs_nothing_of_what_made_the_targets(tmp_path: Path) -> None:
     patch = load_config("demo").model.patch_size
     own = ["target.kind=frozen", f"target.frozen.encoder=pixels:{patch}"]

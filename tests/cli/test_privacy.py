@@ -383,6 +383,7 @@ def test__a_watched_run_that_cannot_be_read_names_no_place(run: Path, tmp_path: 
     assert "cannot be read" in (tmp_path / "answer.txt").read_text()
 
 
+@pytest.mark.thorough
 def test__pages_of_a_study_name_no_place(run_here: RunHere, places: Places, tmp_path: Path) -> None:
     data, out = labeled_photos(places.disk / "photos"), places.project / "study"
     options = [word for option in QUICK for word in ("--option", option)]

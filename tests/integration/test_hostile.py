@@ -15,10 +15,10 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of memor
 
 
 @pytest.mark.parametrize(
-    ("groups", "every"), [(GROUPS, 4), *(pytest.param([group], 1, marks=pytest.mark.thorough) for group in GROUPS)]
+    ("groups", "every"), [(GROUPS, 6), *(pytest.param([group], 1, marks=pytest.mark.thorough) for group in GROUPS)]
 )
 def test__every_hostile_case_is_answered_in_one_sentence(groups: Sequence[str], every: int, tmp_path: Path) -> None:
-    """A quarter of the cases of all groups; all of each where there is time."""
+    """A sixth of the cases of all groups; all of each where there is time."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.hostile", ",".join(groups), str(tmp_path / "base"), str(every)],
         capture_output=True,

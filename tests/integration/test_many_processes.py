@@ -278,13 +278,14 @@ def test__a_full_disk_in_one_process_ends_all_with_one_sentence(images: Path, tm
     assert state(tmp_path / "run")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("key", "first", "second"),
     [
-        pytest.param("seed", "0", "1", marks=pytest.mark.long),
-        pytest.param("run.compile", "off", "auto", marks=pytest.mark.thorough),
-        pytest.param("clustering.precision", "float32", "bfloat16", marks=pytest.mark.thorough),
-        pytest.param("clustering.chunk_mib", "64", "128", marks=pytest.mark.thorough),
+        ("seed", "0", "1"),
+        ("run.compile", "off", "auto"),
+        ("clustering.precision", "float32", "bfloat16"),
+        ("clustering.chunk_mib", "64", "128"),
     ],
 )
 def test__other_configs_are_reported_once_before_the_first_step(

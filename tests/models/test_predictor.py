@@ -105,7 +105,9 @@ def images() -> torch.Tensor:
 
 
 def test__the_variants_are_those_of_the_dict() -> None:
-    assert {type(model) for model in variants().values()} == set(PREDICTORS.values())
+    # Other tests may have added predictors of their own.
+    ours = {predictor for predictor in PREDICTORS.values() if predictor.__module__.startswith("capi.")}
+    assert {type(model) for model in variants().values()} == ours
 
 
 @pytest.mark.parametrize("positions", ["axial", "released", "learned"])

@@ -22,6 +22,7 @@ print(sum(faults() for _ in range(10)))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc has these thresholds")
 def test__a_large_tensor_is_not_paged_in_again() -> None:
     counts = []

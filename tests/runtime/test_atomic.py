@@ -1,5 +1,6 @@
 import errno
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -239,3 +240,22 @@ def test__a_scratch_folder_lasts_as_long_as_it_is_needed(tmp_path: Path) -> None
         (folder / "inside").mkdir()
         assert folder.parent == tmp_path / "deep"
     assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test__what_another_process_has_removed_meanwhile_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "folder" / "inner").mkdir(parents=True)
+    (tmp_path / "folder" / "left").touch()
+    remove_all, calls = shutil.rmtree, []
+
+    def interrupted(path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 1:
+            (path / "inner").rmdir()
+            raise FileNotFoundError(path / "inner")
+        remove_all(path)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    atomic.remove(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
