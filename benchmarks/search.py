@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ MUON, FAST = ["optimization.optimizer=muon"], ["optimization.learning_rate=4e-3"
 LAYERS = ["target.layers=all", "target.normalize=instance"]
 BEST = [*MUON, *FAST, *LAYERS]
 SMALL = ["data.image_size=48", "optimization.batch_size=64", "clustering.prototypes=256"]
+CHOSEN = [*BEST, *SMALL]
+# What a row changes beside the config: see `trainer`.
+STEM, LOW_FIRST = "convolutional stem", "32 px first"
 ROWS: dict[str, list[str]] = {
     "untrained": [],
     "recipe of 2026-11": SMALL,
@@ -78,7 +82,37 @@ ROWS: dict[str, list[str]] = {
     "registers 0": [*BEST, "model.registers=0"],
     "standard Sinkhorn": [*BEST, "clustering.sinkhorn=standard"],
     "48 px": [*BEST, "data.image_size=48"],
-    "48 px, batch 64": [*BEST, *SMALL],
+    "48 px, batch 64": CHOSEN,
+    # One change of `48 px, batch 64` each.
+    **{
+        f"48 px, batch 64, {change}": [*CHOSEN, *settings]
+        for change, settings in {
+            "momentum 0.95": ["optimization.teacher_momentum=0.95"],
+            "target temperature 0.04": ["clustering.target_temperature=0.04"],
+            "target temperature 0.1": ["clustering.target_temperature=0.1"],
+            "prototypes 128": ["clustering.prototypes=128"],
+            "prototypes 512": ["clustering.prototypes=512"],
+            "predict 10": ["masking.predict=10"],
+            "predict 23": ["masking.predict=23"],
+            "ratio 0.5": ["masking.ratio=0.5", "masking.predict=18"],
+            "ratio 0.8": ["masking.ratio=0.8"],
+            "crops 0.1": ["data.crop_scale=[0.1, 1.0]"],
+            "crops 0.6": ["data.crop_scale=[0.6, 1.0]"],
+            "jitter 0.5": ["data.color_jitter=0.5"],
+            "predictor 1": ["model.predictor.depth=1"],
+            "predictor 4": ["model.predictor.depth=4"],
+            "warmup-stable-decay": ["optimization.schedule=warmup_stable_decay"],
+            "full cosine": ["optimization.cosine_kept=1.0"],
+            "registers 0": ["model.registers=0"],
+            "standard Sinkhorn": ["clustering.sinkhorn=standard"],
+            "muon x1": ["optimization.learning_rate=2e-3"],
+            "width 192": ["model.width=192", "model.heads=3"],
+            "depth 6": ["model.depth=6"],
+            "depth 3": ["model.depth=3"],
+            STEM: [],
+            LOW_FIRST: [],
+        }.items()
+    },
     "pixels 48 px, batch 64": [*MUON, *FAST, *SMALL, "target.kind=pixels"],
     "48 px, batch 64, muon x4": [*BEST, *SMALL, "optimization.learning_rate=8e-3"],
     "48 px, batch 32": [*BEST, *SMALL, "optimization.batch_size=32"],
@@ -218,31 +252,42 @@ def photos_of(job: dict[str, Any], split: str) -> tuple[list[Path], list[str]]:
 
 
 def trainer(job: dict[str, Any], row: str, seed: int, steps: int) -> tuple[Any, Any]:
-    """A learner, and a function that trains one step."""
+    """A learner, and a function that trains one step.
+
+    Two rows are of what the package lacks: a stem of convolutions within each patch, and a first half at 32 px.
+    """
     import torch
+    from small_stem import stem
 
     from capi.data.sources import find_images
     from capi.train import build
     from capi.train.step import train_step
 
-    config = config_of(job, row, seed, steps)
-    learner = build.build_learner(config)
-    batches = build.training_batches(config, find_images(photos_of(job, "train")[0]), workers=0)
+    config, photos = config_of(job, row, seed, steps), find_images(photos_of(job, "train")[0])
+    with stem() if row.endswith(STEM) else nullcontext():
+        learner = build.build_learner(config)
+    batches = build.training_batches(config, photos, workers=0)
+    smaller = config
+    if row.endswith(LOW_FIRST):
+        smaller = config_of({**job, "set": [*job["set"], "data.image_size=32", "masking.predict=9"]}, row, seed, steps)
+    first = build.training_batches(smaller, photos, workers=0)
     move = build.device_mover(config, torch.device("cpu"))
-    return learner, lambda step, observer=None: train_step(learner, [move(batches[step])], step, observer)
+    return learner, lambda step, observer=None: train_step(
+        learner, [move((first if step < steps / 2 else batches)[step])], step, observer
+    )
 
 
 def measure_costs(job: dict[str, Any]) -> dict[str, Any]:
-    """CPU seconds of a step, of a row and of the reference, by turns; the median of several."""
+    """CPU seconds of a step, of a row and of the reference, by turns; the mean of several from all of a run."""
     trainers = [trainer(job, row, 0, 100)[1] for row in (job["row"], REFERENCE)]
     seconds: list[list[float]] = [[], []]
     for step in range(9):
         for train, times in zip(trainers, seconds, strict=True):
             start = time.process_time()
-            train(step)
+            train(step * 12)
             times.append(time.process_time() - start)
     # The first ones read photos that are in memory later.
-    row, reference = (round(statistics.median(times[2:]), 4) for times in seconds)
+    row, reference = (round(statistics.fmean(sorted(times[1:])[1:-1]), 4) for times in seconds)
     return {"seconds": row, "reference": reference}
 
 
