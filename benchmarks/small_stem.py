@@ -25,9 +25,11 @@ class StemEmbedding(PatchEmbedding):
             nn.Linear(64 * (patch_size // 4) ** 2, width),
         )
 
-    def forward(self, images: Tensor, visible_index: Tensor | None) -> Tensor:
+    def forward(self, images: Tensor, visible_index: Tensor | None) -> Tensor:  # type: ignore[override]
         (rows, columns), size = self.grid(images), self.patch_size
-        patches = images.unflatten(3, (columns, size)).unflatten(2, (rows, size)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        patches = (
+            images.unflatten(3, (columns, size)).unflatten(2, (rows, size)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+        )
         if visible_index is not None:
             patches = patches[torch.arange(len(images))[:, None], visible_index]
         features = self.stem(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])
