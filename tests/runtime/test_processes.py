@@ -3,6 +3,7 @@
 import atexit
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -154,7 +155,8 @@ def test__processes_find_the_same_things_together(launched: tuple[int, Path]) ->
             "all_fail": "the disk is full",
             "main_fails": "no such folder",
             "again": True,
-            "threads": sys.platform == "linux",
+            # Earlier releases of torch give them no name.
+            "threads": sys.platform == "linux" and torch.__version__ >= "2.13",
             "same": None,
             "different": "process 1 was started with another config than process 0 ('width: 1', not 'width: 0'): start "
             "all with the same command",
@@ -264,7 +266,9 @@ if {later!r} == "well":
 print("said last", end="")
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=100)
-    assert (ran.returncode, ran.stdout) == (code, "said last" + ("Python ended\n" if later == "well" else "")), ran
+    # Releases of torch before 2.10 say there who is connected.
+    said = re.sub(r"^\[Gloo\].*\n", "", ran.stdout, flags=re.MULTILINE)
+    assert (ran.returncode, said) == (code, "said last" + ("Python ended\n" if later == "well" else "")), ran
 
 
 @pytest.mark.parametrize("given", ["two", "0", "-1"])

@@ -107,6 +107,7 @@ def test__sinkhorn_queue_and_averages_of_32_processes_are_those_of_one(sinkhorn:
     assert (single["loss"][0] - single["loss"][-1]).abs() > 1e-2
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="no products of bfloat16 in float32 without values")
 @pytest.mark.parametrize(
     ("recipe", "processes", "shards", "ranks", "blocks"),
     [
