@@ -25,6 +25,8 @@ _ATEN = torch.ops.aten
 # What goes from device to device; and what CUDA lets read an index on the CPU.
 _COPIES = {_ATEN._to_copy.default, _ATEN.copy_.default, _ATEN._copy_from.default}
 _INDEXED = {_ATEN.index.Tensor, _ATEN.index_put_.default, _ATEN.index_put.default, _ATEN._unsafe_index.Tensor}
+# What CUDA has a kernel for and a CPU has not: the same numbers in another way.
+_INSTEAD = {_ATEN.mm.dtype: lambda left, right, dtype: left.to(dtype) @ right.to(dtype)}
 # What torch asks CUDA's driver about before any mode sees it; the first three may take a tensor of the CPU.
 _TAKES_CPU = {Tensor.__getitem__, Tensor.__setitem__, Tensor.copy_}
 _ASKS_DRIVER = _TAKES_CPU | {Tensor.contiguous, Tensor.__invert__, torch.nn.functional.scaled_dot_product_attention}
@@ -117,7 +119,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any], mode: Pretending | None =
     inner_args, inner_kwargs = tree_unflatten(inner, spec)
     # Memory is pinned for a real device alone.
     inner_kwargs.pop("pin_memory", None)
-    given = func(*inner_args, **inner_kwargs)
+    given = _INSTEAD.get(func, func)(*inner_args, **inner_kwargs)
     if wanted.type == "cpu":
         return given
     device = torch.device(wanted.type, wanted.index or 0)
