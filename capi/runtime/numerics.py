@@ -10,6 +10,7 @@ CHANGES = {
     2: "crops are cut before resizing",
     3: "the clustering adds up in another order",
     4: "targets are divided by their own sums, and the clustering adds up in another order once more",
+    5: "on a GPU in bfloat16 the gradient of the prototypes is rounded to bfloat16 as well",
 }
 NUMERICS = max(CHANGES)
 

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
+from capi.runtime.numerics import NUMERICS
 from tests.cli.conftest import RunHere, assert_refused
 from tests.evals.datasets.layouts import build_csv
 
@@ -55,7 +56,7 @@ def test__evaluate_prints_scores_and_departures_and_writes_them(work: Path) -> N
     record = json.loads((work / "out" / "results.json").read_text())
     assert record["scores"] == {"val": 1.0}
     assert record["config"]["data"] == "classes"
-    assert record["numerics"] == 4
+    assert record["numerics"] == NUMERICS
 
 
 @pytest.mark.parametrize("protocol", ["attentive", "linear"])

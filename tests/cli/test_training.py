@@ -17,6 +17,7 @@ import capi
 from capi import api
 from capi.config import files
 from capi.runtime import devices
+from capi.runtime.numerics import NUMERICS
 from capi.train import dry_run
 from capi.train.run import PretrainedRun
 from tests.cli.conftest import RunHere, assert_refused
@@ -183,16 +184,16 @@ def test__resuming_a_run_of_older_numerics_says_so_once(run_here: RunHere, image
     command += ["--out", str(tmp_path / "run")]
     assert run_here(*command).code == 0
     record = json.loads(file.read_text())
-    assert record.pop("numerics") == record["starts"][0].pop("numerics") == 4
+    assert record.pop("numerics") == record["starts"][0].pop("numerics") == NUMERICS
     file.write_text(json.dumps(record))
     warnings = run(*command, "--resume").stderr
     assert warnings.count("numerics") == 1
-    assert "this run has numerics 1, this capi 4: crops are cut before resizing;" in warnings
+    assert f"this run has numerics 1, this capi {NUMERICS}: crops are cut before resizing;" in warnings
     assert "numerics" not in run_here(*command, "--resume").stderr
     # The run keeps the number it began with, each start has its own.
     record = json.loads(file.read_text())
     assert "numerics" not in record
-    assert [start.get("numerics", 1) for start in record["starts"]] == [1, 4, 4]
+    assert [start.get("numerics", 1) for start in record["starts"]] == [1, NUMERICS, NUMERICS]
 
 
 def test__a_run_of_a_newer_version_is_refused(run_here: RunHere, images: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class NoCopies(TorchDispatchMode):
             blocking = not (kwargs.get("non_blocking") or (len(args) > 2 and args[2]))
             devices |= {torch.device(kwargs["device"]).type} if kwargs.get("device") else set()
         else:
-            # It brings what lies elsewhere to the device; other operations take it along as a number.
+            # It brings tensors from elsewhere to the device; other operations take a number of the CPU as it is.
             blocking = func is torch.ops.aten.where.self
         if blocking and devices == {"cpu", "meta"}:
             raise RuntimeError("a copy to the device waits for it")
